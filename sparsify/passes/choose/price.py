@@ -2,8 +2,8 @@
 
 In: the region of `Y[i,j,l] = sum(k, X[i,j,k] * W[i,k,l])` with few zeros in W. Out: no region, a line in the report.
 Layers are timed for the formats of their weights, convolutions and embeddings of bags by themselves; what else the
-front end makes is compared by what is expected. A dense input that a rule declares sparse is read once a call, to
-tell whether its entries have changed: what the regions that read it gain together must be more than that.
+front end makes is compared by what is expected. A dense input that a rule declares sparse is read once a call, to tell
+whether its entries have changed: what the regions that read it gain together must be more than that.
 
 What torch's operators take is told before they run: products are as fast as torch's are on the machine, everything else
 as its memory. `index_add(zeros, 0, rows, index_select(x, 0, columns))` over 88,000 edges and 64 features takes about 20

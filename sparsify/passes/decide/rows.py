@@ -22,7 +22,7 @@ from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.decide.cut import Cut, is_layer
 from sparsify.passes.graph import canonicalize, insert
 from sparsify.passes.graph.node_info import info, set_info
-from sparsify.passes.graph.operators import argument, between, operator_name, parameter_behind
+from sparsify.passes.graph.operators import argument, between, operator_name, parameter_behind, tensor_value
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import MATRIX, ModelProgram, sizes_of
 
@@ -106,14 +106,18 @@ def rows_of(program: ModelProgram, storage: Storage, found: Cut) -> Rows:
     if len(weight.indices) < MATRIX:  # a weight of one row: the mode is left out of programs
         lead, column = statement.target.indices, (Index(program.index(1)),)
         weight = Access(weight.tensor, (*column, *weight.indices))
+    if any(storage.is_sparse(access.tensor) for access in others):
+        return as_it_is
     nodes = between([program.nodes[name]], [program.nodes[read] for read in found.operands])
     first = next((node for node in nodes if operator_name(node) in PRODUCTS), None)
     is_last = len(others) == 1 and not weights and bool(column) and column[0] in weight.indices
     if not is_last or column[0] in others[0].indices or first is None:
         return as_it_is
     rows = x_of(program, others[0], first)
+    if rows not in program.nodes:  # another region computes the product, too
+        return as_it_is
     nodes = between([program.nodes[name]], [program.nodes[read] for read in (rows, *found.operands)])
-    nodes = [node for node in nodes if parameter_behind(node) is None]
+    nodes = [node for node in nodes if parameter_behind(node) is None and tensor_value(node) is not None]
     row = Index(program.index(prod(program.extents[str(index)] for index in lead)))
     flat = {rows: others[0].indices[-1], name: column[0]}
 

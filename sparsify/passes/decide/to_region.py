@@ -133,7 +133,8 @@ def is_product(program: ModelProgram, storage: Storage, found: Cut) -> bool:
     if len(found.names) > 1 or not is_layer(program, storage, found.names[0]):
         return False
     read = [a for part in find(found.statements[0].value, Reduce) for a in find(part, Access)]
-    return all(len(access.indices) <= MATRIX for access in read)
+    others = [access.tensor for access in read if access.tensor not in program.weights]
+    return all(len(access.indices) <= MATRIX for access in read) and not any(map(storage.is_sparse, others))
 
 
 def read_by_name(value: Expr, names: Mapping[str, str]) -> Expr:

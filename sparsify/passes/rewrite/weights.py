@@ -70,10 +70,15 @@ def gathered(program: ModelProgram, storage: Storage, weights: Collection[str]) 
     for statement in program.statements.values():
         for total in find(statement.value, Reduce):
             read = find(total, Access) if is_multilinear(total) else []
-            others = [a for a in read if storage.is_sparse(a.tensor) and a.tensor not in program.weights]
+            others = [a for a in read if storage.is_sparse(a.tensor) and is_input(program, a.tensor)]
             looked_up = {index for access in others for index in access.indices}
             found |= {a.tensor for a in read if a.tensor in weights and looked_up & {*a.indices}}
     return found
+
+
+def is_input(program: ModelProgram, name: str) -> bool:
+    """Whether a tensor is a dense input, whose entries a rule declares sparse."""
+    return name in program.nodes and program.nodes[name].op == "placeholder"
 
 
 def each_sum(expr: Expr, rule: Callable[[Reduce], Expr]) -> Expr:

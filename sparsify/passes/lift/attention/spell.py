@@ -15,7 +15,7 @@ from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.lift.attention.find import AttentionNodes
 from sparsify.passes.lift.attention.reference import scaled_by_width
 from sparsify.passes.program.model import sizes_of
-from sparsify.passes.region.fragment import HALVES
+from sparsify.passes.region.sparse_operand import HALVES
 
 aten = torch.ops.aten
 NAMES: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
