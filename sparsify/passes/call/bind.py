@@ -237,10 +237,12 @@ def is_leaf(node: fx.Node) -> bool:
     """Whether a structure takes `node` as an input; random and writing nodes are never computed once."""
     if node.op in ("placeholder", "get_attr"):
         return True
-    is_input_size = (
-        operator_name(node) in ("sym_size", "size") and node.all_input_nodes[0].op == "placeholder"
-    )
-    return is_input_size or canonicalize.has_effect(node)
+    return is_input_size(node) or canonicalize.has_effect(node)
+
+
+def is_input_size(node: fx.Node) -> bool:
+    """Whether a node is the extent of an input."""
+    return operator_name(node) in ("sym_size", "size") and node.all_input_nodes[0].op == "placeholder"
 
 
 def is_edge_vector(node: fx.Node) -> bool:
@@ -279,10 +281,7 @@ def is_size_or(node: fx.Node, known: set[fx.Node]) -> bool:
 def cut_out(draft: Draft, plan: Plan) -> None:
     """Builds the structure of a plan from the part of the graph between its leaves and its outputs."""
     for leaf in plan.leaves:
-        if operator_name(leaf) in (
-            "sym_size",
-            "size",
-        ):  # the first region of the plan may not have read it before
+        if is_input_size(leaf):  # the first region of the plan may not have read it before
             leaf.graph.find_nodes(op="placeholder")[-1].append(leaf)
     module = extract(draft.graph, plan.leaves, plan.outputs)
     matrices = [spec for spec in plan.results if isinstance(spec, MatrixOutput)]

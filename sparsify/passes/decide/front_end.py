@@ -85,6 +85,7 @@ def front_end(draft: Draft) -> Draft:
     draft.regions = in_order(draft, [*draft.regions, *pattern_regions(draft)])
     # Gates of mixtures are computed as they were, and then read sparse.
     gates = {node for region in draft.regions for node in region.inputs}
+    gates |= {part for region in draft.regions for matrix in region.matrices for part in matrix.parts}
     note_reasons(draft, lambda node: operator_name(node) not in PRODUCTS and node not in gates)
     known = covered_by(draft.regions) | settled(draft.graph)
     if leaves_of(draft, known) or (draft.has_general and edges_of(draft.graph, known)):

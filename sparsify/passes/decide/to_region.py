@@ -23,14 +23,16 @@ from sparsify.passes.decide.rows import Rows, matrix_of, rows_of
 from sparsify.passes.decide.textbook import textbook, unified, unread_indices
 from sparsify.passes.graph import insert
 from sparsify.passes.graph.node_info import info, set_info
-from sparsify.passes.graph.operators import between
+from sparsify.passes.graph.operators import between, operator_name
 from sparsify.passes.program.infer import Storage
-from sparsify.passes.program.model import MATRIX, ModelProgram
+from sparsify.passes.program.model import MATRIX, ModelProgram, sizes_of
 from sparsify.passes.program.translate import dense_operand
 from sparsify.passes.region.region import Region, declare_equations
 from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
 
 aten: Final = torch.ops.aten
+# Views that may leave out a mode of extent 1.
+SQUEEZES: Final = ("squeeze", "select", "view", "reshape", "flatten")
 
 
 def region_of(
@@ -46,6 +48,7 @@ def region_of(
         return tokens
     found = Cut(tokens.statements, found.outputs)
     marked = {**marked, **{name: tokens.matrix(matrices[name]) for name in gates}}
+    found = before_squeeze(program, storage, found)
     rows = rows_of(program, storage, found)
     found = Cut(rows.statements, found.outputs)
     unread = unread_indices(unified(program, found.statements))
@@ -93,6 +96,26 @@ def region_of(
         equations=text,
         is_layer=is_product(program, storage, found),
     )
+
+
+def before_squeeze(program: ModelProgram, storage: Storage, found: Cut) -> Cut:
+    """A layer of one column without its last view: `squeeze(sigmoid(x W), 1)` is the view of `sigmoid(x W)` [n, 1]."""
+    name, *more = found.names
+    if more or not is_layer(program, storage, name):
+        return found
+    (statement,) = found.statements
+    read = [
+        a for part in find(statement.value, Reduce) for a in find(part, Access) if a.tensor in program.weights
+    ]
+    node = program.nodes[name]
+    if operator_name(node) not in SQUEEZES or all(len(access.indices) == MATRIX for access in read):
+        return found
+    base = node.all_input_nodes[0]
+    if sizes_of(base.meta["val"])[-1] != 1 or base.name in program.statements:
+        return found
+    made = replace(statement, target=replace(statement.target, tensor=base.name))
+    program.statements[base.name] = made
+    return Cut([made], [base.name])
 
 
 def operand_in(

@@ -1,5 +1,7 @@
 """Layers over rows of several modes: one mode of rows for kernels, views that meet and vanish."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -223,3 +225,20 @@ def test_rows_of_any_modes(model, shape, expected, training):
     sparse(found).square().sum().backward()
     source(wanted).square().sum().backward()
     torch.testing.assert_close(found.grad, wanted.grad)
+
+
+def test_one_column_that_is_squeezed():
+    """As scores of clicks are: the view behind the layer stays a view."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 1), nn.Sigmoid(), nn.Flatten(0)).eval()
+    rule = {
+        "targets": ["param:*.weight"],
+        "role": "weight",
+        "prune": {"method": "magnitude", "sparsity": 0.9},
+    }
+    x = torch.randn(50, 40)
+    sparse = sparsify.apply(
+        copy.deepcopy(model), {"schema": 1, "name": "clicks", "sparsify": [rule]}, x, strict=True
+    )
+    torch.testing.assert_close(sparse(x), sparse.original(x), rtol=1e-4, atol=1e-5)
+    assert sparse(x).shape == (50,)

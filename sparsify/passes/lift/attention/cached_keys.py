@@ -99,6 +99,8 @@ class _Origins:
             rows = ROWS.get(name)
             if rows is not None and rows < len(operands):
                 operands = [operands[rows]]
+            if (spelled := info(node).attention) is not None:
+                operands = [spelled.query]  # masks and keys are no rows of it
             self.known[node] = self.of(
                 operands, is_joined=name in JOINED or (name == "add" and _is_alike(operands))
             )
