@@ -18,7 +18,7 @@ import torch
 from sparsify.compiler.cpp.cache import library
 from sparsify.errors import CompilerError
 from sparsify.options import Options, current
-from sparsify.runtime.buffers import POOL
+from sparsify.runtime.buffers import POOL, SMALLEST_BYTES
 from sparsify.runtime.threads import count
 from sparsify.storage import convert
 
@@ -86,9 +86,10 @@ def sort_edges(
     function = _function("sparsify_sort_edges")
     if function is None:
         return _sorted_by_torch(rows, columns, shape, is_numbered)
-    edges, threads = len(rows), _threads(len(rows))
-    pos, crd = POOL.empty((shape[0] + 1,), torch.int32), POOL.empty((edges,), torch.int32)
-    places, work = POOL.empty((edges,), torch.int64), POOL.empty((2 * edges,), torch.int64)
+    edges = rows.shape[0]
+    threads = _threads(edges)
+    pos, crd = _empty(shape[0] + 1, torch.int32), _empty(edges, torch.int32)
+    places, work = _empty(edges, torch.int64), _empty(2 * edges, torch.int64)
     counts = torch.zeros(threads * shape[0], dtype=torch.int32)
     keys = work.data_ptr()
     numbers = (edges, *shape, threads, is_numbered)
@@ -117,9 +118,10 @@ def turn(
     function = _function("sparsify_turn")
     if function is None:
         return None
-    stored, threads = len(crd), _threads(len(crd))
-    turned = POOL.empty((width + 1,), torch.int32), POOL.empty((stored,), torch.int32)
-    places = POOL.empty((stored,), torch.int64)
+    stored = crd.shape[0]
+    threads = _threads(stored)
+    turned = _empty(width + 1, torch.int32), _empty(stored, torch.int32)
+    places = _empty(stored, torch.int64)
     counts = torch.zeros(threads * width, dtype=torch.int32)
     asked = _Matrix(pos.data_ptr(), crd.data_ptr(), len(pos) - 1, width, threads)
     asked.turned_pos, asked.turned_crd = turned[0].data_ptr(), turned[1].data_ptr()
@@ -129,6 +131,12 @@ def turn(
 
 
 convert.turn_by(turn)
+
+
+def _empty(length: int, dtype: torch.dtype) -> torch.Tensor:
+    """A vector with undefined entries; the memory of long ones is used again."""
+    is_short = length * dtype.itemsize < SMALLEST_BYTES
+    return torch.empty(length, dtype=dtype) if is_short else POOL.empty((length,), dtype)
 
 
 def _threads(edges: int) -> int:

@@ -262,7 +262,7 @@ def _turned(pattern: Pattern, format: Format) -> Conversion | None:
     if found is None:
         return None
     arrays = (None, found[0]), (None, found[1])
-    made = Pattern(format, pattern.shape, *arrays, is_private=True).trusted()
+    made = Pattern.of_arrays(format, pattern.shape, *arrays, pattern.nnz)
     return Conversion(made, found[2], is_identity=False, is_padded=False)
 
 

@@ -82,18 +82,40 @@ class Pattern:
         *,
         is_private: bool = False,
     ) -> None:
-        put = object.__setattr__
-        put(self, "format", format)
-        put(self, "shape", shape_of(shape))
-        check_levels(format, self.shape, pos, crd)
-        put(self, "_pos", tuple(pos) if is_private else copies(pos))
-        put(self, "_crd", tuple(crd) if is_private else copies(crd))
+        checked = shape_of(shape)
+        check_levels(format, checked, pos, crd)
+        arrays = (tuple(pos), tuple(crd)) if is_private else (copies(pos), copies(crd))
+        self._fill(format, checked, *arrays)
         is_told = (
             stored is not None
             and format.has_bits
             and any(type(a) is not Tensor for a in self.arrays_in_place())
         )
-        put(self, "nnz", stored if is_told else self.positions(len(format.levels)))
+        object.__setattr__(self, "nnz", stored if is_told else self.positions(len(format.levels)))
+
+    @classmethod
+    def of_arrays(
+        cls, format: Format, shape: tuple[int, ...], pos: Arrays, crd: Arrays, stored: int
+    ) -> "Pattern":
+        """The pattern of private arrays that were just made for it: nothing is checked, and it is trusted."""
+        found = cls.__new__(cls)
+        found._fill(format, shape, tuple(pos), tuple(crd))
+        object.__setattr__(found, "nnz", stored)
+        return found.trusted()
+
+    def _fill(
+        self,
+        format: Format,
+        shape: tuple[int, ...],
+        pos: tuple[Tensor | None, ...],
+        crd: tuple[Tensor | None, ...],
+    ) -> None:
+        """Sets all but the number of entries."""
+        put = object.__setattr__
+        put(self, "format", format)
+        put(self, "shape", shape)
+        put(self, "_pos", pos)
+        put(self, "_crd", crd)
         put(self, "_cache", {})
         put(self, "_equals", WeakSet())
         counting = [a for a in self.arrays_in_place() if type(a) is Tensor and not a.is_inference()]

@@ -85,7 +85,8 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int],
     found = sort_edges(rows, columns, shape)
     require_edges(found, rows, columns, shape)
     # int32 is half the memory to read, and what the regions' programs declare.
-    pattern = Pattern(CSR, shape, (None, found.pos), (None, found.crd), is_private=True).trusted()
+    arrays = (None, found.pos), (None, found.crd)
+    pattern = Pattern.of_arrays(CSR, (shape[0], shape[1]), *arrays, len(found.crd))
     pattern.note_longest(found.longest)
     return stored_as(Aligned(pattern, found.edges, found.slots), form)
 
