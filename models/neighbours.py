@@ -32,6 +32,8 @@ class Neighbourhood:
 class NeighbourSampler:
     """Draws for each node of a batch some of its neighbours, for each of them some of theirs, and so on.
 
+    Neighbours of a node are drawn once, in the step in which it is met first.
+
     Args:
         edge_index: int64 [2, edges], source and target.
         nodes: how many nodes the graph has.

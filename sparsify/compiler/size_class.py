@@ -9,7 +9,7 @@ from typing import Final
 
 from sparsify.storage.pattern import Pattern
 
-# Extents up to this one are classes of their own: they may be numbers of lanes.
+# Extents up to this one are classes of their own, unless one that holds them was met: they may be numbers of lanes.
 EXACT: Final = 64
 # Numbers of stored entries up to this one are.
 FEW_STORED: Final = 2

@@ -18,12 +18,16 @@ import torch
 from sparsify.compiler.cpp.cache import library
 from sparsify.errors import CompilerError
 from sparsify.options import Options, current
-from sparsify.runtime.buffers import POOL, SMALLEST_BYTES
+from sparsify.runtime.buffers import CPU
 from sparsify.runtime.threads import count
 from sparsify.storage import convert
 
 # Fewer edges are sorted by one thread.
 LEAST_PARALLEL: Final = 1 << 15
+# All threads together count at most so many rows for each edge.
+EACH: Final = 4
+# Counting takes longer than sorting where there are more rows than that for each edge.
+MOST_EMPTY: Final = 64
 OUTSIDE, ASCENDING, ORDERED, MERGED = -1, 0, 1, 2
 
 
@@ -83,14 +87,17 @@ def sort_edges(
     ([0, 1, 2], [2, 0], [1, 0, 1])
     """
     rows, columns = rows.contiguous(), columns.contiguous()
+    assert rows.shape == columns.shape, "an edge has a row and a column"
+    if shape[0] > MOST_EMPTY * len(rows):
+        return _sorted_by_torch(rows, columns, shape, is_numbered)
     function = _function("sparsify_sort_edges")
     if function is None:
         return _sorted_by_torch(rows, columns, shape, is_numbered)
     edges = rows.shape[0]
-    threads = _threads(edges)
+    threads = _threads(edges, shape[0])
     pos, crd = _empty(shape[0] + 1, torch.int32), _empty(edges, torch.int32)
     places, work = _empty(edges, torch.int64), _empty(2 * edges, torch.int64)
-    counts = torch.zeros(threads * shape[0], dtype=torch.int32)
+    counts = torch.zeros(threads * shape[0], dtype=torch.int32, device=CPU)
     keys = work.data_ptr()
     numbers = (edges, *shape, threads, is_numbered)
     arrays = (pos.data_ptr(), crd.data_ptr(), places.data_ptr(), keys, keys + 8 * edges, counts.data_ptr())
@@ -119,10 +126,10 @@ def turn(
     if function is None:
         return None
     stored = crd.shape[0]
-    threads = _threads(stored)
+    threads = _threads(stored, width)
     turned = _empty(width + 1, torch.int32), _empty(stored, torch.int32)
     places = _empty(stored, torch.int64)
-    counts = torch.zeros(threads * width, dtype=torch.int32)
+    counts = torch.zeros(threads * width, dtype=torch.int32, device=CPU)
     asked = _Matrix(pos.data_ptr(), crd.data_ptr(), len(pos) - 1, width, threads)
     asked.turned_pos, asked.turned_crd = turned[0].data_ptr(), turned[1].data_ptr()
     asked.places, asked.counts = places.data_ptr(), counts.data_ptr()
@@ -134,14 +141,13 @@ convert.turn_by(turn)
 
 
 def _empty(length: int, dtype: torch.dtype) -> torch.Tensor:
-    """A vector with undefined entries; the memory of long ones is used again."""
-    is_short = length * dtype.itemsize < SMALLEST_BYTES
-    return torch.empty(length, dtype=dtype) if is_short else POOL.empty((length,), dtype)
+    """A vector with undefined entries; patterns live long, so its memory is no other tensor's before or after."""
+    return torch.empty(length, dtype=dtype, device=CPU)
 
 
-def _threads(edges: int) -> int:
-    """How many threads sort so many edges."""
-    return 1 if edges < LEAST_PARALLEL else count(current())
+def _threads(edges: int, rows: int) -> int:
+    """How many threads sort so many edges by so many rows, of which each thread has a count of its own."""
+    return 1 if edges < LEAST_PARALLEL else max(1, min(count(current()), EACH * edges // max(rows, 1)))
 
 
 def _function(symbol: str) -> Callable[[Any], int] | None:
@@ -163,7 +169,15 @@ def _loaded(options: Options, symbol: str) -> Callable[[Any], int] | None:
 def _sorted_by_torch(
     rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], is_numbered: bool
 ) -> SortedEdges:
-    """The same by torch's operators."""
+    """The same by torch's operators, whatever device is that of new tensors."""
+    with CPU:
+        return _sorted_on_cpu(rows, columns, shape, is_numbered)
+
+
+def _sorted_on_cpu(
+    rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], is_numbered: bool
+) -> SortedEdges:
+    """The same with new tensors on the CPU."""
     nothing = torch.empty(0, dtype=torch.int32)
     wrong = (rows < 0) | (rows >= shape[0]) | (columns < 0) | (columns >= shape[1])
     if bool(wrong.any()):

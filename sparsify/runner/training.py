@@ -156,10 +156,12 @@ def both(
 
     Optional rules are left out: features that dropout reads first stay dense.
     """
-    dense = copy.deepcopy(model) if is_copied else model
     rules = [rule for rule in request.recipe.rules if not rule.optional]
     how = Asked(request.recipe.with_rules(rules), verify=False, trainable=True)
-    return dense, sparse_module(pruned(copy.deepcopy(model).train(), how, tuple(example)), how)
+    source = pruned(copy.deepcopy(model).train(), how, tuple(example))
+    dense = copy.deepcopy(model) if is_copied else model
+    dense.load_state_dict(source.model.state_dict())  # with the zeros of rules that prune
+    return dense, sparse_module(source, how)
 
 
 def losses(runs: Sequence[Stepper], batch: Batch) -> tuple[float, float]:

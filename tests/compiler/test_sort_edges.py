@@ -121,3 +121,22 @@ def test_conversions_turn_and_turn_back(here: str, there: str) -> None:
     assert torch.equal(turned.to_dense(), dense)
     assert turned.pattern.validated().twin(given.format)[0] is given.pattern
     assert torch.equal(turned.to(format=here).values(), given.values())
+
+
+def test_the_default_device_is_not_that_of_the_arrays(way: str) -> None:
+    rows, columns = drawn(900, 40, 60)
+    with torch.device("meta"):
+        found = sort_edges(rows, columns, (40, 60))
+    check(found, rows, columns, (40, 60))
+
+
+def test_rows_and_columns_are_of_the_same_edges(way: str) -> None:
+    with pytest.raises(AssertionError, match="a row and a column"):
+        sort_edges(torch.arange(4), torch.arange(8)[:3], (4, 1000))
+
+
+def test_threads_count_no_more_rows_than_there_are_edges() -> None:
+    with override(threads=8):
+        assert module._threads(1 << 16, 100) == 8
+        assert module._threads(1 << 16, 1 << 17) == 2
+        assert module._threads(1 << 16, 1 << 30) == 1

@@ -8,8 +8,10 @@ from graph_models import MESSAGES, HandWritten, Kipf, TwoLayers, adjacency, appl
 from torch import nn
 
 import sparsify
+from sparsify.errors import CaptureError
 from sparsify.passes.apply import apply
 from sparsify.runtime.buffers import POOL
+from sparsify.storage.tensor import wrap
 
 geometric = pytest.importorskip("torch_geometric.nn")
 ADJACENCY = {"schema": 1, "name": "own", "sparsify": [{"targets": ["input:edge_index"], "format": "csr"}]}
@@ -240,3 +242,10 @@ def test_results_stay_as_they_are_in_recycled_memory():
     expected = torch.autograd.grad(model(x, edge_index).square().sum(), list(model.parameters()))
     for parameter, want in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, want, rtol=1e-3, atol=1e-1)
+
+
+def test_sparse_inputs_are_0_where_nothing_is_stored():
+    stored = sparsify.tensor(torch.eye(5), "csr")
+    adj = wrap(stored.pattern, stored.values(), 1.0)
+    with pytest.raises(CaptureError, match="whose fill is 1"):
+        apply(Kipf(3, 2), ADJACENCY, (torch.ones(5, 3), adj))

@@ -165,3 +165,10 @@ def test_losses_that_differ_are_not_verified(small):
     result.steps.losses = (1.0, 1.1)
     assert not result.verified and result.exit_status == 1
     assert "losses of training differ" in str(result)
+
+
+def test_pruned_weights_are_those_of_both_models(small):
+    result = run("gcn", overrides=QUICK, sparse_weights="0.5", seconds=0.0, quiet=True)
+    assert result.steps is not None
+    assert result.steps.losses[0] == pytest.approx(result.steps.losses[1], rel=1e-4)
+    assert result.verified

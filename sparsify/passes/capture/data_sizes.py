@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from sparsify.errors import CaptureError
-from sparsify.passes.graph.operators import operator_name, overwritten
+from sparsify.passes.graph.operators import operator_name, overwritten, updates_statistics
 from sparsify.runtime import confined
 
 OUTSIDE: Final = "the data is outside of what was captured: "
@@ -62,12 +62,19 @@ def name_assertions(graph: fx.Graph) -> None:
     """Makes the assertions of a graph tell calls that it is not for from errors of the model.
 
     Raises:
-        CaptureError: the graph writes into its inputs, of which it may have written some before it asserts something.
+        CaptureError: the graph writes into its inputs or buffers, of which it may have written some before it asserts
+            something.
     """
-    if overwritten(graph) & {*graph.find_nodes(op="placeholder")}:
+    if overwritten(graph) & {*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr")}:
         raise CaptureError("the model writes into its inputs, and asks for sizes that the data decides")
+    is_updated = False
     for node in graph.nodes:
+        is_updated = is_updated or updates_statistics(node)
         if operator_name(node) == "_assert_scalar":
+            if is_updated:
+                raise CaptureError(
+                    "the model updates statistics before it asks for sizes that the data decides"
+                )
             condition, text = node.args
             node.args = (condition, f"{OUTSIDE}{text}")
 

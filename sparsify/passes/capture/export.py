@@ -271,12 +271,20 @@ def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Rows, columns and values of a sparse matrix, and an empty tensor that carries its extents.
 
     The rows of a tensor of more modes number the coordinates of all modes but the last one.
+
+    Raises:
+        CaptureError: a vector, or a tensor that has another fill than 0.
     """
     from sparsify.storage.tensor import SparseTensor
 
     if matrix.dim() < 2:
         raise CaptureError(f"a sparse input of shape {list(matrix.shape)}", "two modes or more")
     if isinstance(matrix, SparseTensor):
+        if matrix._fill != 0:
+            raise CaptureError(
+                f"a sparse input whose fill is {matrix._fill}",
+                "a fill of 0, or the tensor itself, as value.to_dense()",
+            )
         coordinates, values = matrix.coordinates(), matrix.values()
         inside = matrix.pattern.inside()
         if inside is not None:  # of blocks that reach over the edge

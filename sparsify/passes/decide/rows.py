@@ -87,6 +87,7 @@ def matrix_of(node: fx.Node) -> fx.Node:
             return node
     for user in node.users:
         if user.target is aten.reshape.default and user.args[1] == [-1, columns]:
+            node.append(user)  # the model may have it behind the readers of rows
             return user
     with node.graph.inserting_after(node):
         return insert.call(aten.reshape.default, node, [-1, columns])

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Access, Expr, Reduce
 from sparsify.compiler.node import Node, find, map_children
@@ -59,12 +60,7 @@ def region_of(
     sources = {name: marked[name] if name in marked else program.nodes[name] for name in found.operands}
     text = textbook(program, found, outputs, sources)
     ranks = {a.tensor: len(a.indices) for s in found.statements for a in find(s.value, Access)}
-    declared = {
-        text.names[name]: replace(dense_operand(program, name), format=dense_format(ranks[name]))
-        if isinstance(source, fx.Node)
-        else source.declared
-        for name, source in sources.items()
-    }
+    declared = {text.names[name]: declared_in(program, name, sources[name], ranks[name]) for name in sources}
     results_in = {text.names[name]: name_of(program.nodes[name].meta["val"].dtype) for name in outputs}
     try:
         made = declare_equations(text.statements, declared, results_in, text.sizes)
@@ -96,6 +92,15 @@ def region_of(
         equations=text,
         is_layer=is_product(program, storage, found),
     )
+
+
+def declared_in(
+    program: ModelProgram, name: str, source: Matrix | PatternOperand | fx.Node, rank: int
+) -> Operand:
+    """How the program of a region reads an operand."""
+    if isinstance(source, fx.Node):
+        return replace(dense_operand(program, name), format=dense_format(rank))
+    return source.declared
 
 
 def before_squeeze(program: ModelProgram, storage: Storage, found: Cut) -> Cut:
@@ -214,6 +219,7 @@ def made_once(node: fx.Node, target: Any, argument: Any) -> fx.Node:
     """The call of a view of a node, which is there where the node is the result of another region."""
     for user in node.users:
         if user.target is target and user.args[1:] == (argument,):
+            node.append(user)  # the model may have it behind those that read it now
             return user
     with node.graph.inserting_after(node):
         made = insert.call(target, node, argument)

@@ -30,9 +30,9 @@ def direct(target: Any) -> Callable[..., Any] | None:
     if not is_function or target.namespace != "aten":
         return None
     name = target._schema.name.removeprefix("aten::")
-    if (
-        "loss" in name or "cross_entropy" in name
-    ):  # an operator has a number for the reduction, a function a name
+    # An operator of losses has a number for the reduction and a function a name; no function takes None for an index.
+    types = [str(argument.type) for argument in target._schema.arguments]
+    if "loss" in name or "cross_entropy" in name or "List[Optional[Tensor]]" in types:
         return None
     # Code of graphs has functions by their names, under which torch may offer one of Python that is made otherwise.
     for holder, public in HOLDERS:

@@ -244,11 +244,13 @@ class SparseModule(fx.GraphModule):
         """The result of a variant, or of the source model where its graph is not for the data of the call."""
         if not variant.captured.is_granted:
             return self.finish(variant, tensors)
+        drawn = torch.get_rng_state()
         try:
             return self.finish(variant, tensors)
         except RuntimeError as error:
             if not data_sizes.is_outside(error):
                 raise
+        torch.set_rng_state(drawn)  # the source model draws what the graph may have drawn
         self._notices.warn(
             "sizes that the data decides, as of x[mask], are 0 or 1 in a call; the source model runs for such calls"
         )

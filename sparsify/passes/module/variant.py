@@ -298,7 +298,7 @@ class CallIndex:
             kind = type(arg)
             if kind is SparseTensor:
                 parts = self.matrices(arg)
-                key += kind, parts[2].dtype
+                key += kind, parts[2].dtype, arg.dim()
                 tensors += parts
             elif kind in PLAIN and arg.is_cpu:
                 key += arg.dtype, arg.layout, arg.dim()

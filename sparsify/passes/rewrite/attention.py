@@ -194,19 +194,37 @@ def is_mean(program: ModelProgram, statement: Assign, weights: str) -> bool:
 
 
 def without_shift(program: ModelProgram, name: str, readers: dict[str, set[str]]) -> None:
-    """`softmax(j, x[i,j] - m[i]) = softmax(j, x[i,j])`: terms without j leave the scores, in place."""
+    """`softmax(j, x[i,j] - m[i]) = softmax(j, x[i,j])` for an m that follows from x, such as its largest entry.
+
+    Other terms without j stay: they may be -inf, as masks of queries are, or so large that nothing is left of x.
+    """
     statement = program.statements.get(name)
     if statement is None or not statement.target.indices:
         return
     j = statement.target.indices[-1]
     match statement.value:
-        case Call("sub" | "add", (whole, term)) if j not in indices_of(term) and j in indices_of(whole):
+        case Call("sub" | "add", (whole, term)) if is_shift(program, term, whole, j):
             program.statements[name] = statement = replace(statement, value=whole)
-        case Call("add", (term, whole)) if j not in indices_of(term) and j in indices_of(whole):
+        case Call("add", (term, whole)) if is_shift(program, term, whole, j):
             program.statements[name] = statement = replace(statement, value=whole)
     for access in terms_of(statement.value):
         if access.indices == statement.target.indices and readers.get(access.tensor) == {name}:
             without_shift(program, access.tensor, readers)
+
+
+def is_shift(program: ModelProgram, term: Expr, whole: Expr, j: Expr) -> bool:
+    """Whether a term of scores has no j, and reads nothing but what follows from the rest of them."""
+    read = {access.tensor for access in find(whole, Access)}
+    return j not in indices_of(term) and j in indices_of(whole) and follows_from(program, term, read)
+
+
+def follows_from(program: ModelProgram, value: Expr, tensors: set[str]) -> bool:
+    """Whether an expression reads these tensors alone, or statements that do, and some of them."""
+    accesses = find(value, Access)
+    statements = [program.statements.get(a.tensor) for a in accesses if a.tensor not in tensors]
+    return bool(accesses) and all(
+        statement is not None and follows_from(program, statement.value, tensors) for statement in statements
+    )
 
 
 def terms_of(value: Expr) -> list[Access]:

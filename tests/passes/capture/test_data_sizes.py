@@ -1,5 +1,7 @@
 """Sizes that the data decides, of which the code of models asks something."""
 
+import copy
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -142,3 +144,32 @@ def test_pooling_of_nodes(kind):
     for sizes in ((8, 9, 10), (12, 13), (6, 7, 8, 9)):
         compare(sparse, model, batch(*sizes))
     assert len(sparse.variants) == 1
+
+
+def test_statistics_are_updated_once():
+    """A graph that updates statistics before it finds that it is not for the data is not made."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x, edge_index, mask):
+            x = self.norm(x)
+            edges = edge_index[:, mask]
+            if edges.numel() == 0:
+                return x
+            return x.new_zeros(x.shape).index_add(0, edges[1], x[edges[0]])
+
+    torch.manual_seed(0)
+    model = Masked().train()
+    twin = copy.deepcopy(model)
+    x, edges = torch.randn(9, 4), torch.randint(0, 9, (2, 30))
+    some, none = torch.arange(30) < 20, torch.zeros(30, dtype=torch.bool)
+    rule = {"targets": ["op:message_passing"], "role": "adjacency", "source": "given", "optional": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sparse = apply(model, {"schema": 1, "name": "masked", "sparsify": [rule]}, (x, edges, some))
+        for mask in (some, none, some):
+            torch.testing.assert_close(sparse(x, edges, mask), twin(x, edges, mask), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dict(sparse.named_buffers()), dict(twin.named_buffers()), rtol=1e-4, atol=1e-5)

@@ -242,3 +242,28 @@ def test_one_column_that_is_squeezed():
     )
     torch.testing.assert_close(sparse(x), sparse.original(x), rtol=1e-4, atol=1e-5)
     assert sparse(x).shape == (50,)
+
+
+class ReadTwice(nn.Module):
+    """A layer, and rows of its input that the model makes behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 16)
+
+    def forward(self, x):
+        layer = self.layer(x)
+        rows = x.reshape(-1, 32)[:, :16]
+        return layer * torch.sigmoid(rows).view(x.shape[0], x.shape[1], 16)
+
+
+def test_rows_that_a_model_makes_behind_a_layer():
+    torch.manual_seed(0)
+    rule = {
+        "targets": ["param:*.weight"],
+        "role": "weight",
+        "prune": {"method": "magnitude", "sparsity": 0.9},
+    }
+    x = torch.randn(3, 5, 32)
+    sparse = sparsify.apply(ReadTwice().eval(), {"schema": 1, "name": "twice", "sparsify": [rule]}, x)
+    torch.testing.assert_close(sparse(x), sparse.original(x), rtol=1e-4, atol=1e-5)

@@ -50,3 +50,8 @@ def test_other_operators(target, args, kwargs):
 )
 def test_what_stays(target):
     assert direct(target) is None
+
+
+def test_indices_that_are_none_stay():
+    """No function of Python takes None for an index, as `y[:, i] = v` has it."""
+    assert direct(aten.index_put.default) is None
