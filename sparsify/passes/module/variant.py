@@ -314,11 +314,11 @@ class CallIndex:
 
     def find(self, key: Key, tensors: Sequence[torch.Tensor]) -> Variant | None:
         """The first variant for calls with such a key that fits the sizes of the tensors."""
-        known = self.variants.get(key)
-        if known is None:
-            return None
         shapes = tuple([tensor.shape for tensor in tensors])
-        return next((variant for variant in known if variant.fits(shapes)), None)
+        for variant in self.variants.get(key, ()):
+            if variant.fits(shapes):
+                return variant
+        return None
 
     def remember(
         self,
