@@ -53,7 +53,7 @@ class Case:
 
 @dataclass
 class Found:
-    """What became of a configuration in one mode."""
+    """The result of a configuration in one mode: regions, captures, errors and times."""
 
     name: str
     mode: str
@@ -105,7 +105,7 @@ class Using(nn.Module):
             self.add_module(name, module)
 
     def forward(self, *arguments: Any) -> Any:
-        """What the function returns."""
+        """The result of the function."""
         return self.function(self, *arguments)
 
 
@@ -357,7 +357,7 @@ CASES: Final = {
 
 
 def run(name: str, mode: str, nodes: int, edges: int, *, is_timed: bool = True) -> Found:
-    """What becomes of a configuration.
+    """Applies, checks and times a configuration.
 
     Args:
         name: of the configuration.

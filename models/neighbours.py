@@ -72,7 +72,7 @@ class NeighbourSampler:
             yield batch, self.sample(batch)
 
     def _neighbours(self, targets: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each target at most so many neighbours: the place of the target, and the neighbour."""
+        """Draws at most so many neighbours of each target: the places of targets, and the neighbours [drawn]."""
         begins = self.starts[targets]
         counts = self.starts[targets + 1] - begins
         rows = np.repeat(np.arange(len(targets)), counts)

@@ -182,12 +182,12 @@ class SparseInput:
         )
 
     def alike(self, pattern: Pattern) -> Alike:
-        """What stands for all patterns that share a kernel with this one."""
+        """The key under which all patterns of the class of this one keep what is read of them."""
         shared = self.classes.of(pattern)
         return self._alike.get(shared) or self._alike.setdefault(shared, Alike(self, shared))
 
     def remember(self, pattern: Pattern) -> Read:
-        """What is read of a pattern, which keeps it."""
+        """Reads a pattern, which keeps the arrays, widths and conversion that were read."""
         found = pattern.cached(self, lambda: self.arrays(pattern))
         return pattern.keep(self.alike(pattern), found)
 

@@ -69,7 +69,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a combination of operands' shapes, and of powers of two of what they store, fixes.
+    """The sizes, result and kernel of calls whose operands have the same shapes and classes of patterns.
 
     Attributes:
         sizes: of the kernel, numbers of stored entries still 0.
@@ -87,7 +87,7 @@ class Frame:
 
     @property
     def call(self) -> native.Call:
-        """What runs the kernel."""
+        """The function that runs the kernel."""
         return self.choice.variant.call
 
 
@@ -305,7 +305,7 @@ class GeneratedStep:
             learn(ctypes.addressof(frame))
 
     def _key(self, operands: Sequence[torch.Tensor]) -> Key:
-        """What the kernel for operands depends on: shapes, and the classes of patterns."""
+        """The shapes of operands and the classes of their patterns, which decide the frame."""
         shapes = tuple([operand.shape for operand in operands])
         read = zip(operands, self._classes, strict=True)
         return shapes, tuple([classes.of(o._pattern) for o, classes in read if isinstance(o, SparseTensor)])

@@ -3,9 +3,9 @@
 In: `shortcut(otherwise)`, a function of a tuple of operands and of what can learn. Out: a function of the tuple of
 operands that gives the same results, in a microsecond where `otherwise` has taught it the frame of such a call.
 
-A frame holds for operands of the same classes, dtypes, fills, and of the same classes of extents, numbers of entries
-and longest rows, in contiguous memory of the CPU, and for patterns that the kernel has read before, or that are stored
-as it reads them, and that were not written to since.
+A frame holds for operands of the same Python classes, dtypes and fills, whose extents, numbers of entries and longest
+rows are of the same classes of sizes, in contiguous memory of the CPU, and for patterns that the kernel has read
+before, or that are stored as it reads them, and that were not written to since.
 Everything else, and everything that traces, goes the long way each time: no check is left out, they are only made
 in C.
 """

@@ -26,8 +26,6 @@ from sparsify.storage import convert
 LEAST_PARALLEL: Final = 1 << 15
 # All threads together count at most so many rows for each edge.
 EACH: Final = 4
-# Counting takes longer than sorting where there are more rows than that for each edge.
-MOST_EMPTY: Final = 64
 OUTSIDE, ASCENDING, ORDERED, MERGED = -1, 0, 1, 2
 
 
@@ -88,7 +86,7 @@ def sort_edges(
     """
     rows, columns = rows.contiguous(), columns.contiguous()
     assert rows.shape == columns.shape, "an edge has a row and a column"
-    if shape[0] > MOST_EMPTY * len(rows):
+    if shape[0] > convert.MOST_EMPTY * len(rows):
         return _sorted_by_torch(rows, columns, shape, is_numbered)
     function = _function("sparsify_sort_edges")
     if function is None:

@@ -246,7 +246,11 @@ class RunResult(Result):
         rows.append(["training loss", *losses, "before any step, without dropout"])
         if steps.accuracies is not None:
             rows.append(
-                ["accuracy so trained", *[f"{found:.4f}" for found in steps.accuracies], "on test nodes"]
+                [
+                    "accuracy of sampled training",
+                    *[f"{found:.4f}" for found in steps.accuracies],
+                    "on test nodes",
+                ]
             )
         if steps.sample_ms is not None:
             rows.append(["sampling a batch", milliseconds(steps.sample_ms), "", "the same samples for both"])

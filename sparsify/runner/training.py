@@ -144,7 +144,7 @@ class Stepper:
 
 
 def stepper(model: nn.Module, request: Request) -> Stepper:
-    """What trains a model as the request says."""
+    """A stepper with Adam, at the rates of the request."""
     lr, decay = (request.training.get(name, TRAINING[name]) for name in ("lr", "weight_decay"))
     return Stepper(model, torch.optim.Adam(model.parameters(), lr=lr, weight_decay=decay))
 

@@ -26,7 +26,7 @@ from sparsify.storage.pattern import Pattern, shared
 LARGEST_KEY = 2**63 - 1
 MOST_POSITIONS = 2**36
 NARROW = 2**31 - 1
-# Counting takes longer than sorting where there are more empty columns than that for each entry.
+# Counting takes longer than sorting where there are more rows or columns than that for each entry.
 MOST_EMPTY = 64
 _CSR, _CSC = Format("csr"), Format("csc")
 _TURNS = ((_CSR, _CSC), (_CSC, _CSR))
@@ -35,7 +35,7 @@ DTYPES = {"int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64
 
 # The arrays of CSR and a number of columns become those of CSC and where each entry was; `None` where that has no way.
 Turn = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor] | None]
-_turn: Turn = lambda pos, crd, width: None  # noqa: E731
+_turn: Turn | None = None
 
 
 def turn_by(turn: Turn) -> None:
@@ -258,7 +258,7 @@ def _turned(pattern: Pattern, format: Format) -> Conversion | None:
     extent = pattern.shape[format.ordering[0]]
     if pattern.nnz == 0 or extent > pattern.nnz * MOST_EMPTY:
         return None
-    found = _turn(pos.contiguous(), crd.contiguous(), extent)
+    found = None if _turn is None else _turn(pos.contiguous(), crd.contiguous(), extent)
     if found is None:
         return None
     arrays = (None, found[0]), (None, found[1])

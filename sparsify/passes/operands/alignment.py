@@ -190,7 +190,7 @@ def require_edges(
 
 
 def outside_error(edge: int, mode: str, coordinate: int, extent: int) -> InvalidTensorError:
-    """What is said of an edge outside of its matrix."""
+    """The error for an edge outside of its matrix."""
     return InvalidTensorError(
         f"edge {edge} has {mode} {coordinate}, the matrix has {extent}", "coordinates from 0"
     )

@@ -15,7 +15,7 @@ from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.graph.operators import is_dropout
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.rewrite.inline import placed
-from sparsify.passes.rewrite.simplify import factors
+from sparsify.passes.rewrite.simplify import exchanged, factors
 from sparsify.passes.rewrite.sinks import LETTERS, beside, cut_off, sink_of, sums_beside
 
 # Index variables of batch and heads, the innermost last.
@@ -470,15 +470,4 @@ def read_stored(program: ModelProgram, access: Access, rows: Index) -> Access:
                 found = found if is_by_rows and is_once and not is_widened else access
             case _:
                 break
-    return found
-
-
-def exchanged(value: Expr, part: Node, other: Expr) -> Expr:
-    """An expression with another one in the place of a part."""
-
-    def visit(node: Node) -> Node:
-        return other if node == part else map_children(node, visit)
-
-    found = visit(value)
-    assert isinstance(found, Expr)
     return found

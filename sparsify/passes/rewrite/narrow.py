@@ -10,11 +10,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.node import find
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.region.region import place
-from sparsify.passes.rewrite.simplify import is_multilinear
+from sparsify.passes.rewrite.simplify import exchanged, is_multilinear
 
 
 def narrow_first(program: ModelProgram, storage: Storage, apart: Collection[str]) -> None:
@@ -68,10 +68,10 @@ def put_in_front(
     factors = (renamed_to(features, {column: f}), weight)
     program.assign(first, (j, k), Reduce("sum", (f,), Call("mul", factors)), program.source[name])
     program.dtypes[first] = program.dtypes[name]
-    narrowed = replaced(sums.value, features, Access(first, (Index(j), Index(k))))
+    narrowed = exchanged(sums.value, features, Access(first, (Index(j), Index(k))))
     program.statements[name] = replace(
         program.statements[name],
-        value=replaced(program.statements[name].value, product, place(narrowed, {row: Index(i)})),
+        value=exchanged(program.statements[name].value, product, place(narrowed, {row: Index(i)})),
     )
     del program.statements[summed]
     program.order()
@@ -97,15 +97,4 @@ def renamed_to(access: Access, names: dict[str, str]) -> Access:
     """An access at other index variables."""
     found = place(access, {old: Index(new) for old, new in names.items()})
     assert isinstance(found, Access)
-    return found
-
-
-def replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
-    """An expression with another one in place of a part of it."""
-
-    def visit(node: Node) -> Node:
-        return new if node == old else map_children(node, visit)
-
-    found = visit(expr)
-    assert isinstance(found, Expr)
     return found

@@ -163,3 +163,14 @@ def depth(expr: Node) -> int:
 def functions_of(expr: Expr) -> set[str]:
     """The names of the functions that an expression calls."""
     return {call.function for call in find(expr, Call)}
+
+
+def exchanged(value: Expr, part: Node, other: Expr) -> Expr:
+    """An expression with another one in the place of a part."""
+
+    def visit(node: Node) -> Node:
+        return other if node == part else map_children(node, visit)
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return found

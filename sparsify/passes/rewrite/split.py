@@ -36,7 +36,7 @@ class Joined:
     is_repeated: bool
 
     def read(self, access: Access, pair: Pair) -> Access:
-        """What an access to the tensor reads of the base."""
+        """The access to the base that an access to the tensor stands for."""
         indices = access.indices
         own = pair[:1] if self.is_repeated else pair
         return Access(self.base.name, (*indices[: self.mode], *own, *indices[self.mode + 1 :]))
@@ -65,7 +65,7 @@ def joined(node: fx.Node) -> Joined | None:
 
 
 def copied(node: fx.Node) -> fx.Node:
-    """What a node is a copy of, in other memory or another dtype; itself where it is none."""
+    """The node that a node copies into other memory or another dtype; itself where it copies none."""
     while operator_name(node) in COPIES:
         node = node.all_input_nodes[0]
     return node

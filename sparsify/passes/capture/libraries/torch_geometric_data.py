@@ -31,7 +31,7 @@ Place = tuple[int, str]
 
 @dataclass(frozen=True)
 class Form:
-    """What graphs that share a capture have in common.
+    """The structure that graphs of one capture share.
 
     Attributes:
         kind: their class.
