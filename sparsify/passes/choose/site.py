@@ -21,7 +21,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import example, example_sizes, expected_sizes, fixed_extents
 from sparsify.passes.choose.linear_library import by_library
 from sparsify.passes.graph import canonicalize, operators
-from sparsify.passes.graph.operators import tensor_value
+from sparsify.passes.graph.operators import operator_name, tensor_value
 from sparsify.passes.program.model import size_of
 from sparsify.passes.region.region import Region
 from sparsify.report import Report
@@ -102,21 +102,30 @@ def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, 
         if str(extent).isdigit():
             shape.append(int(str(extent)))
             continue
-        found = (
-            canonicalize.input_of_extent(node.graph, extent)
-            or operand_of_extent(region, extent)
-            or operand_of_index(region, region.outputs.index(node), mode)
-        )
-        size = (
-            canonicalize.size_node(*found, extent, region.output)
-            if found
-            else canonicalize.shifted_size(extent, region.output)
-            or canonicalize.number_of_expression(node.graph, size_of(extent))
-        )
+        size = extent_before(region, extent)
+        if size is None:
+            operand = operand_of_extent(region, extent)
+            found = operand or operand_of_index(region, region.outputs.index(node), mode)
+            size = (
+                canonicalize.size_node(*found, extent, region.output)
+                if found
+                else canonicalize.shifted_size(extent, region.output)
+                or canonicalize.number_of_expression(node.graph, size_of(extent))
+            )
         if size is None:
             raise SparsifyError(f"the extent {extent} of {node.name} is no extent of an input")
         shape.append(SizeAt(at(size)))
     return tuple(shape)
+
+
+def extent_before(region: Region, extent: Any) -> fx.Node | None:
+    """The size of an input that is an extent, or a number that the graph has by then; no tensor is made for it."""
+    found = canonicalize.input_of_extent(region.output.graph, extent)
+    if found is not None:
+        return canonicalize.size_node(*found, extent, region.output)
+    number = canonicalize.number_of_expression(region.output.graph, size_of(extent))
+    is_known = number is not None and operator_name(number) not in ("sym_size", "size")
+    return number if is_known and number < region.output else None
 
 
 def operand_of_extent(region: Region, extent: Any) -> tuple[fx.Node, int] | None:
