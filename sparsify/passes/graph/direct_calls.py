@@ -11,8 +11,17 @@ from torch import fx
 
 # Where torch has the functions that are made from the schemas of operators, and where it offers them.
 HOLDERS: Final = ((torch._C._VariableFunctions, torch), (torch._C._nn, torch._C._nn))
+
+
+def require(condition: Any, message: str) -> None:
+    """Raises, as `torch.ops.aten._assert_scalar` does, where a condition does not hold."""
+    if not condition:
+        raise RuntimeError(message)
+
+
 # Operators whose functions in Python take other arguments than the operator, or that are methods alone.
 OTHERS: Final[dict[str, Callable[..., Any]]] = {
+    "_assert_scalar": require,
     "item": torch.Tensor.item,
     "expand": torch.Tensor.expand,
     "view": torch.Tensor.view,

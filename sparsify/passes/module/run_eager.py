@@ -2,20 +2,24 @@
 
 In: the graph of a variant, `%y = call_region(handle, %x, %lin_weight)`. Out: `run(x)`, which reads `lin.weight` where
 its module keeps it and calls the region itself; what follows a convolution of torch's may be one call with it
-(`torch_convolution`). Traces see the graph as it is: they know none of this.
+(`torch_convolution`), and results lie in memory that nothing reads afterwards (`reuse_memory`). Traces see the graph
+as it is: they know none of this.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx, nn
+from torch.autograd import forward_ad
 
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.shell import fill_shell
 from sparsify.passes.choose.torch_convolution import Folded, folded
 from sparsify.passes.graph.direct_calls import direct
 from sparsify.passes.graph.node_info import call_of
-from sparsify.passes.graph.operators import updates_statistics
+from sparsify.passes.graph.operators import operator_name, updates_statistics
+from sparsify.passes.module.reuse_memory import FACTORIES, writers
 from sparsify.passes.module.variant import Variant
 
 # A dictionary of a module, and a name in it.
@@ -41,9 +45,15 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
             copies[node] = copied.placeholder(node.name)
             read[node] = place
             owners |= _owners(root, str(node.target))
+    written = writers(graph, within | chains.keys())
     for node in graph.nodes:
-        if node not in copies and node not in within:
-            copies[node] = _copied(node, copied, copies, chains.get(node))
+        if node in copies or node in within or _is_made_by_readers(node, written):
+            continue
+        if node in written and operator_name(node.args[0]) in FACTORIES:  # type: ignore[arg-type]
+            copies[node.args[0]] = _copied(node.args[0], copied, copies)  # type: ignore[index, arg-type]
+        copies[node] = _copied(node, copied, copies, chains.get(node))
+        if node in written:
+            copies[node].target = written[node]
     code = copied.python_code("self")
     compiled = compile(code.src, f"<eager {type(root).__name__}>", "exec")
     names = dict(code.globals)
@@ -52,6 +62,8 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
     places, modules = tuple(read.values()), tuple((*place, module) for place, module in owners.values())
 
     def run(*inputs: Any) -> Any:
+        if written and (forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()):
+            return otherwise(root, *inputs)  # a batch does not fit into memory of one example
         try:
             values = [store[name] for store, name in places]
         except KeyError:
@@ -64,7 +76,15 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
     return run
 
 
-def _copied(node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node], chain: Folded | None) -> fx.Node:
+def _is_made_by_readers(node: fx.Node, written: dict[fx.Node, Callable[..., Any]]) -> bool:
+    """Whether each reader of equal numbers makes its own, to write into them."""
+    is_factory = operator_name(node) in FACTORIES and bool(node.users)
+    return is_factory and all(user in written and user.args[0] is node for user in node.users)
+
+
+def _copied(
+    node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node], chain: Folded | None = None
+) -> fx.Node:
     """A node in a graph that has copies of those above; a chain that ends in it is called in its place."""
     if chain is not None:
         return graph.call_function(chain, tuple([copies[read] for read in chain.inputs]))
