@@ -18,6 +18,7 @@ from sparsify.passes.choose.torch_convolution import fold
 from sparsify.passes.choose.torch_operator import contest
 from sparsify.passes.decide.front_end import front_end
 from sparsify.passes.emit.emit import check, emit
+from sparsify.passes.emit.keep_operators import keep_operators
 from sparsify.passes.emit.mask_gradients import keep_zeros
 from sparsify.passes.emit.write_in_place import write_in_place
 from sparsify.passes.lift.attention.find import attention
@@ -64,6 +65,7 @@ PASSES: tuple[Pass, ...] = (
         "contested", contest, regions_text
     ),  # needs finished programs; what torch does faster stays as it is
     Pass("kept", keep_zeros, whole_graph),  # needs the regions that stay; others mask what they read
+    Pass("operators", keep_operators, whole_graph),  # needs the regions that stay; beside it kernels go in
     Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
     Pass("folded", fold, whole_graph),  # needs what is left of torch's convolutions
     Pass("written", write_in_place, whole_graph),  # needs the final readers of each tensor

@@ -172,6 +172,8 @@ class Draft:
         masked: the graph with the patterns of rules in its attention, as the dense model has them not, and with the
             draws of kernels that drop weights of edges.
         has_general: whether the front end makes regions of what no recogniser knows.
+        operators: the graph without regions, for calls whose edges come for the first time.
+        edges: the positions of inputs that say where edges are, where there is such a graph.
         once: what nodes that follow from parameters alone compute.
     """
 
@@ -187,6 +189,8 @@ class Draft:
     stored: Mapping[Key, Stored] = field(default_factory=dict)
     masked: fx.Graph | None = None
     has_general: bool = True
+    operators: fx.Graph | None = None
+    edges: tuple[int, ...] = ()
     once: dict[fx.Node, Any] = field(default_factory=dict)
 
     @property

@@ -4,9 +4,7 @@ In: a variant whose graph asserts what the data must be. Out: nothing, or a `Cap
 faster on the inputs of the captured call, with gradients where it trains.
 """
 
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -15,8 +13,9 @@ from sparsify.errors import CaptureError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.shell import Modes
 from sparsify.passes.module.hooks import drop_gradient_hooks
+from sparsify.passes.module.new_graphs import seconds
 from sparsify.passes.module.variant import Variant
-from sparsify.passes.module.verify import gradients, trained_tensors
+from sparsify.passes.module.verify import trained_tensors
 from sparsify.storage.own_memory import runs_natively
 
 if TYPE_CHECKING:
@@ -53,13 +52,3 @@ def require_gain(
         raise CaptureError(
             f"{type(module._source).__name__} takes {1e3 * source:.3g} ms as it is, and {1e3 * own:.3g} ms in kernels"
         )
-
-
-def seconds(run: Callable[[], Any], parameters: list[Tensor]) -> float:
-    """The time of a call, with the gradients of parameters where there are some."""
-    start = time.perf_counter()
-    with torch.set_grad_enabled(bool(parameters)):
-        result = run()
-    if parameters:
-        gradients(result, parameters)
-    return time.perf_counter() - start

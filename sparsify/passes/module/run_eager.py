@@ -116,15 +116,27 @@ def _place(root: nn.Module, target: str) -> Place | None:
     return None
 
 
-def without_effects(module: nn.Module, variant: Variant) -> Callable[..., Any]:
-    """The function that runs a variant without effects on the buffers of the model."""
+def without_effects(module: nn.Module, variant: Variant, graph: fx.Graph | None = None) -> Callable[..., Any]:
+    """The function that runs a variant, or another graph of the same, without effects on the buffers of the model."""
     assert variant.eager is not None and variant.run is not None, "captures compile graphs"
     if not variant.writes() and not any(map(updates_statistics, variant.captured.graph.nodes)):
-        return variant.eager
+        return variant.eager if graph is None else eager(graph, module, type(compiled(graph)).forward)
     apart = nn.Module()
     fill_shell(apart, module)
     copies = {id(buffer): buffer.detach().clone() for buffer in apart.buffers()}
     for part in apart.modules():
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else copies[id(buffer)]
-    return eager(variant.captured.graph, apart, variant.run)
+    if graph is None:
+        return eager(variant.captured.graph, apart, variant.run)
+    return eager(graph, apart, type(compiled(graph)).forward)
+
+
+def compiled(graph: fx.Graph) -> fx.GraphModule:
+    """A module whose class has the function of a graph, of the module with the parameters and the inputs."""
+    scratch = fx.GraphModule(
+        nn.Module(), fx.Graph()
+    )  # calls of other modules go on while theirs stay as they are
+    scratch._graph = graph
+    scratch.recompile()
+    return scratch

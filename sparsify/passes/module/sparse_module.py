@@ -263,7 +263,11 @@ class SparseModule(fx.GraphModule):
             result = variant.run(self, *tensors)
         else:
             assert variant.eager is not None, "captures compile graphs"
-            result = reading_once(variant.eager, tensors)
+            new = variant.new_graphs
+            if new is not None and new.are_in(tensors):
+                result = new.run(*tensors)  # type: ignore[misc]
+            else:
+                result = reading_once(variant.eager, tensors)
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:
@@ -295,6 +299,7 @@ class SparseModule(fx.GraphModule):
             return pruned_among(parameters, self.variants, self._source)
 
         may_write = self._captures.may_write(modes(self))
+        self._meet(args, kwargs)
         with draft.kept_buffers(self._source):
             return compare(
                 calls.anew(self.original, args, kwargs, may_write),
@@ -307,12 +312,21 @@ class SparseModule(fx.GraphModule):
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Report:
         """The report with the median time of each region over `repeats` calls, the first call not counted."""
         run = calls.anew(self, args, kwargs, self._captures.may_write(modes(self)))
+        self._meet(args, kwargs)
         run()
         call = self.taken_apart(args, kwargs)
         variant = self.variant_for(call, call.tensors(self._matrices))
         if variant is not None:
             variant.timed(run, repeats)
         return self.report
+
+    def _meet(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Has kernels compute calls with these arguments, although their graphs may be small and new."""
+        call = self.taken_apart(args, kwargs)
+        tensors = call.tensors(self._matrices)
+        variant = self.variant_for(call, tensors)
+        if variant is not None and variant.new_graphs is not None:
+            variant.new_graphs.are_in(tensors)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The source model's own result, under the patterns that rules put into its attention, and as kernels draw.

@@ -9,7 +9,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,6 +29,9 @@ from sparsify.runtime.peak import Peak
 from sparsify.storage.own_memory import PLAIN
 from sparsify.storage.tensor import SparseTensor
 
+if TYPE_CHECKING:
+    from sparsify.passes.module.new_graphs import NewGraphs
+
 
 @dataclass
 class Variant:
@@ -43,6 +46,7 @@ class Variant:
             weights of edges; None where there are none.
         written: the positions of inputs that the graph writes into, once it is compiled.
         contiguous: the positions of inputs that have to be contiguous, likewise.
+        new_graphs: what computes calls whose edges come for the first time; None where kernels do.
     """
 
     captured: Captured
@@ -56,6 +60,7 @@ class Variant:
     masked: fx.Graph | None = None
     written: list[int] = field(default_factory=list)
     contiguous: list[int] = field(default_factory=list)
+    new_graphs: "NewGraphs | None" = None
 
     def copied(self) -> "Variant":
         """The same for another module: a graph of its own, not compiled yet."""
@@ -63,7 +68,8 @@ class Variant:
         captured.graph = fx.Graph()
         captured.graph.output(captured.graph.graph_copy(self.captured.graph, {}))
         report = copy.deepcopy(self.report)
-        return Variant(captured, report, self.regions, self.is_plain, masked=self.masked)
+        new = None if self.new_graphs is None else self.new_graphs.copied()
+        return Variant(captured, report, self.regions, self.is_plain, masked=self.masked, new_graphs=new)
 
     def masked_result(self, source: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
         """What the dense model computes with the patterns of rules in its attention, and what kernels draw."""
@@ -163,13 +169,14 @@ def pruned_among(
     return {place for place, weight in enumerate(parameters) if id(weight) in found}
 
 
-def return_plainly(captured: Captured) -> bool:
-    """Makes the graph return the model's output, not its leaves, where its containers are plain."""
-    kinds = {part.type for part in parts_of(captured.output)} - {None}
+def return_plainly(output: pytree.TreeSpec, graphs: Iterable[fx.Graph]) -> bool:
+    """Makes graphs return the model's output, not its leaves, where its containers are plain."""
+    kinds = {part.type for part in parts_of(output)} - {None}
     if not kinds <= {tuple, list, dict}:
         return False
-    node = captured.graph.output_node()
-    node.args = (pytree.tree_unflatten(list(node.args[0]), captured.output),)  # type: ignore[arg-type]
+    for graph in graphs:
+        node = graph.output_node()
+        node.args = (pytree.tree_unflatten(list(node.args[0]), output),)  # type: ignore[arg-type]
     return True
 
 
