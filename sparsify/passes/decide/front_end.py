@@ -64,7 +64,7 @@ from sparsify.passes.rewrite.simplify import is_multilinear, without_detach
 from sparsify.passes.rewrite.softmax import normalise
 from sparsify.passes.rewrite.tokens import with_tokens
 from sparsify.passes.rewrite.weights import gathered, scale_rows
-from sparsify.passes.rules.scatters import REPEATS, SCATTERS, messages_of
+from sparsify.passes.rules.scatters import BAGS, REPEATS, SCATTERS, messages_of
 from sparsify.report import Choice
 
 # Rounds of inference and demand: each restricts one tensor.
@@ -130,6 +130,11 @@ def reads_gate(region: Region) -> bool:
     return any(matrix.mark.role == "gate" for matrix in region.matrices)
 
 
+def has_bags(region: Region) -> bool:
+    """Whether a region computes one result of bags of rows, for which torch has an operator of its own."""
+    return len(region.outputs) == 1 and any(operator_name(node) == BAGS for node in region.covered)
+
+
 def in_order(draft: Draft, regions: Iterable[Region]) -> list[Region]:
     """Regions in the order of the graph."""
     place = {node: number for number, node in enumerate(draft.graph.nodes)}
@@ -140,7 +145,7 @@ def edges_of(graph: fx.Graph, covered: set[fx.Node]) -> set[fx.Node]:
     """The inputs, with the marks of adjacencies or behind scatters with marks, that places are made of."""
     found = set[fx.Node]()
     for node in graph.nodes:
-        if operator_name(node) in SCATTERS and node not in covered:
+        if operator_name(node) in (*SCATTERS, BAGS) and node not in covered:
             places = places_of(node)
             if relation_mark(places, node) is not None:
                 found.update(places)
@@ -178,8 +183,8 @@ def general_regions(draft: Draft) -> list[Region]:
     inline(program, infer(program, {}, {}), kept(program), is_view)
     relate(program, is_relation_wanted(program))
     relations = relation_operands(program)
-    leaves = {name: program_operand(matrix) for name, matrix in (marked | relations).items()}
-    shares = densities(draft, marked | relations)
+    leaves = {name: program_operand(matrix) for name, matrix in {**marked, **relations}.items()}
+    shares = densities(draft, {**marked, **relations})
     if not draft.is_trainable:
         made_once = computed_weights(program, infer(program, leaves, shares))
         for name in made_once:
@@ -207,7 +212,7 @@ def general_regions(draft: Draft) -> list[Region]:
     made = []
     most = draft.recipe.fuse.max_einsums or len(program.statements)
     for found in cut(program, storage, alone, most):
-        region = region_of(program, storage, found, marked | relations)
+        region = region_of(program, storage, found, {**marked, **relations})
         if not isinstance(region, str):
             made.append(region)
         else:
@@ -215,6 +220,7 @@ def general_regions(draft: Draft) -> list[Region]:
     if not draft.has_general:
         made = [region for region in made if is_product(region) or reads_gate(region)]
     for region in made:
+        region.is_contested = has_bags(region)
         if reads_gate(region):
             finish_mixture(region)
         elif not region.is_layer:
@@ -264,15 +270,20 @@ def note_scatters(program: ModelProgram, covered: Collection[fx.Node]) -> None:
     """Says of scatters that rules select why they have no program."""
     for node in program.graph.nodes:
         mark = info(node).mark
-        if operator_name(node) not in SCATTERS or mark is None or mark.role == "gate" or node in covered:
+        is_scatter = operator_name(node) in (*SCATTERS, BAGS)
+        if not is_scatter or mark is None or mark.role == "gate" or node in covered:
             continue
-        places = (*sizes_of(node.meta["val"])[:1], *sizes_of(messages_of(node).meta["val"])[:1])
-        if any(size in (0, 1) for size in places):
+        result, messages = (node.meta["val"], messages_of(node).meta["val"])
+        result = result if isinstance(result, torch.Tensor) else result[0]
+        refused = [
+            name for name in (node.name, *(user.name for user in node.users)) if name in program.opaque
+        ]
+        if any(size in (0, 1) for size in (*sizes_of(result)[:1], *sizes_of(messages)[:1])):
             set_info(
                 node, dense_reason=Choice("of one edge or none, or to one place, it is one sum of torch's")
             )
-        elif node.name in program.opaque:
-            set_info(node, dense_reason=program.opaque[node.name])
+        elif refused:
+            set_info(node, dense_reason=program.opaque[refused[0]])
 
 
 def unbounded(program: ModelProgram) -> set[fx.Node]:

@@ -78,6 +78,55 @@ def gather(view: OperatorView) -> str:
     return read(view, tensor, mode, view.at(places, view.out), others)
 
 
+BAG_MODES = ("sum", "mean", "max")  # by torch's number
+
+
+@row(
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1))[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 1)[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 2)[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 0, False, v[m+p+1])[0]",
+    "embedding_bag(w[n+1,k], i[m]:n, torch.arange(m + 1), False, 1, False, None, True)[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 1, False, None, False, 0)[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 2, False, None, False, n)[0]",
+)
+def embedding_bag(view: OperatorView) -> str:
+    """`sum(p, where(bag[p] == b, sum(j, where(indices[p] == j, weight[j,k], 0)), 0))`, or the mean or max.
+
+    Index p is in bag b where b + 1 offsets are no larger than p: `bag[p] = sum(a, where(offsets[a] <= p, 1, 0)) - 1`.
+    """
+    table, indices, offsets = (view[name] for name in ("weight", "indices", "offsets"))
+    is_alone = view.result.args[1:] == (0,) and len(view.node.users) == 1
+    require(is_alone, "bags and places of extrema are read, too")
+    require(not view["sparse"], "sparse=True asks for gradients as torch's sparse tensors")
+    require(
+        not view["scale_grad_by_freq"],
+        "scale_grad_by_freq=True asks for gradients that no derivative of the result is",
+    )
+    rows = view.shape(table)[0]
+    require(isinstance(rows, int), "how many rows the table has is known in a call alone")
+    require(
+        not {0, 1} & {*view.sizes[:1], *view.shape(indices), *view.shape(offsets)}, "a mode of extent 0 or 1"
+    )
+    p, a, (b, k) = view.index(view.shape(indices)[0]), view.index(view.shape(offsets)[0]), view.out
+    bag = view.let("bag", [p], f"sum({a}, where({view.at(offsets, [a])} <= {p}, 1, 0)) - 1")
+    view.program.bounds[bag.partition("[")[0]] = offsets.name
+    place, entry = view.at(indices, [p]), read(view, table, 0, view.at(indices, [p]), [k])
+    if "per_sample_weights" in view:
+        entry = f"{view.at(view['per_sample_weights'], [p])} * {entry}"
+    how, padding, counted = BAG_MODES[view.number("mode")], view.number("padding_idx"), "1.0"
+    if padding is not None:
+        counted = f"where({place} == {padding % rows}, 0.0, 1.0)"
+        entry = f"where({place} == {padding % rows}, {'-inf' if how == 'max' else '0'}, {entry})"
+    if how == "sum":
+        return f"sum({p}, where({bag} == {b}, {entry}, 0))"
+    count = view.let("count", [b], f"sum({p}, where({bag} == {b}, {counted}, 0.0))")
+    if how == "max":
+        found = view.let("reduced", [b, k], f"max({p}, where({bag} == {b}, {entry}, -inf))")
+        return f"where({count} == 0, 0, {found})"
+    return f"sum({p}, where({bag} == {b}, {entry}, 0)) / where({count} == 0, 1, {count})"
+
+
 @row("one_hot(i[m]:n, n+1)")
 def one_hot(view: OperatorView) -> str:
     """`where(self[e] == k, 1, 0)`."""
