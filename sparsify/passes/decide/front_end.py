@@ -23,7 +23,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes
 from sparsify.passes.decide.cut import cut, is_layer, kept
 from sparsify.passes.decide.dense_reasons import PRODUCTS, reason_to_stay_dense
-from sparsify.passes.decide.gates import finish_mixture, gate_operand
+from sparsify.passes.decide.gates import finish_mixture, gate_operand, gates_of_slots
 from sparsify.passes.decide.leaves import (
     computed_weights,
     densities,
@@ -40,7 +40,6 @@ from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.decide.transpose_weights import transpose_weights
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
-from sparsify.passes.lift.experts.capacity import combine_of
 from sparsify.passes.program.infer import UNKNOWN, Storage, infer
 from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import translate
@@ -110,12 +109,8 @@ def leaves_of(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
 
 
 def gates_of(graph: fx.Graph, covered: Collection[fx.Node]) -> dict[str, Matrix]:
-    """The gates of experts that rules mark and that no region reads, as sparse operands by name.
-
-    Those of slots are for the recogniser of capacities alone.
-    """
-    of_slots = {sums[0].weights for node in graph.nodes if (sums := combine_of(node)) is not None}
-    rest = (node for node in graph.nodes if node not in of_slots and not covered_all(node, covered))
+    """The gates of experts that rules mark and that no region reads, as sparse operands by name."""
+    rest = (node for node in graph.nodes if not covered_all(node, covered))
     found = {node.name: gate_operand(node) for node in rest}
     return {name: matrix for name, matrix in found.items() if matrix is not None}
 
@@ -175,9 +170,9 @@ def general_regions(draft: Draft) -> list[Region]:
     covered = covered_by(draft.regions) | settled(draft.graph)
     marked = leaves_of(draft, covered)
     apart = covered | {n for n in draft.graph.nodes if n.name in marked}
-    gates = {name for name, matrix in marked.items() if matrix.mark.role == "gate"}
     weights = {n for n, m in marked.items() if m.dense is not None and m.dense.op == "get_attr"}
-    program = program_of(draft, apart, gates, weights)
+    program = program_of(draft, apart, marked, weights)
+    gates = gates_among(marked)
     for name, statement in program.statements.items() if not draft.is_trainable else ():
         program.statements[name] = replace(statement, value=without_detach(statement.value))
     inline(program, infer(program, {}, {}), kept(program), is_view)
@@ -232,16 +227,22 @@ def general_regions(draft: Draft) -> list[Region]:
     return made
 
 
+def gates_among(marked: Mapping[str, Matrix]) -> set[str]:
+    """The sparse operands that choose experts."""
+    return {name for name, matrix in marked.items() if matrix.mark.role == "gate"}
+
+
 def program_of(
-    draft: Draft, apart: Collection[fx.Node], gates: Collection[str], weights: set[str]
+    draft: Draft, apart: Collection[fx.Node], marked: dict[str, Matrix], weights: set[str]
 ) -> ModelProgram:
-    """The program of a graph, in which mixtures of experts have no biases behind them, and a mode for tokens.
+    """The program of a graph, in which mixtures of experts have no biases behind them, no slots and a mode for tokens.
 
     Args:
         apart: nodes that stay opaque.
-        gates: the leaves that choose experts.
+        marked: the sparse operands; gates of tokens take the place of weights of slots among them.
         weights: sparse parameters.
     """
+    gates = gates_among(marked)
     program = translate(draft.graph, apart)
     if not draft.has_general:
         apart = {*apart, *unbounded(program)}
@@ -252,7 +253,11 @@ def program_of(
         program = translate(draft.graph, {*apart, *split_biases(program, gates)})
         program.weights = weights
         inline(program, infer(program, {}, {}), kept(program), is_view)
-        with_tokens(program, gates)
+        for name, gate in gates_of_slots(program, sorted(gates)).items():
+            del marked[name]
+            operand = None if gate is None else gate_operand(gate)
+            marked |= {} if operand is None or gate is None else {gate.name: operand}
+        with_tokens(program, gates_among(marked))
     return program
 
 

@@ -147,6 +147,8 @@ def nodes_behind(program: ModelProgram, name: str, source: SparseOperand | fx.No
     """The nodes that an operand is made of."""
     if isinstance(source, PatternOperand):
         return source.size_nodes
+    if isinstance(source, Matrix) and source.parts:
+        return [program.nodes[name], *source.parts]
     return [
         program.nodes[n] for n in (program.relations[name].inputs if name in program.relations else [name])
     ]
