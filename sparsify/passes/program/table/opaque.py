@@ -58,4 +58,5 @@ opaque(
 )  # fmt: skip
 opaque("overlapping windows are added up: the adjoint of `unfold`", "col2im")
 opaque("captured graphs have `embedding_bag` in its place", "_embedding_bag")
+opaque("it joins modes of both matrices", "kron")
 opaque("which one of several writes to a place counts is not defined", "scatter")

@@ -62,6 +62,7 @@ def index(view: OperatorView) -> str:
     """`sum(j, where(indices[e] == j, self[j,k], 0))`."""
     known = [(mode, found) for mode, found in enumerate(view["indices"]) if found is not None]
     require(len(known) == 1, "places of several modes")
+    require(not is_boolean(known[0][1]), "the data decides the shape")
     mode, places = known[0][0], require_places(view, known[0][1])
     last = mode + view.rank(places)
     names = [*view.out[:mode], *view.out[last:]]
@@ -157,10 +158,17 @@ def index_add(view: OperatorView) -> str:
     return written(view, mode, view.at(places, [e]), [e], entry, "sum", is_included=True)
 
 
-@row("index_put(x[m+1,n], [i[k]:m], y[k,n], True)", "index_put(x[m+1,n], [i[k]:m], y[n], True)")
+@row(
+    "index_put(x[m+1,n], [i[k]:m], y[k,n], True)",
+    "index_put(x[m+1,n], [i[k]:m], y[n], True)",
+    "index_put(x[m,n], [c[m]:bool], y[n])",
+    "index_put(x[m,n], [c[m,n]:bool], y[], True)",
+)
 def index_put(view: OperatorView) -> str:
-    """`self[i,k] + sum(e, where(indices[e] == i, values[e,k], 0))`."""
+    """`self[i,k] + sum(e, where(indices[e] == i, values[e,k], 0))`; `where(mask[i], values[k], self[i,k])`."""
     known = list(view["indices"])
+    if len(known) == 1 and is_boolean(known[0]):
+        return put_where(view, known[0])
     require(bool(view["accumulate"]), "the last one of several writes to a place counts")
     require(len(known) == 1 and known[0] is not None, "places of several modes")
     places = require_places(view, known[0])
@@ -168,6 +176,19 @@ def index_put(view: OperatorView) -> str:
     e = view.index(view.shape(places)[0])
     entry = view.at(view["values"], replaced(view.out, 0, e))
     return written(view, 0, view.at(places, [e]), [e], entry, "sum", is_included=True)
+
+
+def put_where(view: OperatorView, mask: fx.Node) -> str:
+    """`where(mask[i], values[k], self[i,k])`, the values the same at all places.
+
+    Raises:
+        Refusal: each place has a value of its own, in the order of the places.
+    """
+    chosen, rest = view.out[: view.rank(mask)], view.out[view.rank(mask) :]
+    require(view.rank(view["values"]) <= len(rest), "values in the order of the places that a mask names")
+    base, value = view.at(view["self"]), view.at(view["values"], rest) if rest else view.at(view["values"])
+    value = f"{base} + {value}" if view["accumulate"] else value
+    return f"where({view.at(mask, chosen)}, {value}, {base})"
 
 
 @row(
