@@ -42,12 +42,12 @@ BAGS_MADE_US: Final = 70.0
 
 
 def eager_us(graph: fx.Graph, machine: Machine) -> float:
-    """What the operators of a graph take one after the other."""
+    """Expected time of the operators of a graph, one after the other."""
     return sum(operator_us(node, machine) for node in graph.nodes)
 
 
 def operator_us(node: fx.Node, machine: Machine) -> float:
-    """What an operator takes."""
+    """Expected time of an operator."""
     if not is_computed(node):
         return 0.0
     name, result = operator_name(node), tensor_value(node)
@@ -101,25 +101,25 @@ def einsum_products(node: fx.Node) -> int:
 
 
 def bilinear_products(node: fx.Node) -> int:
-    """Those of a bilinear form."""
+    """The products of numbers that a bilinear form computes."""
     first, second = (extents(arg)[-1] for arg in node.args[:2])
     return numbers(node) * first * second
 
 
 def attention_products(node: fx.Node) -> int:
-    """Those of attention: scores, and sums of values."""
+    """The products of numbers in attention: scores, and sums of values."""
     query, key = (extents(arg) for arg in node.args[:2])
     return numbers(node) * key[-2] + prod(query) * key[-2]
 
 
 def paired_products(node: fx.Node) -> int:
-    """Those of a product over pairs of modes."""
+    """The products of numbers in a product over pairs of modes."""
     left, modes = node.args[0], node.args[2]
     return numbers(node) * prod(extents(left)[mode] for mode in modes)  # type: ignore[union-attr, index, misc]
 
 
 def distance_products(node: fx.Node) -> int:
-    """Those of the distances of rows."""
+    """The products of numbers in the distances of rows."""
     return numbers(node) * extents(node.args[0])[-1]
 
 
@@ -142,7 +142,7 @@ def is_computed(node: fx.Node) -> bool:
 
 
 def message(scatter: fx.Node) -> Any:
-    """What a scatter adds."""
+    """The tensor that a scatter adds."""
     return scatter.all_input_nodes[-1]
 
 
@@ -191,7 +191,7 @@ def price(draft: Draft) -> Draft:
 
 
 def gain_us(draft: Draft, region: Region) -> float:
-    """What a region is expected to save; without bound where it has a contest of its own, or nobody knows."""
+    """Expected gain of a region; infinite where it is timed instead, or not known."""
     is_timed = region.is_layer or (region.is_contested and draft.options.tune_seconds > 0)
     us = None if region.equations is None or is_timed else estimated_us(draft, region)
     if us is None:
@@ -216,6 +216,6 @@ def inputs_told_apart(region: Region) -> list[fx.Node]:
 
 
 def reading_us(draft: Draft, leaf: fx.Node) -> float:
-    """What it takes to read an input once, by one thread."""
+    """Expected time to read an input once, by one thread."""
     moved = bytes_of(leaf)
     return moved / calibrate.known(draft.options).reads.at(moved)

@@ -164,13 +164,13 @@ class ModelProgram:
         return known[1]
 
     def inputs_of(self, name: str) -> list[str]:
-        """What a tensor is computed from: the reads of its statement, else the inputs of its node."""
+        """The tensors that a statement reads, or the inputs of a node without a statement."""
         if name in self.statements:
             return self.reads(name)
         return self.node_inputs(name)
 
     def node_inputs(self, name: str) -> list[str]:
-        """What the operator of a node reads, or a relation; nothing where it is computed once."""
+        """The inputs of a node or a relation; none where it is computed once."""
         if name in self.relations:
             return self.relations[name].inputs
         if name in self.constants or name not in self.nodes:

@@ -122,7 +122,7 @@ def regions_text(draft: Draft) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What `explain` says of a region besides its program.
+    """The text of `explain` about a region besides its program.
 
     Attributes:
         graph: the nodes that it replaces, a line each.

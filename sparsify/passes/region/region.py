@@ -117,7 +117,7 @@ class Region:
 
     @property
     def read(self) -> list[fx.Node]:
-        """Those of them that its nodes read: all but the scales of weights."""
+        """The inputs that its nodes read: all but the scales of weights."""
         return [node for node in self.inputs if node.target is not row_scales]
 
     @property

@@ -179,7 +179,7 @@ def report_unread(draft: Draft, rule: Rule, candidates: list[Candidate], passed:
 
 
 def near_attention(draft: Draft) -> str:
-    """What keeps each softmax of the graph from being attention, for an error."""
+    """The reasons why softmaxes of the graph are no attention, for an error."""
     reasons = {node: info(node).no_attention for node in draft.graph.nodes}
     return "".join(f"; {node} is no attention: {reason}" for node, reason in reasons.items() if reason)
 

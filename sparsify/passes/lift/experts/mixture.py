@@ -74,7 +74,7 @@ def gate_of_product(node: fx.Node) -> fx.Node | None:
 
 
 def weights_of_slots(node: fx.Node) -> fx.Node | None:
-    """What a sum over the slots of experts is weighted with; `None` for other nodes.
+    """The weights of a sum over the slots of experts; `None` for other nodes.
 
     `einsum("gsec,egcm->gsm", combine, results)`: no row of a slot belongs to a token, and a product made the rows.
     """
