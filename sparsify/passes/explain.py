@@ -62,7 +62,7 @@ def region_section(region: RegionCall, entry: RegionEntry, which: str) -> Sectio
 
 
 def cost_lines(entry: RegionEntry) -> Iterator[str]:
-    """What a region is expected to take, what it took, and what was decided."""
+    """Expected and measured times of a region, and the decisions about it."""
     if entry.estimated_us is not None:
         yield f"estimated {entry.estimated_us:.0f} us a call"
     if entry.measured_us is not None:
@@ -71,7 +71,7 @@ def cost_lines(entry: RegionEntry) -> Iterator[str]:
 
 
 def model_section(module: SparseModule) -> Section:
-    """What became of the model as a whole: rules, regions, what stayed dense and why."""
+    """The result for the whole model: rules, regions, dense operators with reasons."""
     report = module.report
     rules = [(rule.rule, rule.where, folded_names(rule.matched), rule.note) for rule in report.rules]
     regions = [(entry.name, entry.einsum) for entry in report.regions]

@@ -55,7 +55,7 @@ class SavedFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a saved model is: its class, the arguments of `apply`, what pruning passed over, and its files."""
+    """A saved model: class, arguments of `apply`, parameters without pruning, files."""
 
     model_config = ConfigDict(frozen=True, strict=True, protected_namespaces=())
 

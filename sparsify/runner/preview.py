@@ -140,10 +140,10 @@ def chosen_format(draft: Draft, node: fx.Node, found: Mark) -> str:
 
 
 def is_of(operand: object, node: fx.Node) -> bool:
-    """Whether an operand is the marked node, or its bags."""
+    """Whether an operand is the marked node, or the bags that it reads."""
     if isinstance(operand, Matrix) and operand.dense is node:
         return True
-    return isinstance(operand, Bags) and operand.name == f"A_{node.name}"
+    return isinstance(operand, Bags) and {operand.indices, operand.offsets} <= {*node.all_input_nodes}
 
 
 def operand(

@@ -1,4 +1,4 @@
-"""What computes a region in place of its kernel, for calls like the one that it was timed for.
+"""Alternatives to a region's kernel, for calls like the one that was timed.
 
 In: `Alternative("torch's CSR", run, 380.0)`, the arguments of the example. Out: a `Preferred`;
 `preferred.takes(arguments)` says of a call whether its tensors have the dtypes and about the sizes of the example's.

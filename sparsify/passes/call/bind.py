@@ -210,7 +210,6 @@ def bind_bags(bags: Bags, name: str, plans: Plans) -> Binding:
         offsets=plan.output(bags.offsets),
         rows=bags.extents[2],
         has_last=bags.has_last,
-        padding=bags.padding,
         dtype=bags.dtype,
         is_weighted=bags.weights is not None,
     )

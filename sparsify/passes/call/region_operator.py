@@ -58,7 +58,7 @@ def parted(arguments: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any], lis
 
 @cache
 def places_in(packed: str) -> tuple[Place, ...]:
-    """What the text of a traced call says of its packed weights."""
+    """The text of a traced call about its packed weights."""
     return tuple(exact.read(packed, {**exact.CLASSES, "Parts": Parts})) if packed else ()
 
 

@@ -174,7 +174,7 @@ def as_size(leaf: Leaf, varying: Collection[str]) -> Leaf:
 
 
 def told(value: Any) -> Any:
-    """What `value` has in common with those that share its graph; None where a trace cannot tell.
+    """The key that values of one graph share; None where a trace cannot tell.
 
     Made of types, numbers and names alone: plain values compare where Dynamo traces, structures do not.
 
@@ -252,7 +252,7 @@ def run_call(model: Callable[..., Any], signature: inspect.Signature, call: Call
 
 
 def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the code of a model computes of sparse tensors: of torch's, or of this package's where torch has no kernel.
+    """The source model's result for sparse tensors of torch, or of this package.
 
     Raises:
         Exception: what the model raises.

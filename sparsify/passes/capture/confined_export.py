@@ -70,7 +70,7 @@ class Shown:
 
 
 def without_parameters(gather: Callable[[Any], Any]) -> Callable[[nn.Module], Any]:
-    """What finds the constants of a module, without references to its parameters.
+    """A function that finds the constants of a module, without references to its parameters.
 
     torch's function refers to itself: the parameters that it knows would live until a garbage collection.
     """

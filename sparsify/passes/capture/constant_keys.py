@@ -66,7 +66,7 @@ class _Reader(pickle.Pickler):
 
 
 def _held(cell: CellType) -> tuple[Any, ...]:
-    """What a cell of a closure holds, nothing where it is empty."""
+    """The content of a cell of a closure, nothing where it is empty."""
     try:
         return (cell.cell_contents,)
     except ValueError:

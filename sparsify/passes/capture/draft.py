@@ -24,7 +24,7 @@ from sparsify.warn import warn
 
 @dataclass
 class Pruning:
-    """What pruning did to a model.
+    """The result of pruning a model.
 
     Attributes:
         taken: by the position of a rule the names of parameters that it pruned, with their shares of zeros.
@@ -82,7 +82,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Asked:
-    """What `apply` was asked for.
+    """The arguments of `apply`.
 
     Attributes:
         recipe: what is sparse.
@@ -200,7 +200,7 @@ class Draft:
 
     @property
     def recipe(self) -> Recipe:
-        """What is sparse."""
+        """The recipe: which tensors are sparse, and how."""
         return self.asked.recipe
 
     @property
@@ -214,7 +214,7 @@ class Draft:
         return self.asked.is_trainable(self.captured.training)
 
     def computed_once(self, node: fx.Node) -> torch.Tensor | None:
-        """What a node that follows from parameters alone computes, `None` for other ones."""
+        """The value of a node that follows from parameters alone, `None` for others."""
         if operators.tensor_value(node) is None or not operators.is_constant(node):
             return None
         with torch.no_grad():
@@ -222,7 +222,7 @@ class Draft:
         return found if isinstance(found, torch.Tensor) else None
 
     def value_once(self, node: fx.Node) -> Any:
-        """What a node computes from parameters, computed at the first time; several tensors for some."""
+        """The value of a node from parameters, computed once; several tensors for some."""
         if node.op == "get_attr":
             return self.known_tensor(node)
         if node not in self.once:

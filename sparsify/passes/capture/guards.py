@@ -1,4 +1,4 @@
-"""What a captured graph takes for granted of the extents of its inputs: how comparisons in the model's code ended.
+"""Shape guards of a captured graph: the outcomes of comparisons in the model's code.
 
 In:  the graph of a cache that keeps the last 5 of `s + 1` keys, captured with `s = 2`. Out: `s + 1 < 5` as a condition
 on the extents of calls; other calls need another graph.

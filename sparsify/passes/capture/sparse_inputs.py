@@ -277,14 +277,14 @@ class Building(TorchFunctionMode):
 def coordinates_to_matrix(
     indices: torch.Tensor, values: torch.Tensor, size: Any = None, **_: Any
 ) -> CapturedSparse:
-    """What `torch.sparse_coo_tensor` gives while capturing."""
+    """The result of `torch.sparse_coo_tensor` while capturing."""
     if size is None:
         raise CaptureError("torch.sparse_coo_tensor without `size` cannot be captured; give the size")
     return CapturedSparse.build(indices[0], indices[1], values, size, torch.sparse_coo)
 
 
 def geometric_matrix(kind: torch.layout) -> Callable[..., Any]:
-    """What PyG's `to_torch_coo_tensor` and `to_torch_csr_tensor` give while capturing; duplicates stay."""
+    """PyG's `to_torch_coo_tensor` and `to_torch_csr_tensor` while capturing; duplicates stay."""
 
     def build(edge_index: Any, edge_attr: Any = None, size: Any = None, is_coalesced: bool = False) -> Any:
         if edge_attr is None or size is None:

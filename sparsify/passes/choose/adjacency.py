@@ -1,4 +1,4 @@
-"""What else computes a region over an adjacency, timed against its kernel: torch's products, and its own operators.
+"""Alternatives to the kernel over an adjacency, timed: torch's products and operators.
 
 In: the call of `Y[i,k] = relu(sum(j, A[i,j] * X[j,k]))`, its kernel ready, and the example's inputs. Out: the same
 call, which leaves calls like the example's to what was faster; a note with what each was expected to take, and took.
@@ -110,7 +110,7 @@ def has_alternatives(region: Region) -> bool:
 
 
 def alternatives(draft: Draft, call: RegionCall, sizes: Sizes, kernel_us: float) -> Iterator[Alternative]:
-    """What else computes a region, as far as the recipe allows it."""
+    """The alternatives to a region's kernel that the recipe allows."""
     machine, asked = calibrate.known(draft.options), draft.recipe.compile
     products = products_of(call.kernel)
     if products and asked.allows("torch_sparse"):
@@ -145,7 +145,7 @@ def timed_against(
     tried: Sequence[Alternative],
     seconds: float,
 ) -> str:
-    """What the kernel and alternatives took, and which runs: the call prefers it from now on."""
+    """Times of the kernel and its alternatives; the call prefers the fastest from now on."""
     given: list[Any] = [example(draft, node) for node in arguments]
     rounded = {name: size or 0 for name, size in sizes.rounded(call.program)}
     names = [one.name for one in tried]

@@ -183,7 +183,7 @@ class Shared:
 
     @property
     def left(self) -> float:
-        """Those that are left."""
+        """The candidates that are left."""
         return max(0.0, self.seconds - self.spent)
 
     def show(self) -> None:
@@ -247,7 +247,7 @@ def race(calls: Sequence[Call], seconds: float) -> list[Least]:
 
 
 def contenders(found: Sequence[Least], behind: float = HOPELESS) -> Sequence[int]:
-    """Those whose least time is less than so many times the least of all."""
+    """The candidates whose least time is below so many times the least of all."""
     least = min(one.us for one in found)
     return [number for number, one in enumerate(found) if one.us <= behind * least]
 

@@ -104,7 +104,7 @@ def is_dense(mark: Mark) -> bool:
 
 
 def title(root: fx.Node) -> str:
-    """What people call an input or a parameter, `input:x`."""
+    """The name of an input or a parameter for people, `input:x`."""
     return f"{TENSORS[root.op]}:{info(root).input_name or root.target}"
 
 
@@ -155,7 +155,7 @@ def is_index(root: fx.Node) -> bool:
 
 
 def readers_of(root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """What reads the entries of a tensor, with the operand: the tensor, a view of it or its entries one by one."""
+    """The readers of a tensor with the operand that they read: the tensor, or a view of it."""
     waiting, seen = [root], {root}
     while waiting:
         operand = waiting.pop()

@@ -49,7 +49,7 @@ def fastest_format(winner: Winner) -> str:
 
 
 def described(winner: Winner) -> str:
-    """What was timed, in words: the fastest format first."""
+    """The timed formats in words, the fastest one first."""
     best, dense = fastest_format(winner), rounded(winner.us)
     first = f"{rounded(winner.us_of(best))} us, torch's {dense}" if best else f"torch's {dense} us"
     libraries = [f", {LIBRARIES[name].name} {rounded(us)}" for name, us in winner.times if name in LIBRARIES]
@@ -188,7 +188,7 @@ def packings(draft: Draft, region: Region) -> dict[str, list[Packing]]:
 
 
 def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]:
-    """Of formats for a weight those that it can have.
+    """The formats among some that a weight can have.
 
     That is the one that this graph has it in. Otherwise, where graphs for other numbers of rows have it packed, it is
     the best of theirs, unless a further one is far better, or may be by what is timed, and all together are smaller
@@ -249,7 +249,7 @@ def is_free(matrix: Matrix) -> bool:
 
 
 def key_of(weight: Matrix) -> Key:
-    """What tells apart the operands that are made of weights."""
+    """The key of operands that are made of weights."""
     return weight.source, weight.transposed
 
 

@@ -1,9 +1,9 @@
 """Regions that are expected to be slower than the operators of torch that they replace stay these operators.
 
 In: the region of `Y[i,j,l] = sum(k, X[i,j,k] * W[i,k,l])` with few zeros in W. Out: no region, a line in the report.
-Layers are timed for the formats of their weights, convolutions and embeddings of bags by themselves; what else the
-front end makes is compared by what is expected. A dense input that a rule declares sparse is read once a call, to tell
-whether its entries have changed: what the regions that read it gain together must be more than that.
+Layers are timed for the formats of their weights, convolutions and embeddings of bags by themselves where there is time
+to; what else the front end makes is compared by what is expected. A dense input that a rule declares sparse is read
+once a call, to tell whether its entries have changed: what the regions that read it gain together must be more.
 
 What torch's operators take is told before they run: products are as fast as torch's are on the machine, everything else
 as its memory. `index_add(zeros, 0, rows, index_select(x, 0, columns))` over 88,000 edges and 64 features takes about 20
@@ -21,28 +21,38 @@ from sparsify.compiler.schedule.product_cost import dense_us
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, estimated_us
 from sparsify.passes.choose.left_dense import choose_dense
-from sparsify.passes.graph.operators import VIEWS, known_size, operator_name, tensor_value
+from sparsify.passes.graph.operators import VIEWS, argument, known_size, operator_name, tensor_value
 from sparsify.passes.region.region import Region
+from sparsify.passes.region.sparse_operand import Bags
+from sparsify.passes.rules.scatters import BAGS
 
 PRODUCTS: Final = frozenset(("mm", "addmm", "linear", "matmul", "bmm", "baddbmm", "mv"))
 # Those whose first operand is added to the product.
 BIASED: Final = frozenset(("addmm", "baddbmm"))
 GATHERS: Final = frozenset(("index_select", "index", "gather", "embedding"))
 SCATTERS: Final = frozenset(("index_add", "scatter_add", "scatter_reduce", "index_put", "scatter"))
+# The number of a mode of bags of rows.
+EXTREMA: Final = 2
 # What adding a row of messages takes beside its memory.
 SCATTERED_US: Final = 0.05
+# Time of torch for an entry of a row in a bag whose largest entries are wanted.
+COMPARED_US: Final = 0.0015
+# Time to make an operand of bags, which are new in each call, beside its memory.
+BAGS_MADE_US: Final = 70.0
 
 
 def eager_us(graph: fx.Graph, machine: Machine) -> float:
-    """What the operators of a graph take one after the other."""
+    """Expected time of the operators of a graph, one after the other."""
     return sum(operator_us(node, machine) for node in graph.nodes)
 
 
 def operator_us(node: fx.Node, machine: Machine) -> float:
-    """What an operator takes."""
+    """Expected time of an operator."""
     if not is_computed(node):
         return 0.0
     name, result = operator_name(node), tensor_value(node)
+    if name == BAGS:
+        return machine.torch_us + bags_us(node, machine)
     if result is None:  # several results, as of extrema and their places
         moved = sum(map(bytes_of, node.all_input_nodes))
         return machine.torch_us + moved / machine.reads_all.at(moved)
@@ -66,6 +76,15 @@ def operator_us(node: fx.Node, machine: Machine) -> float:
     return machine.torch_us + moved / machine.reads_all.at(moved)
 
 
+def bags_us(node: fx.Node, machine: Machine) -> float:
+    """Time of torch's reduction of rows bag by bag: one loop over rows; extrema are compared one by one."""
+    table, indices = node.args[:2]
+    entries = numbers(indices) * extents(table)[1]
+    if argument(node, 4, "mode", 0) == EXTREMA:
+        return entries * COMPARED_US
+    return bytes_of(table) / numbers(table) * entries / machine.gathers.at(bytes_of(table))
+
+
 def einsum_products(node: fx.Node) -> int:
     """The products of numbers that an einsum computes: one for each coordinate of all its index variables."""
     equation, operands = node.args[:2]
@@ -82,25 +101,25 @@ def einsum_products(node: fx.Node) -> int:
 
 
 def bilinear_products(node: fx.Node) -> int:
-    """Those of a bilinear form."""
+    """The products of numbers that a bilinear form computes."""
     first, second = (extents(arg)[-1] for arg in node.args[:2])
     return numbers(node) * first * second
 
 
 def attention_products(node: fx.Node) -> int:
-    """Those of attention: scores, and sums of values."""
+    """The products of numbers in attention: scores, and sums of values."""
     query, key = (extents(arg) for arg in node.args[:2])
     return numbers(node) * key[-2] + prod(query) * key[-2]
 
 
 def paired_products(node: fx.Node) -> int:
-    """Those of a product over pairs of modes."""
+    """The products of numbers in a product over pairs of modes."""
     left, modes = node.args[0], node.args[2]
     return numbers(node) * prod(extents(left)[mode] for mode in modes)  # type: ignore[union-attr, index, misc]
 
 
 def distance_products(node: fx.Node) -> int:
-    """Those of the distances of rows."""
+    """The products of numbers in the distances of rows."""
     return numbers(node) * extents(node.args[0])[-1]
 
 
@@ -123,7 +142,7 @@ def is_computed(node: fx.Node) -> bool:
 
 
 def message(scatter: fx.Node) -> Any:
-    """What a scatter adds."""
+    """The tensor that a scatter adds."""
     return scatter.all_input_nodes[-1]
 
 
@@ -165,20 +184,29 @@ def price(draft: Draft) -> Draft:
             reasons |= {id(region): reason for region in readers}
     for region in draft.regions:
         if id(region) in reasons:
-            choose_dense(draft, region, region.shown, reasons[id(region)])
+            node = region.covered[0] if region.is_contested else region.shown
+            choose_dense(draft, region, node, reasons[id(region)])
     draft.regions = [region for region in draft.regions if id(region) not in reasons]
     return draft
 
 
 def gain_us(draft: Draft, region: Region) -> float:
-    """What a region is expected to save; without bound where it has a contest of its own, or nobody knows."""
-    us = estimated_us(draft, region) if region.equations is not None and not region.is_layer else None
+    """Expected gain of a region; infinite where it is timed instead, or not known."""
+    is_timed = region.is_layer or (region.is_contested and draft.options.tune_seconds > 0)
+    us = None if region.equations is None or is_timed else estimated_us(draft, region)
     if us is None:
         return inf
     machine = calibrate.known(draft.options)
+    us += sum(made_us(operand, machine) for operand in region.operands.values() if isinstance(operand, Bags))
     dense_us = sum(operator_us(node, machine) for node in region.covered)
     region.notes.append(f"expected {us:.0f} us, torch's operators {dense_us:.0f}")
     return dense_us - us
+
+
+def made_us(bags: Bags, machine: Machine) -> float:
+    """Time to make an operand of bags: indices are read to tell them apart, checked and copied."""
+    moved = 3 * bytes_of(bags.indices)
+    return BAGS_MADE_US + moved / machine.reads.at(moved)
 
 
 def inputs_told_apart(region: Region) -> list[fx.Node]:
@@ -188,6 +216,6 @@ def inputs_told_apart(region: Region) -> list[fx.Node]:
 
 
 def reading_us(draft: Draft, leaf: fx.Node) -> float:
-    """What it takes to read an input once, by one thread."""
+    """Expected time to read an input once, by one thread."""
     moved = bytes_of(leaf)
     return moved / calibrate.known(draft.options).reads.at(moved)

@@ -170,7 +170,7 @@ def is_known(value: Expr, product: Reduce, matrix: str, names: tuple[str, ...]) 
 def applied(
     value: Expr, operands: dict[str, torch.Tensor], product: torch.Tensor, names: tuple[str, ...]
 ) -> torch.Tensor:
-    """What is made of a product over `names`."""
+    """The value of an expression over `names`, with a product that is computed already."""
     match value:
         case Call(function, args):
             found: torch.Tensor = TORCH[function](*[applied(arg, operands, product, names) for arg in args])

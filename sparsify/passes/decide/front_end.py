@@ -23,7 +23,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes
 from sparsify.passes.decide.cut import cut, is_layer, kept
 from sparsify.passes.decide.dense_reasons import PRODUCTS, reason_to_stay_dense
-from sparsify.passes.decide.gates import finish_mixture, gate_operand
+from sparsify.passes.decide.gates import finish_mixture, gate_operand, gates_of_slots
 from sparsify.passes.decide.leaves import (
     computed_weights,
     densities,
@@ -40,7 +40,6 @@ from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.decide.transpose_weights import transpose_weights
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
-from sparsify.passes.lift.experts.capacity import combine_of
 from sparsify.passes.program.infer import UNKNOWN, Storage, infer
 from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import translate
@@ -64,7 +63,7 @@ from sparsify.passes.rewrite.simplify import is_multilinear, without_detach
 from sparsify.passes.rewrite.softmax import normalise
 from sparsify.passes.rewrite.tokens import with_tokens
 from sparsify.passes.rewrite.weights import gathered, scale_rows
-from sparsify.passes.rules.scatters import REPEATS, SCATTERS, messages_of
+from sparsify.passes.rules.scatters import BAGS, REPEATS, SCATTERS, messages_of
 from sparsify.report import Choice
 
 # Rounds of inference and demand: each restricts one tensor.
@@ -110,12 +109,8 @@ def leaves_of(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
 
 
 def gates_of(graph: fx.Graph, covered: Collection[fx.Node]) -> dict[str, Matrix]:
-    """The gates of experts that rules mark and that no region reads, as sparse operands by name.
-
-    Those of slots are for the recogniser of capacities alone.
-    """
-    of_slots = {sums[0].weights for node in graph.nodes if (sums := combine_of(node)) is not None}
-    rest = (node for node in graph.nodes if node not in of_slots and not covered_all(node, covered))
+    """The gates of experts that rules mark and that no region reads, as sparse operands by name."""
+    rest = (node for node in graph.nodes if not covered_all(node, covered))
     found = {node.name: gate_operand(node) for node in rest}
     return {name: matrix for name, matrix in found.items() if matrix is not None}
 
@@ -130,6 +125,11 @@ def reads_gate(region: Region) -> bool:
     return any(matrix.mark.role == "gate" for matrix in region.matrices)
 
 
+def has_bags(region: Region) -> bool:
+    """Whether a region computes one result of bags of rows, for which torch has an operator of its own."""
+    return len(region.outputs) == 1 and any(operator_name(node) == BAGS for node in region.covered)
+
+
 def in_order(draft: Draft, regions: Iterable[Region]) -> list[Region]:
     """Regions in the order of the graph."""
     place = {node: number for number, node in enumerate(draft.graph.nodes)}
@@ -140,7 +140,7 @@ def edges_of(graph: fx.Graph, covered: set[fx.Node]) -> set[fx.Node]:
     """The inputs, with the marks of adjacencies or behind scatters with marks, that places are made of."""
     found = set[fx.Node]()
     for node in graph.nodes:
-        if operator_name(node) in SCATTERS and node not in covered:
+        if operator_name(node) in (*SCATTERS, BAGS) and node not in covered:
             places = places_of(node)
             if relation_mark(places, node) is not None:
                 found.update(places)
@@ -170,16 +170,16 @@ def general_regions(draft: Draft) -> list[Region]:
     covered = covered_by(draft.regions) | settled(draft.graph)
     marked = leaves_of(draft, covered)
     apart = covered | {n for n in draft.graph.nodes if n.name in marked}
-    gates = {name for name, matrix in marked.items() if matrix.mark.role == "gate"}
     weights = {n for n, m in marked.items() if m.dense is not None and m.dense.op == "get_attr"}
-    program = program_of(draft, apart, gates, weights)
+    program = program_of(draft, apart, marked, weights)
+    gates = gates_among(marked)
     for name, statement in program.statements.items() if not draft.is_trainable else ():
         program.statements[name] = replace(statement, value=without_detach(statement.value))
     inline(program, infer(program, {}, {}), kept(program), is_view)
     relate(program, is_relation_wanted(program))
     relations = relation_operands(program)
-    leaves = {name: program_operand(matrix) for name, matrix in (marked | relations).items()}
-    shares = densities(draft, marked | relations)
+    leaves = {name: program_operand(matrix) for name, matrix in {**marked, **relations}.items()}
+    shares = densities(draft, {**marked, **relations})
     if not draft.is_trainable:
         made_once = computed_weights(program, infer(program, leaves, shares))
         for name in made_once:
@@ -207,7 +207,7 @@ def general_regions(draft: Draft) -> list[Region]:
     made = []
     most = draft.recipe.fuse.max_einsums or len(program.statements)
     for found in cut(program, storage, alone, most):
-        region = region_of(program, storage, found, marked | relations)
+        region = region_of(program, storage, found, {**marked, **relations})
         if not isinstance(region, str):
             made.append(region)
         else:
@@ -215,6 +215,7 @@ def general_regions(draft: Draft) -> list[Region]:
     if not draft.has_general:
         made = [region for region in made if is_product(region) or reads_gate(region)]
     for region in made:
+        region.is_contested = has_bags(region)
         if reads_gate(region):
             finish_mixture(region)
         elif not region.is_layer:
@@ -226,16 +227,22 @@ def general_regions(draft: Draft) -> list[Region]:
     return made
 
 
+def gates_among(marked: Mapping[str, Matrix]) -> set[str]:
+    """The sparse operands that choose experts."""
+    return {name for name, matrix in marked.items() if matrix.mark.role == "gate"}
+
+
 def program_of(
-    draft: Draft, apart: Collection[fx.Node], gates: Collection[str], weights: set[str]
+    draft: Draft, apart: Collection[fx.Node], marked: dict[str, Matrix], weights: set[str]
 ) -> ModelProgram:
-    """The program of a graph, in which mixtures of experts have no biases behind them, and a mode for tokens.
+    """The program of a graph, in which mixtures of experts have no biases behind them, no slots and a mode for tokens.
 
     Args:
         apart: nodes that stay opaque.
-        gates: the leaves that choose experts.
+        marked: the sparse operands; gates of tokens take the place of weights of slots among them.
         weights: sparse parameters.
     """
+    gates = gates_among(marked)
     program = translate(draft.graph, apart)
     if not draft.has_general:
         apart = {*apart, *unbounded(program)}
@@ -246,7 +253,11 @@ def program_of(
         program = translate(draft.graph, {*apart, *split_biases(program, gates)})
         program.weights = weights
         inline(program, infer(program, {}, {}), kept(program), is_view)
-        with_tokens(program, gates)
+        for name, gate in gates_of_slots(program, sorted(gates)).items():
+            del marked[name]
+            operand = None if gate is None else gate_operand(gate)
+            marked |= {} if operand is None or gate is None else {gate.name: operand}
+        with_tokens(program, gates_among(marked))
     return program
 
 
@@ -264,15 +275,20 @@ def note_scatters(program: ModelProgram, covered: Collection[fx.Node]) -> None:
     """Says of scatters that rules select why they have no program."""
     for node in program.graph.nodes:
         mark = info(node).mark
-        if operator_name(node) not in SCATTERS or mark is None or mark.role == "gate" or node in covered:
+        is_scatter = operator_name(node) in (*SCATTERS, BAGS)
+        if not is_scatter or mark is None or mark.role == "gate" or node in covered:
             continue
-        places = (*sizes_of(node.meta["val"])[:1], *sizes_of(messages_of(node).meta["val"])[:1])
-        if any(size in (0, 1) for size in places):
+        result, messages = (node.meta["val"], messages_of(node).meta["val"])
+        result = result if isinstance(result, torch.Tensor) else result[0]
+        refused = [
+            name for name in (node.name, *(user.name for user in node.users)) if name in program.opaque
+        ]
+        if any(size in (0, 1) for size in (*sizes_of(result)[:1], *sizes_of(messages)[:1])):
             set_info(
                 node, dense_reason=Choice("of one edge or none, or to one place, it is one sum of torch's")
             )
-        elif node.name in program.opaque:
-            set_info(node, dense_reason=program.opaque[node.name])
+        elif refused:
+            set_info(node, dense_reason=program.opaque[refused[0]])
 
 
 def unbounded(program: ModelProgram) -> set[fx.Node]:

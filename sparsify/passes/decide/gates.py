@@ -20,12 +20,13 @@ from sparsify.passes.decide.textbook import unified
 from sparsify.passes.graph.insert import call
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import tensor_value
-from sparsify.passes.lift.experts.capacity import in_groups
+from sparsify.passes.lift.experts.capacity import gate_of_slots, in_groups
 from sparsify.passes.lift.experts.gate import places
 from sparsify.passes.lift.experts.mixture import BY_EXPERT, MIXTURE
 from sparsify.passes.program.model import ModelProgram, Refusal, sizes_of
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.passes.rewrite.slots import Slots, send_back, slots_of
 from sparsify.storage.format import Format
 
 aten: Final = torch.ops.aten
@@ -49,6 +50,44 @@ def gate_operand(node: fx.Node) -> Matrix | None:
         f"A_{node.name}", None, None, None, None, node, False, value.dtype, mark,
         packed=None if is_own else BY_EXPERT if rank <= MATRIX else form,
     )  # fmt: skip
+
+
+def gates_of_slots(program: ModelProgram, gates: Sequence[str]) -> dict[str, fx.Node | None]:
+    """By weights of slots the gate that takes their place in a program; `None` where a reason is noted why none does.
+
+    `y[s,o] = sum(e, c, C[s,e,c] * z[e,c,o]) -> y[s,o] = sum(e, G[s,e] * z[s,e,o])`.
+    """
+    found: dict[str, fx.Node | None] = {}
+    for name in gates:
+        before = dict(program.statements)
+        slots, weights = slots_of(program, name), program.nodes[name]
+        gate = gate_in_graph(program, slots, weights) if isinstance(slots, Slots) else slots
+        if isinstance(slots, Slots) and isinstance(gate, fx.Node):
+            found[name] = gate
+            send_back(program, slots, gate)
+            continue
+        program.statements = before
+        is_of_tokens = slots is None or (isinstance(slots, Slots) and slots.weighting.token is None)
+        if not is_of_tokens and isinstance(gate, str):
+            found[name] = None
+            set_info(weights, dense_reason=gate)
+    return found
+
+
+def gate_in_graph(program: ModelProgram, slots: Slots, weights: fx.Node) -> fx.Node | str:
+    """The gate of slots as a node, or why there is none."""
+    assert slots.choice is not None, "tokens are sent to slots"
+    choice, at = slots.choice
+    if choice not in program.nodes:
+        return f"{choice} is no tensor of the model"
+    roles = [slots.weighting.roles[str(index)] for index in slots.weighting.weights.indices]
+    try:
+        orders = slots.order(weights, roles), slots.order(program.nodes[choice], at)
+    except Refusal as refusal:
+        return str(refusal)
+    if len(orders[0]) != len(orders[1]):
+        return f"{choice} has other modes than {weights.name}"
+    return gate_of_slots(weights, program.nodes[choice], *orders)
 
 
 @dataclass
@@ -112,10 +151,11 @@ class Tokens:
 
     def matrix(self, matrix: Matrix) -> Matrix:
         """The gate as a matrix [tokens, experts]."""
-        chosen = places(self.weights)
+        decided = info(self.weights).decided
+        chosen = places(self.weights) if decided is None else decided.places
         own = None if matrix.mark.format != "auto" else BY_EXPERT
         if self.groups == 1:
-            return replace(matrix, places=chosen, packed=own)
+            return replace(matrix, places=chosen, packed=own, parts=() if decided is None else decided.parts)
         with self.weights.graph.inserting_after(self.weights):
             rows = self.rows(self.weights)
         used = None
@@ -123,6 +163,7 @@ class Tokens:
             with chosen.graph.inserting_after(chosen):
                 used = rows if chosen is self.weights else self.rows(chosen)
         parts = (self.weights,) if chosen is None else (self.weights, chosen)
+        parts = parts if decided is None else decided.parts
         return replace(matrix, dense=rows, places=used, packed=own, parts=tuple(dict.fromkeys(parts)))
 
 

@@ -31,7 +31,7 @@ from sparsify.passes.graph.operators import (
 from sparsify.passes.operands.cached_operands import Joins
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import By, ModelProgram, Relation, Size, sizes_of
-from sparsify.passes.region.sparse_operand import HALVES, Matrix, scales_of
+from sparsify.passes.region.sparse_operand import HALVES, Bags, Matrix, scales_of
 from sparsify.storage.format import Format
 
 aten: Final = torch.ops.aten
@@ -96,8 +96,10 @@ def is_single_row(node: fx.Node) -> bool:
     return is_row and all(operator_name(u) == "linear" and u.args[1] is node for u in node.users)
 
 
-def program_operand(matrix: Matrix) -> Operand:
+def program_operand(matrix: Matrix | Bags) -> Operand:
     """How the program of a model reads a sparse operand: a weight of one row is a vector there."""
+    if isinstance(matrix, Bags):
+        return matrix.declared
     is_row = matrix.dense is not None and matrix.dense.op == "get_attr" and is_single_row(matrix.dense)
     return replace(matrix.declared, format=VECTOR, index_dtypes=()) if is_row else matrix.declared
 
@@ -157,14 +159,15 @@ def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]
 
     def is_wanted(name: str, places: set[str]) -> bool:
         node = program.source.get(name)
-        return relation_mark([program.nodes[place] for place in places], node) is not None
+        nodes = [program.nodes[program.bounds.get(place, place)] for place in places]
+        return relation_mark(nodes, node) is not None
 
     return is_wanted
 
 
 def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | None:
     """The mark of a scatter, else that of an adjacency behind its places, or of the values of a sparse input."""
-    own = None if node is None else info(node).mark
+    own = None if node is None else info(scatter_of(node)).mark
     if isinstance(own, Mark):
         return own
     behind = sources(list(places))
@@ -175,13 +178,18 @@ def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | Non
     return next(found, None)
 
 
+def scatter_of(node: fx.Node) -> fx.Node:
+    """The operator that gives a tensor: that of a part of several results is what has them all."""
+    return node.all_input_nodes[0] if operator_name(node) == "getitem" else node
+
+
 def is_vector(node: fx.Node) -> bool:
     """Whether a node is a vector, such as the numbers of edges."""
     value = tensor_value(node)
     return value is not None and value.dim() < MATRIX
 
 
-def relation_operands(program: ModelProgram) -> dict[str, Matrix]:
+def relation_operands(program: ModelProgram) -> dict[str, Matrix | Bags]:
     """The relations of a program as sparse operands."""
     readers = program.readers()
     users: dict[str, list[fx.Node]] = {}
@@ -193,13 +201,15 @@ def relation_operands(program: ModelProgram) -> dict[str, Matrix]:
     }  # fmt: skip
 
 
-def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.Node]) -> Matrix:
+def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.Node]) -> Matrix | Bags:
     """A relation as a sparse operand: its coordinates are tensors of the graph."""
     nodes = [program.nodes[name] for name in relation.inputs]
     place = {node: number for number, node in enumerate(program.graph.nodes)}
     first = min(users, key=place.__getitem__)
     mark = next((mark for user in users if (mark := relation_mark(nodes, user)) is not None), None)
     assert mark is not None, "rules select what becomes a relation"
+    if relation.bounds is not None:
+        return bags_operand(program, relation, nodes, mark)
     rows, *others = [vector(node, first) for node in nodes]
     extents = tuple([extent_node(program, size, rows, first) for size in program.sizes[relation.name]])
     columns = others.pop(0) if relation.columns is not None else numbers_of(rows, extents[1], first)
@@ -208,6 +218,18 @@ def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.N
         dense=None, transposed=False, dtype=getattr(torch, relation.dtype), mark=mark,
         packed=RELATION if len(extents) > 2 else None,
         joins=JOINS.get(relation.by, "sum"),
+    )  # fmt: skip
+
+
+def bags_operand(program: ModelProgram, relation: Relation, nodes: list[fx.Node], mark: Mark) -> Bags:
+    """A relation whose edges come in the order of their ends, which bounds say."""
+    bounds, indices, *values = nodes
+    receivers, _, rows = program.sizes[relation.name]
+    (count,), (edges,) = (node.meta["val"].shape for node in (bounds, indices))
+    has_last = program.known(sizes_of(bounds.meta["val"])[0]) != program.known(receivers)
+    return Bags(
+        name=relation.name, extents=(count - has_last, edges, int(rows)), indices=indices, offsets=bounds,
+        weights=values[0] if values else None, has_last=has_last, dtype=getattr(torch, relation.dtype), mark=mark,
     )  # fmt: skip
 
 
@@ -248,7 +270,7 @@ def storage_format(mark: Mark, rank: int) -> Format | None:
     return found if found.rank == rank else None
 
 
-def densities(draft: Draft, marked: Mapping[str, Matrix]) -> dict[str, float]:
+def densities(draft: Draft, marked: Mapping[str, Matrix | Bags]) -> dict[str, float]:
     """The shares of stored entries of operands, in the example."""
     found = {}
     for name, matrix in marked.items():

@@ -16,7 +16,7 @@ from sparsify.passes.decide.cut import Cut
 from sparsify.passes.graph.operators import parameter_behind
 from sparsify.passes.program.model import ModelProgram, index_names
 from sparsify.passes.region.region import rename
-from sparsify.passes.region.sparse_operand import Matrix, PatternOperand, row_scales
+from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, SparseOperand, row_scales
 from sparsify.passes.rewrite.simplify import renamed
 
 RESULT_NAMES: Final = ("i", "k", "l", "m")
@@ -41,7 +41,7 @@ def textbook(
     program: ModelProgram,
     found: Cut,
     outputs: Sequence[str],
-    operands: Mapping[str, Matrix | PatternOperand | fx.Node],
+    operands: Mapping[str, SparseOperand | fx.Node],
 ) -> Text:
     """The statements of a cut: A sparse, X and W matrices, b vectors, T temporaries, Y results; i and k their modes."""
     statements = unified(program, found.statements)
@@ -110,7 +110,7 @@ def index_texts(
 def tensor_texts(
     found: Cut,
     outputs: Sequence[str],
-    operands: Mapping[str, Matrix | PatternOperand | fx.Node],
+    operands: Mapping[str, SparseOperand | fx.Node],
     letters: Mapping[str, str],
 ) -> dict[str, str]:
     """Short names of tensors."""
@@ -126,10 +126,12 @@ def tensor_texts(
     return names | {name: short("Y") for name in outputs}
 
 
-def letter_of(operand: Matrix | PatternOperand | fx.Node, rank: int) -> str:
+def letter_of(operand: SparseOperand | fx.Node, rank: int) -> str:
     """The letter of an operand that is read at so many index variables."""
     if isinstance(operand, PatternOperand):
         return "M"
+    if isinstance(operand, Bags):
+        return "A"
     if isinstance(operand, Matrix):
         return {"weight": "W", "activation": "X", "attention_mask": "M", "gate": "G"}.get(
             operand.mark.role, "A"

@@ -29,7 +29,7 @@ from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import MATRIX, ModelProgram, sizes_of
 from sparsify.passes.program.translate import dense_operand
 from sparsify.passes.region.region import Region, declare_equations
-from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
+from sparsify.passes.region.sparse_operand import Matrix, PatternOperand, SparseOperand
 
 aten: Final = torch.ops.aten
 # Views that may leave out a mode of extent 1.
@@ -37,7 +37,7 @@ SQUEEZES: Final = ("squeeze", "select", "view", "reshape", "flatten")
 
 
 def region_of(
-    program: ModelProgram, storage: Storage, found: Cut, marked: Mapping[str, Matrix | PatternOperand]
+    program: ModelProgram, storage: Storage, found: Cut, marked: Mapping[str, SparseOperand]
 ) -> Region | str:
     """The region of a cut, or why there is none."""
     if not any(name in marked for name in found.operands):
@@ -94,9 +94,7 @@ def region_of(
     )
 
 
-def declared_in(
-    program: ModelProgram, name: str, source: Matrix | PatternOperand | fx.Node, rank: int
-) -> Operand:
+def declared_in(program: ModelProgram, name: str, source: SparseOperand | fx.Node, rank: int) -> Operand:
     """How the program of a region reads an operand."""
     if isinstance(source, fx.Node):
         return replace(dense_operand(program, name), format=dense_format(rank))
@@ -145,12 +143,12 @@ def result_in(program: ModelProgram, tokens: Tokens, rows: Rows, name: str) -> f
     return read_through(node, list(node.users), *apart(node))
 
 
-def nodes_behind(
-    program: ModelProgram, name: str, source: Matrix | PatternOperand | fx.Node
-) -> list[fx.Node]:
+def nodes_behind(program: ModelProgram, name: str, source: SparseOperand | fx.Node) -> list[fx.Node]:
     """The nodes that an operand is made of."""
     if isinstance(source, PatternOperand):
         return source.size_nodes
+    if isinstance(source, Matrix) and source.parts:
+        return [program.nodes[name], *source.parts]
     return [
         program.nodes[n] for n in (program.relations[name].inputs if name in program.relations else [name])
     ]
@@ -181,7 +179,7 @@ def read_by_name(value: Expr, names: Mapping[str, str]) -> Expr:
 def nodes_of(
     program: ModelProgram,
     outputs: Iterable[str],
-    operands: Mapping[str, Matrix | PatternOperand | fx.Node],
+    operands: Mapping[str, SparseOperand | fx.Node],
 ) -> list[fx.Node]:
     """The nodes that compute tensors from others, which they read where these stand for what they read now."""
     read = [node for name, source in operands.items() for node in nodes_behind(program, name, source)]

@@ -21,7 +21,7 @@ PLAIN: Final = (bool, int, float, str, tuple)
 
 @dataclass
 class Origin:
-    """What is known of a model.
+    """The known facts about a model.
 
     Attributes:
         name: of its class.

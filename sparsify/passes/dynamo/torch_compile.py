@@ -134,7 +134,7 @@ def backend(
     options: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> Callable[..., Any]:
-    """What Dynamo calls with each graph of a model.
+    """The function that Dynamo calls with each graph of a model.
 
     Args:
         graph: parameters and inputs are its placeholders.

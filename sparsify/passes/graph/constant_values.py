@@ -1,4 +1,4 @@
-"""What a tensor holds, where the operators that made it say so: one number everywhere, or 0, 1, 2, ... along a mode.
+"""Values of tensors that operators make known: one number, or 0, 1, 2, ... along a mode.
 
 In: `%p = expand(unsqueeze(arange(n), 0), [b, n])`, `%s = cumsum(ne(diff(%p), 1), -1)`.
 Out: `%p` is counted along mode -1; `%s` is 0 everywhere, so that `%s[b, i] == %s[b, j]` always holds.

@@ -24,7 +24,7 @@ def threshold(rate: float) -> float:
 
 
 def kept_factor(rate: float) -> float:
-    """What weights that are not dropped are multiplied with; 0 where all are.
+    """The factor of weights that are not dropped; 0 where all are.
 
     >>> kept_factor(0.5), kept_factor(1.0)
     (2.0, 0.0)

@@ -37,6 +37,7 @@ class NodeInfo:
     rows_of: fx.Node | None = None  # the tensor that it has the rows of
     matrix: fx.Node | None = None  # the matrix of rows that it is a view of
     parts: Any = None  # the shape of the parts that it is a view of
+    decided: Any = None  # where it chooses experts, and what that follows from
     order: Any = None  # how its rows are ordered
     is_made_dense: bool = False  # whether it is a sparse input as a dense tensor
     shown: fx.Node | None = None  # the node that stands for it in reports

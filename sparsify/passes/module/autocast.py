@@ -78,7 +78,7 @@ class Autocast:
 
 
 def tried(sparse: "SparseModule", call: calls.Call) -> Any:
-    """What the source model computes for a call, without effects on the model and on what the call brings."""
+    """The source model's result for a call, without effects on the model or the arguments."""
     with torch.no_grad(), kept_buffers(sparse._source), torch.random.fork_rng(devices=[]):
         return sparse.run_source(calls.copied(call))
 

@@ -165,7 +165,7 @@ class Borrowed:
         return run()
 
     def changes(self) -> list[Change]:
-        """What the method changed in modules."""
+        """The changes of the method in modules."""
         found = []
         for module, new, attributes, stores in self.before:
             pairs = [
@@ -331,7 +331,7 @@ class Facade:
                 self.renew(packed)
 
     def run_part(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """What a module of the source model computes, densely."""
+        """The dense result of a module of the source model."""
         with self.sparse._weights.running(self.sparse) as own:
             return own(part)(*args, **kwargs)
 

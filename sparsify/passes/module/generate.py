@@ -1,4 +1,4 @@
-"""What a sparse decoder does with the keys of earlier calls: text that transformers generates with it.
+"""Text generation by transformers with a sparse decoder, and its keys of earlier calls.
 
 In:  `sparse.generate(ids, max_new_tokens=20)`. Out: the tokens that the dense model generates with the same weights and
 patterns; each step is a call of the sparse model.
@@ -50,7 +50,7 @@ def with_past(sparse: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def generate(sparse: "SparseModule", *args: Any, **kwargs: Any) -> Any:
-    """What the source model generates where its calls are those of the sparse one; encoders run once, densely.
+    """Text of the source model, its calls those of the sparse one; encoders run once, densely.
 
     Raises:
         CaptureError: under patterns of attention an encoder would run by itself, or keys are to be kept.

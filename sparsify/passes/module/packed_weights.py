@@ -69,7 +69,7 @@ class Held:
 
 @dataclass
 class Readers:
-    """What packs a weight, in all variants.
+    """The structures that pack a weight, in all variants.
 
     Attributes:
         is_shared: whether something needs it dense as well.
@@ -96,7 +96,7 @@ class Readers:
 
     @property
     def places(self) -> str:
-        """What is listed of images beside the weight, in words."""
+        """The listed images beside the weight, in words."""
         if not self.layouts or not self.layouts[0].placed.most:
             return ""
         kept = self.layouts[0].placed.kept(layout.example for layout in self.layouts)

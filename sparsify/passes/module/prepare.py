@@ -116,7 +116,7 @@ def checked(module: "SparseModule", number: int, kind: Any) -> tuple[str, calls.
 
 
 def prepared(module: "SparseModule", name: str, call: calls.Call, mode: Modes) -> Prepared:
-    """What became of one kind."""
+    """The outcome of one kind."""
     started = time.perf_counter()
     tensors = call.tensors(module._matrices)
     like, shapes = (mode, call.shape), tuple(tensor.shape for tensor in tensors)

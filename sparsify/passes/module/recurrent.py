@@ -423,7 +423,10 @@ def slower(draft: Draft, captured: Mapping[str, Sequence[Called]], known: Collec
 
 
 def timed_layer(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | None:
-    """What steps and torch's operators take; None where a recipe chooses, or the module does more than one layer."""
+    """Times of steps and torch's operators; None for modules with more than a layer.
+
+    None as well where a recipe chooses.
+    """
     module, asked = draft.model.get_submodule(layer), draft.recipe.compile
     weights = [n for n in draft.graph.find_nodes(op="get_attr") if str(n.target).rpartition(".")[0] == layer]
     is_free = all(mark.format == "auto" for n in weights if (mark := info(n).mark) is not None)

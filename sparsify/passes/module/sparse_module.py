@@ -284,7 +284,7 @@ class SparseModule(fx.GraphModule):
         return capture_call(self, call, tensors, mode)
 
     def run_source(self, call: calls.Call) -> Any:
-        """What the source model computes for a call, without the patterns of rules."""
+        """The source model's result for a call, without the patterns of rules."""
         with self._weights.running(self) as own:
             return calls.run_call(own(self._source), self._signature, call)
 

@@ -72,7 +72,7 @@ class Variant:
         return Variant(captured, report, self.regions, self.is_plain, masked=self.masked, new_graphs=new)
 
     def masked_result(self, source: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the dense model computes with the patterns of rules in its attention, and what kernels draw."""
+        """The dense model's result with the patterns of rules and the draws of kernels."""
         assert self.masked is not None, "only graphs with patterns or draws of kernels ask for this"
         names = {str(node.target) for node in self.masked.find_nodes(op="get_attr")}
         parameters = {name: self.captured.tensor(source, name) for name in names}

@@ -208,7 +208,6 @@ class BagsOutput:
         indices, offsets: positions of the rows that are named, and of where bags begin.
         rows: how many the table has.
         has_last: whether the last offset is the end of the last bag.
-        padding: the row that counts for nothing, None without one.
         dtype: of the values.
         is_weighted: whether the caller brings them; else they are 1.
     """
@@ -217,18 +216,17 @@ class BagsOutput:
     offsets: int
     rows: int
     has_last: bool
-    padding: int | None
     dtype: torch.dtype
     is_weighted: bool
 
     def align(self, raw: Sequence[Any]) -> Aligned:
-        """The pattern of the bags, and which indices have a slot in it.
+        """The pattern of the bags, in which each index has a slot.
 
         Raises:
             InvalidTensorError: an index that is no row, or offsets that do not ascend from 0 within the indices.
         """
         # Copies: later writes of the caller's do not reach what kernels read.
-        indices, kept = raw[self.indices].cpu().clone(memory_format=torch.contiguous_format), None
+        indices = raw[self.indices].cpu().clone(memory_format=torch.contiguous_format)
         if (wrong := outside(indices, self.rows)) is not None:
             raise InvalidTensorError(
                 f"an index of a bag is {wrong}, the table has {self.rows} rows",
@@ -237,16 +235,12 @@ class BagsOutput:
         starts = starts_of(
             raw[self.offsets].cpu().clone(memory_format=torch.contiguous_format), len(indices), self.has_last
         )
-        if self.padding is not None and bool((is_padding := indices == self.padding).any()):
-            kept = torch.nonzero(~is_padding).squeeze(1)
-            before = torch.cat([starts.new_zeros(1), (~is_padding).cumsum(0, dtype=starts.dtype)])
-            indices, starts = indices[kept], before[starts.long()]
         places = torch.arange(len(indices), dtype=indices.dtype)
         shape = (len(starts) - 1, len(indices), self.rows)
         pattern = Pattern(
             BAGS, shape, (None, starts, None), (None, places, indices), is_private=True
         ).trusted()
-        return Aligned(pattern, kept=kept)
+        return Aligned(pattern)
 
     def made(self, aligned: Aligned, raw: Sequence[Any]) -> Any:
         """The bags, on the device of their indices, or their pattern where the caller brings the values."""

@@ -1,4 +1,4 @@
-"""What follows from a graph's structure alone: sparse operands and normalisation, computed once per graph.
+"""Operands that follow from a graph's structure alone, computed once per graph.
 
 In: `edge_index`, `edge_weight`, the number of nodes. Out: the normalised adjacency as a `SparseTensor`,
 from memory when the same tensors come again unchanged.
@@ -317,7 +317,7 @@ def plain(operand: SparseTensor) -> SparseTensor:
 
 
 def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
-    """What a structure makes of a frozen weight, where that is all that it makes."""
+    """The result of a structure for a frozen weight, where it has no other result."""
     specs = [spec for spec in outputs if isinstance(spec, MatrixOutput)]
     if not specs or not specs[0].is_frozen or any(spec != specs[0] for spec in specs):
         return None

@@ -44,6 +44,7 @@ class Relation:
         by: what its entries are.
         dtype: of its values.
         values: the tensor of the numbers of edges, None where they count as 1.
+        bounds: the tensor of the numbers of the first edges of all nodes, where edges come in the order of their ends.
     """
 
     name: str
@@ -52,11 +53,17 @@ class Relation:
     by: By
     dtype: str
     values: str | None = None
+    bounds: str | None = None
 
     @property
     def inputs(self) -> list[str]:
         """The tensors that it is made of."""
-        return [name for name in (self.rows, self.columns, self.values) if name is not None]
+        return [name for name in (self.bounds or self.rows, self.columns, self.values) if name is not None]
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the number of an edge is a mode of its own."""
+        return self.by == "edges" or self.bounds is not None
 
 
 def size_of(extent: Any) -> Size:
@@ -91,6 +98,7 @@ class ModelProgram:
         relations: the adjacencies among its leaves, by name.
         inferred: by tensor how its statement is stored, and the statement and what it read when that was inferred.
         letters: of tensors and index variables that textbooks always call the same.
+        bounds: by tensor of places in ascending order the one that says where each place begins.
     """
 
     graph: fx.Graph
@@ -107,6 +115,7 @@ class ModelProgram:
     relations: dict[str, Relation] = field(default_factory=dict)
     inferred: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     letters: dict[str, str] = field(default_factory=dict)
+    bounds: dict[str, str] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
     _reads: dict[str, tuple[Assign, list[str]]] = field(default_factory=dict)
 
@@ -155,13 +164,13 @@ class ModelProgram:
         return known[1]
 
     def inputs_of(self, name: str) -> list[str]:
-        """What a tensor is computed from: the reads of its statement, else the inputs of its node."""
+        """The tensors that a statement reads, or the inputs of a node without a statement."""
         if name in self.statements:
             return self.reads(name)
         return self.node_inputs(name)
 
     def node_inputs(self, name: str) -> list[str]:
-        """What the operator of a node reads, or a relation; nothing where it is computed once."""
+        """The inputs of a node or a relation; none where it is computed once."""
         if name in self.relations:
             return self.relations[name].inputs
         if name in self.constants or name not in self.nodes:

@@ -22,7 +22,7 @@ from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.operands.convolution_operands import Chosen
 from sparsify.passes.region.region import Region
-from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand
+from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, SparseOperand
 
 LETTERS: Final = ("n", "m", "p", "q", "r", "s", "t")
 SYMBOL: Final = re.compile(r"\b[a-z]+\d+\b")
@@ -122,7 +122,7 @@ def regions_text(draft: Draft) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What `explain` says of a region besides its program.
+    """The text of `explain` about a region besides its program.
 
     Attributes:
         graph: the nodes that it replaces, a line each.
@@ -163,7 +163,7 @@ def origin(
     return Origin(graph_text(sorted(set(region.covered)), sizes), aligned(marks), sources)
 
 
-def source(operand: fx.Node | Matrix | PatternOperand | Bags, leaves: Sequence[fx.Node] | None) -> str:
+def source(operand: fx.Node | SparseOperand, leaves: Sequence[fx.Node] | None) -> str:
     """The tensor behind an operand, in words."""
     if isinstance(operand, PatternOperand):
         return f"{operand.spec}, made once for each length"

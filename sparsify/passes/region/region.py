@@ -20,7 +20,7 @@ from sparsify.compiler.node import Node, map_children
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.operands.convolution_operands import FlatImages
-from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, row_scales
+from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, SparseOperand, row_scales
 
 # A node, the index variables of its modes and what computes it.
 Statement = tuple[fx.Node, tuple[str, ...], Expr]
@@ -62,7 +62,7 @@ class Region:
     """
 
     statements: list[Statement]
-    operands: dict[str, fx.Node | Matrix | PatternOperand | Bags]
+    operands: dict[str, fx.Node | SparseOperand]
     covered: list[fx.Node]
     notes: list[str] = field(default_factory=list)
     program: Program | None = None
@@ -117,7 +117,7 @@ class Region:
 
     @property
     def read(self) -> list[fx.Node]:
-        """Those of them that its nodes read: all but the scales of weights."""
+        """The inputs that its nodes read: all but the scales of weights."""
         return [node for node in self.inputs if node.target is not row_scales]
 
     @property
@@ -145,7 +145,7 @@ def finish(region: Region) -> None:
     assert equations is not None, "regions of other roads come with their program"
     operands = {}
     for name, operand in region.operands.items():
-        if isinstance(operand, Matrix):
+        if isinstance(operand, SparseOperand):
             operands[region.names[name]] = operand.declared
         else:
             value = tensor_value(operand)

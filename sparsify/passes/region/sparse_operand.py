@@ -145,7 +145,6 @@ class Bags:
         offsets: where bags begin.
         weights: one for each index, None when all are 1.
         has_last: whether the last offset is the end of the last bag.
-        padding: the row that counts for nothing, None without one.
         dtype: of the values.
         mark: why it is sparse.
     """
@@ -156,7 +155,6 @@ class Bags:
     offsets: fx.Node
     weights: fx.Node | None
     has_last: bool
-    padding: int | None
     dtype: torch.dtype
     mark: Mark
 
@@ -170,6 +168,9 @@ class Bags:
         """How programs read it: its arrays are the indices and offsets of the model."""
         crd, pos = (name_of(node.meta["val"].dtype) for node in (self.indices, self.offsets))
         return Operand(BAGS, name_of(self.dtype), 0.0, (("", ""), (pos, crd), ("", crd)))
+
+
+SparseOperand = Matrix | PatternOperand | Bags
 
 
 def declared_sparse(node: Any) -> Matrix | None:

@@ -34,7 +34,7 @@ class GatherScatter:
 
     @property
     def features(self) -> fx.Node:
-        """What is gathered, [nodes, features]."""
+        """The gathered tensor, [nodes, features]."""
         found = self.gather.args[0]
         assert isinstance(found, fx.Node), "rows are those of tensors"
         return found

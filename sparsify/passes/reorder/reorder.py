@@ -135,7 +135,7 @@ def complete(draft: Draft, rule: Rule, group: Group) -> None:
 
 
 def why_unknown(draft: Draft, group: Group) -> str:
-    """What is missing for an order that is computed once, "" where nothing is; `{}` stands for the adjacency."""
+    """The missing part of an order that is computed once, or ""; `{}` is the adjacency."""
     for leaf in leaves_of(needed(group)):
         if leaf.op == "placeholder" and not group.mark.static:
             name = info(leaf).input_name or leaf.name
@@ -152,7 +152,7 @@ def why_unknown(draft: Draft, group: Group) -> str:
 
 
 def needed(group: Group) -> list[fx.Node]:
-    """What an order follows from."""
+    """The nodes that an order follows from."""
     match = group.matches[0]
     return [match.rows, match.columns, *(e for e in group.extents if isinstance(e, fx.Node))]
 

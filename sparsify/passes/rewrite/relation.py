@@ -103,7 +103,7 @@ class Lifting:
             if isinstance(node, Access) and Index(edge) in node.indices:
                 return self.access(node, edge, modes)
             if node == Index(edge):  # its number
-                if self.relation.by != "edges":
+                if not self.relation.is_numbered:
                     raise Refusal("the numbers of edges are read")
                 return Index(modes[1])
             return map_children(node, visit)
@@ -145,12 +145,12 @@ class Lifting:
         """A tensor over edges at an entry of the relation."""
         name = access.tensor
         ends = {self.relation.columns: modes[-1], self.relation.rows: modes[0]}
-        if name in ends and self.relation.by == "distinct":
+        if name in ends and (self.relation.by == "distinct" or self.relation.is_numbered):
             return Index(ends[name])  # the number of the node
         statement = self.program.statements.get(name)
         mode = access.indices.index(Index(edge))
         if statement is None or self.is_other(statement, mode):
-            if self.relation.by != "edges":
+            if not self.relation.is_numbered:
                 raise Refusal(f"{name} is read at edges")
             return place(access, {edge: Index(modes[1])})
         own = [str(index) for index in statement.target.indices]
@@ -340,7 +340,10 @@ def lift_kind(program: ModelProgram, rows: str, columns: str | None, names: list
     bodies = [c.body for name in names for c in scatters_of(program, name) if c.places == rows]
     nodes: By = "distinct" if reads_places(program, bodies, ends) else "nodes"
     read = {size for name in names for size in sizes_read(program, name, rows, columns)}
-    for by in (nodes, "edges"):  # pairs of nodes say all where no data of edges are read
+    kinds: tuple[By, ...] = ("edges",) if rows in program.bounds else (nodes, "edges")
+    for by in (
+        kinds
+    ):  # pairs of nodes say all where no data of edges are read; stretches of edges are stored as such
         relation = relation_of(program, chosen, first, columns, by, read)
         try:
             lifting = Lifting(program, relation, shared)
@@ -440,19 +443,20 @@ def relation_of(
     receivers, edges = program.extents[choice.place], program.extents[choice.edge]
     if len(read) != (columns is not None):
         raise Refusal("edges start from several kinds of nodes")
-    if not all(is_computed(program, size) for size in (receivers, *read)):
+    bounds = program.bounds.get(choice.places)
+    if bounds is None and not all(is_computed(program, size) for size in (receivers, *read)):
         raise Refusal("how many nodes there are is known in a call alone")
     sizes: dict[By, tuple[Size, ...]] = {"edges": (receivers, edges, *read)}
     sizes["distinct"] = sizes["nodes"] = sizes["values"] = sizes["logarithms"] = (
         receivers,
         *(read or (edges,)),
     )
-    extents = sizes[by if columns else "edges"]
+    extents = sizes[by if columns and bounds is None else "edges"]
     label = "_".join(part for part in (choice.places, columns, values, by) if part)
     while label in program.relations and program.sizes[label] != extents:
         label += "_"
     dtype = name_of(program.source[name].meta["val"].dtype) if values is None else dtype_of(program, values)
-    made = Relation(label, choice.places, columns, by if columns else "edges", dtype, values)
+    made = Relation(label, choice.places, columns, by if columns else "edges", dtype, values, bounds)
     program.relations[label] = made
     program.sizes[label] = extents
     program.dtypes[label] = dtype

@@ -19,7 +19,7 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.lift.attention.mask import GIVEN
-from sparsify.passes.lift.experts import mixture as experts
+from sparsify.passes.lift.experts.mixture import gate_of
 from sparsify.passes.rules import prunable
 from sparsify.passes.rules.scatters import is_inner, reason_against, scatters_features
 from sparsify.recipe import Recipe, Rule
@@ -110,8 +110,8 @@ def named(draft: Draft) -> Iterator[Candidate]:
             if scope:
                 yield Candidate("scope", scope, node)
             yield Candidate("op", ATTENTION if is_attention(node) else operators.operator_name(node), node)
-            if (mixture := experts.recognise(node)) is not None:
-                yield Candidate("op", "experts", mixture.gate)
+            if (gate := gate_of(node)) is not None:
+                yield Candidate("op", "experts", gate)
             if scatters_features(node) and not is_inner(node):
                 yield Candidate("op", "message_passing", node)
 
@@ -179,7 +179,7 @@ def report_unread(draft: Draft, rule: Rule, candidates: list[Candidate], passed:
 
 
 def near_attention(draft: Draft) -> str:
-    """What keeps each softmax of the graph from being attention, for an error."""
+    """The reasons why softmaxes of the graph are no attention, for an error."""
     reasons = {node: info(node).no_attention for node in draft.graph.nodes}
     return "".join(f"; {node} is no attention: {reason}" for node, reason in reasons.items() if reason)
 

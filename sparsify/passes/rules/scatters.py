@@ -12,7 +12,11 @@ from torch import fx
 from sparsify.passes.graph.operators import argument, is_real, operator_name, tensor_value
 
 SCATTERS: Final = ("index_add", "index_put", "scatter_add", "scatter_reduce")
+# Gathers rows and sums those of a bag: a scatter whose places come in order.
+BAGS: Final = "embedding_bag"
 GATHERS: Final = ("index_select", "gather", "index", "embedding")
+# By scatter the argument over edges, where it is not `src`.
+MESSAGES: Final = {"index_put": (2, "values"), "index_add": (3, "source"), BAGS: (1, "indices")}
 # Views that repeat places along further modes.
 REPEATS: Final = ("expand", "expand_as", "view", "unsqueeze", "repeat")
 # Operators between a sum and the edges that read it.
@@ -32,9 +36,9 @@ def scatters_features(node: fx.Node) -> bool:
 
 
 def messages_of(scatter: fx.Node) -> fx.Node:
-    """The tensor over edges that a scatter reduces."""
+    """The tensor over edges that a scatter reduces; of bags the rows that they name."""
     name = operator_name(scatter)
-    place, argument_name = {"index_put": (2, "values"), "index_add": (3, "source")}.get(name, (3, "src"))
+    place, argument_name = MESSAGES.get(name, (3, "src"))
     found = argument(scatter, place, argument_name)
     assert isinstance(found, fx.Node), "scatters are of tensors"
     return found

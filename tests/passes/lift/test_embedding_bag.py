@@ -12,12 +12,13 @@ from sparsify.passes.choose.autotune import Winner
 
 ROWS, COLUMNS = 12, 6
 RULE = {"targets": ["op:embedding_bag"], "source": "given"}
-RECIPE = {"schema": 1, "name": "bags", "sparsify": [RULE]}
+RECIPE = {"schema": 1, "name": "bags", "sparsify": [RULE], "compile": {"backends": ["own"]}}
+ANY = RECIPE | {"compile": {}}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def untimed():
-    """What torch does faster becomes a kernel too: here matters what it computes."""
+    """Nothing is timed, and torch is no backend: kernels run also where they lose."""
     with options.override(tune_seconds=0):
         yield
 
@@ -121,6 +122,17 @@ def test_weights_that_the_model_computes():
         compared(model, sparse, given)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_tables_in_half_precision(mode):
+    model = made({"mode": mode, "dtype": torch.bfloat16})
+    sparse = apply(model, RECIPE, VECTORS[0], strict=True)
+    assert len(sparse.report.regions) == 1
+    expected = Bags(mode=mode).double()
+    expected.load_state_dict(model.state_dict())
+    found = sparse(*VECTORS[1])
+    torch.testing.assert_close(found.double(), expected(*VECTORS[1]), rtol=1e-2, atol=1e-2)  # rounded once
+
+
 @pytest.mark.parametrize(
     ("indices", "offsets", "message"),
     [
@@ -157,11 +169,9 @@ def test_no_bags_and_no_indices():
     [
         ({"mode": "sum", "sparse": True}, "sparse=True asks for gradients as torch's sparse tensors"),
         ({"mode": "sum", "scale_grad_by_freq": True}, "that no derivative of the result is"),
-        ({"mode": "sum", "dtype": torch.bfloat16}, "tables in torch.bfloat16 are not supported yet"),
     ],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore:.*nothing of this model in torch.bfloat16 runs:RuntimeWarning")
 def test_what_stays_as_it_is(how, reason):
     sparse = apply(Bags(**how).eval(), RECIPE, VECTORS[0])
     assert [(entry.op, reason in entry.reason) for entry in sparse.report.dense] == [("embedding_bag", True)]
@@ -172,7 +182,7 @@ def test_the_faster_one_runs(us, monkeypatch):
     found = Winner("operator", (("kernel", us), ("torch", 100.0)))
     monkeypatch.setattr(torch_operator, "outcome", lambda draft, region: found)
     with options.override(tune_seconds=1):
-        sparse = apply(made({"mode": "sum"}), RECIPE, VECTORS[0])
+        sparse = apply(made({"mode": "sum"}), ANY, VECTORS[0])
     if us < 100:
         assert sparse.report.regions[0].notes[0] == "timed 90 us, torch's 100"
     else:
@@ -184,7 +194,21 @@ def test_the_faster_one_runs(us, monkeypatch):
 def test_what_is_timed(training):
     model = made({"mode": "max"}).train(training)
     with options.override(tune_seconds=0.02):
-        sparse = apply(model, RECIPE, VECTORS[0])
+        sparse = apply(model, ANY, VECTORS[0])
     notes = [note for region in sparse.report.regions for note in region.notes]
     texts = [*notes, *(entry.reason for entry in sparse.report.dense)]
     assert any("us, torch's" in text for text in texts)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_that_are_expected_to_lose_stay_torchs(mode):
+    sparse = apply(made({"mode": mode}), ANY, VECTORS[0])
+    assert not sparse.report.regions
+    assert sparse.report.dense[0].op == "embedding_bag"
+    assert "more than torch's operators" in sparse.report.dense[0].reason
+
+
+def test_largest_entries_of_many_rows_are_a_kernel():
+    table = nn.EmbeddingBag(1000, 64, mode="max").eval()
+    sparse = apply(table, ANY, (torch.randint(0, 1000, (8000,)), torch.arange(0, 8000, 16)))
+    assert "embedding_bag" in sparse.report.regions[0].nodes

@@ -26,7 +26,7 @@ _here: Final = Here()
 
 
 class Kind(type):
-    """That of `int`."""
+    """The metaclass of `Number`, whose instances are those of `int`."""
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, int)

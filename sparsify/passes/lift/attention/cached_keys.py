@@ -58,7 +58,7 @@ class Origin(NamedTuple):
 
 
 def pasts(graph: fx.Graph, attention: Iterable[fx.Node]) -> set[fx.Node]:
-    """Of attention nodes, those to keys of earlier calls.
+    """The attention nodes that read keys of earlier calls.
 
     These are keys which join an input to others, an input that no query comes from; as many keys as queries stand
     where the queries do.

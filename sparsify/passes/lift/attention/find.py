@@ -111,7 +111,7 @@ def nodes_of(program: ModelProgram, softmax: fx.Node) -> AttentionNodes | str:
 
 
 def operands_of(program: ModelProgram, found: Attention) -> list[fx.Node]:
-    """What attention reads."""
+    """The tensors that attention reads."""
     own = {found.softmax, *found.path}
     parts = (found.value, found.mean, *([] if found.sink is None else [found.sink]))
     read = [access.tensor for value in parts for access in find(value, Access)]

@@ -1,4 +1,4 @@
-"""What rules need of attention beside torch's operators, densely: what kernels are compared with.
+"""Dense attention under the patterns of rules, with which kernels are compared.
 
 In: scores whose rows may have no key that counts. Out: `safe_softmax(scores, -1)`, 0 in these.
 """

@@ -1,4 +1,4 @@
-"""What depends on the distance of a key from its query alone, as a vector over distances in place of all pairs.
+"""Biases by distance of key and query, as a vector over distances, not over all pairs.
 
 In: `%d = sub(%j, %i); %b = permute(embedding(%table, abs(%d)), [2, 0, 1])`, [heads, queries, keys], `%i` and `%j`
 counted along queries and keys.
@@ -153,7 +153,7 @@ class Distances:
 
 
 def spread(vector: Tensor, queries: int, keys: int) -> Tensor:
-    """What a vector over distances says of each pair, [.., queries, keys].
+    """The entry of a vector over distances for each pair, [.., queries, keys].
 
     Args:
         vector: [.., queries + keys - 1], of the distances from `1 - queries` to `keys - 1`.

@@ -1,5 +1,5 @@
-"""A mixture of experts to one einsum program over the entries of its gate.
+"""Mixtures of experts in a graph: which tensors are their gates, and where these choose.
 
-In: a gate that a rule marked, and the operators of all experts. Out: one region.
-Read `mixture.py`, `gate.py`, `rows.py`, `capacity.py`.
+In: the operators of a mixture. Out: the gate that rules name, the node that says where it chooses, and for slots of
+experts the gate over tokens. Read `mixture.py`, `gate.py`, `capacity.py`.
 """

@@ -31,6 +31,38 @@ def bmm(view: OperatorView) -> str:
     return product(view, view["self"], view["mat2"])
 
 
+@row(
+    "matrix_power(a[m,m], 2)", "matrix_power(a[p,m,m], 5)", "matrix_power(a[m,m], 1)",
+    names=("linalg_matrix_power",),
+)  # fmt: skip
+def matrix_power(view: OperatorView) -> str:
+    """`sum(j, self[i,j] * self[j,k])` for n = 2, others by repeated squaring."""
+    n = view.number("n")
+    require(n >= 1, "an inverse, or the identity")
+    require(view.sizes[-1] not in (0, 1), "a mode of extent 0 or 1")
+    *batch, i, k = view.out
+
+    def multiplied(left: str, right: str) -> str:
+        """The product of two powers, each the name of a statement or of the matrix."""
+        j = view.index(view.sizes[-1])
+        first, second = (entry(name, at) for name, at in ((left, [i, j]), (right, [j, k])))
+        return f"sum({j}, {first} * {second})"
+
+    def entry(name: str, at: list[str]) -> str:
+        kept = [b for b in batch if view.program.extents[b] != 1]
+        return view.at(view["self"], [*batch, *at]) if name == "" else f"{name}[{', '.join([*kept, *at])}]"
+
+    def power(n: int) -> str:
+        """The name of a statement of the power n, "" for the matrix itself."""
+        return "" if n == 1 else view.let(f"power{n}", view.out, halves(n)).partition("[")[0]
+
+    def halves(n: int) -> str:
+        root = power(n // 2)
+        return multiplied(root, root) if n % 2 == 0 else multiplied(power(n - 1), "")
+
+    return view.at(view["self"]) if n == 1 else halves(n)
+
+
 @row("mv(a[m,n], x[n])")
 def mv(view: OperatorView) -> str:
     """`sum(j, self[i,j] * vec[j])`."""

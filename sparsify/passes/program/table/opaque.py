@@ -57,5 +57,6 @@ opaque(
     "native_group_norm_backward", "avg_pool2d_backward", "embedding_dense_backward",
 )  # fmt: skip
 opaque("overlapping windows are added up: the adjoint of `unfold`", "col2im")
-opaque("rows of a table are summed bag by bag, and bags may be empty", "_embedding_bag", "embedding_bag")
+opaque("captured graphs have `embedding_bag` in its place", "_embedding_bag")
+opaque("it joins modes of both matrices", "kron")
 opaque("which one of several writes to a place counts is not defined", "scatter")

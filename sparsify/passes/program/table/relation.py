@@ -62,6 +62,7 @@ def index(view: OperatorView) -> str:
     """`sum(j, where(indices[e] == j, self[j,k], 0))`."""
     known = [(mode, found) for mode, found in enumerate(view["indices"]) if found is not None]
     require(len(known) == 1, "places of several modes")
+    require(not is_boolean(known[0][1]), "the data decides the shape")
     mode, places = known[0][0], require_places(view, known[0][1])
     last = mode + view.rank(places)
     names = [*view.out[:mode], *view.out[last:]]
@@ -76,6 +77,55 @@ def gather(view: OperatorView) -> str:
     others = [*view.out[:mode], *view.out[mode + 1 :]]
     require_same(view, without(view.shape(tensor), mode), without(view.shape(places), mode))
     return read(view, tensor, mode, view.at(places, view.out), others)
+
+
+BAG_MODES = ("sum", "mean", "max")  # by torch's number
+
+
+@row(
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1))[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 1)[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 2)[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 0, False, v[m+p+1])[0]",
+    "embedding_bag(w[n+1,k], i[m]:n, torch.arange(m + 1), False, 1, False, None, True)[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 1, False, None, False, 0)[0]",
+    "embedding_bag(w[n+1,k], i[m+p+1]:n, torch.arange(m + 1), False, 2, False, None, False, n)[0]",
+)
+def embedding_bag(view: OperatorView) -> str:
+    """`sum(p, where(bag[p] == b, sum(j, where(indices[p] == j, weight[j,k], 0)), 0))`, or the mean or max.
+
+    Index p is in bag b where b + 1 offsets are no larger than p: `bag[p] = sum(a, where(offsets[a] <= p, 1, 0)) - 1`.
+    """
+    table, indices, offsets = (view[name] for name in ("weight", "indices", "offsets"))
+    is_alone = view.result.args[1:] == (0,) and len(view.node.users) == 1
+    require(is_alone, "bags and places of extrema are read, too")
+    require(not view["sparse"], "sparse=True asks for gradients as torch's sparse tensors")
+    require(
+        not view["scale_grad_by_freq"],
+        "scale_grad_by_freq=True asks for gradients that no derivative of the result is",
+    )
+    rows = view.shape(table)[0]
+    require(isinstance(rows, int), "how many rows the table has is known in a call alone")
+    require(
+        not {0, 1} & {*view.sizes[:1], *view.shape(indices), *view.shape(offsets)}, "a mode of extent 0 or 1"
+    )
+    p, a, (b, k) = view.index(view.shape(indices)[0]), view.index(view.shape(offsets)[0]), view.out
+    bag = view.let("bag", [p], f"sum({a}, where({view.at(offsets, [a])} <= {p}, 1, 0)) - 1")
+    view.program.bounds[bag.partition("[")[0]] = offsets.name
+    place, entry = view.at(indices, [p]), read(view, table, 0, view.at(indices, [p]), [k])
+    if "per_sample_weights" in view:
+        entry = f"{view.at(view['per_sample_weights'], [p])} * {entry}"
+    how, padding, counted = BAG_MODES[view.number("mode")], view.number("padding_idx"), "1.0"
+    if padding is not None:
+        counted = f"where({place} == {padding % rows}, 0.0, 1.0)"
+        entry = f"where({place} == {padding % rows}, {'-inf' if how == 'max' else '0'}, {entry})"
+    if how == "sum":
+        return f"sum({p}, where({bag} == {b}, {entry}, 0))"
+    count = view.let("count", [b], f"sum({p}, where({bag} == {b}, {counted}, 0.0))")
+    if how == "max":
+        found = view.let("reduced", [b, k], f"max({p}, where({bag} == {b}, {entry}, -inf))")
+        return f"where({count} == 0, 0, {found})"
+    return f"sum({p}, where({bag} == {b}, {entry}, 0)) / where({count} == 0, 1, {count})"
 
 
 @row("one_hot(i[m]:n, n+1)")
@@ -108,10 +158,17 @@ def index_add(view: OperatorView) -> str:
     return written(view, mode, view.at(places, [e]), [e], entry, "sum", is_included=True)
 
 
-@row("index_put(x[m+1,n], [i[k]:m], y[k,n], True)", "index_put(x[m+1,n], [i[k]:m], y[n], True)")
+@row(
+    "index_put(x[m+1,n], [i[k]:m], y[k,n], True)",
+    "index_put(x[m+1,n], [i[k]:m], y[n], True)",
+    "index_put(x[m,n], [c[m]:bool], y[n])",
+    "index_put(x[m,n], [c[m,n]:bool], y[], True)",
+)
 def index_put(view: OperatorView) -> str:
-    """`self[i,k] + sum(e, where(indices[e] == i, values[e,k], 0))`."""
+    """`self[i,k] + sum(e, where(indices[e] == i, values[e,k], 0))`; `where(mask[i], values[k], self[i,k])`."""
     known = list(view["indices"])
+    if len(known) == 1 and is_boolean(known[0]):
+        return put_where(view, known[0])
     require(bool(view["accumulate"]), "the last one of several writes to a place counts")
     require(len(known) == 1 and known[0] is not None, "places of several modes")
     places = require_places(view, known[0])
@@ -119,6 +176,19 @@ def index_put(view: OperatorView) -> str:
     e = view.index(view.shape(places)[0])
     entry = view.at(view["values"], replaced(view.out, 0, e))
     return written(view, 0, view.at(places, [e]), [e], entry, "sum", is_included=True)
+
+
+def put_where(view: OperatorView, mask: fx.Node) -> str:
+    """`where(mask[i], values[k], self[i,k])`, the values the same at all places.
+
+    Raises:
+        Refusal: each place has a value of its own, in the order of the places.
+    """
+    chosen, rest = view.out[: view.rank(mask)], view.out[view.rank(mask) :]
+    require(view.rank(view["values"]) <= len(rest), "values in the order of the places that a mask names")
+    base, value = view.at(view["self"]), view.at(view["values"], rest) if rest else view.at(view["values"])
+    value = f"{base} + {value}" if view["accumulate"] else value
+    return f"where({view.at(mask, chosen)}, {value}, {base})"
 
 
 @row(

@@ -76,7 +76,12 @@ class Single(GShard):
         return torch.einsum("gech,cges->gsh", torch.einsum("gecm,emh->gech", sent, self.wi), combine)
 
 
-MODELS = [(GShard, (3, 17, WIDTH)), (OneGroup, (23, WIDTH)), (Single, (2, 9, WIDTH))]
+MODELS = [
+    (GShard, (3, 17, WIDTH)),
+    (OneGroup, (23, WIDTH)),
+    (Single, (2, 9, WIDTH)),
+    (GShard, (1, 17, WIDTH)),
+]
 
 
 @pytest.mark.parametrize(("kind", "shape"), MODELS)
@@ -102,12 +107,25 @@ def test_equal_to_the_model(kind, shape):
             torch.testing.assert_close(own.double(), other, rtol=1e-4, atol=1e-5 * largest)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(GShard, (2, 1)), (GShard, (1, 1)), (OneGroup, (1,)), (Single, (3, 1))]
+)
+def test_one_token(kind, shape):
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(*shape, WIDTH)
+    with override(**QUICK), torch.no_grad():
+        sparse = sparsify.apply(model, RECIPE, x, strict=True)
+        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+        expected = copy.deepcopy(model).double()(x.double())
+        torch.testing.assert_close(sparse(x).double(), expected, rtol=1e-4, atol=1e-4)  # sums of products
+
+
 def test_program():
     with override(**QUICK), torch.no_grad():
         sparse = sparsify.apply(GShard().eval(), RECIPE, torch.randn(2, 9, WIDTH))
     (region,) = sparse.report.regions
     assert region.einsum == (
-        "H[t,e,h] = G[t,e] * relu(sum(i0, X1[t,i0] * W2[e,i0,h]) + X3[e,h]); Y[t,o] += H[t,e,h] * W0[e,h,o]"
+        "T[i,j,f] = G[i,j] * relu(sum(g, X[i,g] * W[j,g,f]) + W1[j,f]); Y[i,k] = sum(j, f, T[i,j,f] * W2[j,f,k])"
     )
     assert not [node for node in sparse.graph.nodes if "einsum" in str(node.target)]
 
