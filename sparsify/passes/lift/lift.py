@@ -1,4 +1,4 @@
-"""Regions of what has roads of its own: attention, mixtures of experts, convolutions and embeddings of bags.
+"""Regions of what has roads of its own: mixtures of experts and embeddings of bags.
 
 In: a marked graph. Out: a region for each of these, by operator pattern and never by model or module name, and
 `info(node).dense_reason` on those that have none. All else is the front end's.
@@ -8,30 +8,18 @@ from torch import fx
 
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.graph.node_info import info, set_info
-from sparsify.passes.lift import convolution, embedding_bag
+from sparsify.passes.lift import embedding_bag
 from sparsify.passes.lift.experts import mixture as experts
 from sparsify.passes.region.region import Region
 
 
 def lift(draft: Draft) -> Draft:
     """The draft with the regions of such operators."""
-    taken: set[fx.Node] = set()
     for node in list(draft.graph.nodes):
-        if node in taken:
-            continue
         embedding = embedding_bag.recognise(node)
         if embedding is not None and embedding.mark is not None:
             made = embedding_bag.bags_region(embedding, embedding.mark)
             settle(embedding.call if isinstance(made, str) else node, made)
-            continue
-        filters = convolution.mark_of(node)
-        if filters is not None:
-            found = convolution.convolution(draft, node, filters, taken)
-            if isinstance(found, str):
-                set_info(node, dense_reason=found)
-            else:
-                set_info(found.output, region=found)
-                taken.update(found.covered)
             continue
         mixture = experts.recognise(node)
         gate = None if mixture is None else experts.mark_of(mixture)
