@@ -19,30 +19,32 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program
-from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info, set_info
-from sparsify.passes.graph.operators import argument, known_size, operator_name, tensor_value
+from sparsify.passes.graph.operators import known_size, operator_name, tensor_value
 from sparsify.passes.operands.convolution_operands import FlatImages, Places
-from sparsify.passes.operands.sliding_window import CSR, Grid, Window, packed_bytes, packed_format
-from sparsify.passes.program.model import ModelProgram, Refusal, sizes_of
+from sparsify.passes.operands.sliding_window import CSR, Grid, packed_bytes, packed_format
+from sparsify.passes.program.model import MATRIX, ModelProgram, Refusal, sizes_of
+from sparsify.passes.program.table import ROWS
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import SCALES, Matrix, scales_of
 from sparsify.passes.rewrite.epilogue import epilogue, joined
 from sparsify.passes.rewrite.row_factors import RowFactors
+from sparsify.passes.rewrite.windows import PRODUCT, Windowed, windowed
 from sparsify.recipe.schema import Compile
 from sparsify.report import Choice
 from sparsify.sparsification.rounding import rounded, scale_dtype
 
 DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
-# The modes of an image, by operator.
-MODES: Final = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
-# Of an entry of the result, of a vector over outputs, and the product.
+# The section of the table that has convolutions.
+WINDOW: Final = "window"
+# The indices of an entry of the result, and of a vector over outputs.
 ENTRY: Final = (Index("n"), Index("o"), Index("p"))
 ROW: Final = (Index("o"),)
-PRODUCT: Final = parse_expression("sum(k, W[o,k] * F[n,k+p])")
+# Stands for the sum over windows among the tensors of a graph, none of which is called so.
+SUM: Final = "sum over windows"
 
 
 def convolution_regions(
@@ -56,66 +58,59 @@ def convolution_regions(
         taken: nodes that other regions compute.
     """
     made: list[Region] = []
+    weights = marked_weights(draft.graph)
     for node in draft.graph.nodes:
-        mark = mark_of(node)
-        if mark is None:
+        weight = next((read for read in node.all_input_nodes if read in weights), None)
+        if weight is None:
             continue
         covered = {*taken, *(n for region in made for n in region.covered)}
-        found = convolution(draft, program, node, mark, apart, covered)
+        found = region_behind(draft, program, node, weight, apart, covered)
         if isinstance(found, str):
             set_info(node, dense_reason=found)
-        else:
+        elif found is not None:
             made.append(found)
     return made
 
 
-def mark_of(node: fx.Node) -> Mark | None:
-    """The mark of a convolution's weight, `None` for other nodes and for weights that no rule reached."""
-    if operator_name(node) not in MODES:
-        return None
-    weight: Any = argument(node, 1, "weight")
-    mark = info(weight).mark
-    return mark if weight.op == "get_attr" and isinstance(mark, Mark) else None
+def marked_weights(graph: fx.Graph) -> dict[fx.Node, Mark]:
+    """The parameters of windows that rules reach, with their marks."""
+    marks = ((node, info(node).mark) for node in graph.find_nodes(op="get_attr"))
+    return {node: mark for node, mark in marks if isinstance(mark, Mark) and has_windows(node)}
 
 
-def windows_of(node: fx.Node) -> tuple[Window, ...] | None:
-    """The windows of a convolution, a mode each; `None` where there is more padding behind images than before."""
-    rank, weight = MODES[operator_name(node)], tensor_value(argument(node, 1, "weight"))
-    assert weight is not None, "weights are tensors"
-    sizes = [int(size) for size in weight.shape[2:]]
-    strides, dilations = (
-        every_mode(argument(node, place, name, 1), rank) for place, name in ((3, "stride"), (5, "dilation"))
-    )
-    padding: Any = argument(node, 4, "padding", 0)
-    if padding == "same":
-        whole = [dilation * (size - 1) for dilation, size in zip(dilations, sizes, strict=True)]
-        if any(count % 2 for count in whole):
-            return None
-        padding = [count // 2 for count in whole]
-    paddings = every_mode(0 if padding == "valid" else padding, rank)
-    return tuple(Window(*numbers) for numbers in zip(sizes, strides, paddings, dilations, strict=True))
+def has_windows(weight: fx.Node) -> bool:
+    """Whether a parameter has more modes than a matrix."""
+    value = tensor_value(weight)
+    return value is not None and value.dim() > MATRIX
 
 
-def every_mode(numbers: Any, rank: int) -> list[int]:
-    """A number for each mode of an image, where one may stand for all."""
-    listed = [numbers] if isinstance(numbers, int) else list(numbers)
-    return listed * rank if len(listed) == 1 else listed
+def region_behind(
+    draft: Draft,
+    program: ModelProgram,
+    node: fx.Node,
+    weight: fx.Node,
+    apart: Collection[str],
+    taken: Collection[fx.Node],
+) -> Region | str | None:
+    """The region that begins with a node that reads a weight, or why there is none; `None` for other operators."""
+    row = ROWS.get(operator_name(node))
+    if node.name not in program.statements:
+        return program.opaque.get(node.name) if row is not None and row.section == WINDOW else None
+    try:
+        found = windowed(program, node, weight)
+    except Refusal as refusal:
+        return str(refusal)
+    return None if found is None else convolution(draft, program, node, weight, found, apart, taken)
 
 
-def reason_against(node: fx.Node, mark: Mark) -> str:
-    """Why a convolution has no program, "" when it has one."""
-    image, value = tensor_value(node.args[0]), tensor_value(node)
-    weight = tensor_value(argument(node, 1, "weight"))
-    if image is None or value is None or weight is None:
-        return "its operands are not all tensors"
-    if argument(node, 6, "groups", 1) != 1:
-        return "its channels are in groups: a result reads too few entries for zeros among them to be worth a list"
-    if value.dtype not in DTYPES or weight.dtype != value.dtype or image.dtype != value.dtype:
+def reason_against(node: fx.Node, weight: fx.Node, image: fx.Node, mark: Mark) -> str:
+    """Why a convolution has no kernel, "" when it has one."""
+    value = tensor_value(node)
+    assert value is not None, "convolutions give tensors"
+    if value.dtype not in DTYPES or {weight.meta["val"].dtype, image.meta["val"].dtype} != {value.dtype}:
         return f"convolutions in {value.dtype} are not supported yet"
     if mark.format not in ("auto", str(CSR), "csr"):
         return f"its kernels read CSR alone, not {mark.format}"
-    if windows_of(node) is None:
-        return "padding='same' of an even kernel, more behind images than before, is not supported; pad them before"
     return ""
 
 
@@ -123,34 +118,38 @@ def convolution(
     draft: Draft,
     program: ModelProgram,
     node: fx.Node,
-    mark: Mark,
+    weight: fx.Node,
+    found: Windowed,
     apart: Collection[str],
     taken: Collection[fx.Node],
 ) -> Region | str:
-    """The region of a convolution and what follows it, or why there is none."""
-    why = reason_against(node, mark)
+    """The region of a sum over windows and what follows it, or why there is none."""
+    mark = info(weight).mark
+    assert mark is not None, "rules reach it"
+    why = reason_against(node, weight, found.image, mark)
     if why:
         return why
     if draft.is_trainable:
         return "in training it is torch's, whose gradients for the weight are those of its entries that are not 0"
-    weight = draft.known_tensor(argument(node, 1, "weight"))
-    rank = MODES[operator_name(node)]
-    extents = [known_size(extent) for extent in node.args[0].meta["val"].shape[-rank:]]  # type: ignore[union-attr]
-    if weight is None or None in extents:
+    known = draft.known_tensor(weight)
+    extents = [known_size(extent) for extent in found.image.meta["val"].shape[-len(found.windows) :]]
+    if known is None or None in extents:
         return "the extents of its images, or its weight, are not known"
-    if mark.dtype != "same" and not is_rounded(draft, node, weight, mark.dtype):
+    if mark.dtype != "same" and not is_rounded(draft, weight, known, mark.dtype):
         return f"its weight is not rounded to {mark.dtype}: those of modules for convolutions are"
-    windows = windows_of(node)
-    assert windows is not None, "others have no program"
-    grid = Grid(windows, tuple(extents))  # type: ignore[arg-type]
-    found = packed(weight, grid, mark.dtype, draft.recipe.compile.memory == "compact")
-    if not found.is_smaller:
+    grid = Grid(found.windows, tuple(extents))  # type: ignore[arg-type]
+    held = packed(known, grid, mark.dtype, draft.recipe.compile.memory == "compact")
+    if not held.is_smaller:
         return Choice(
-            f"{found.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
+            f"{held.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
         )
-    product = Product(program, node, mark, grid, found)
+    product = Product(program, node, weight, found, mark, grid, held)
+    try:
+        own = product.own
+    except Refusal as refusal:
+        return str(refusal)
     behind = epilogue(program, node, ENTRY, product.read, apart, taken)
-    return convolution_region(product, behind, draft.recipe.compile)
+    return convolution_region(product, {node: own, **behind}, draft.recipe.compile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +192,10 @@ def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool) -> Packed:
     return Packed(share, held, weight.nbytes, False)
 
 
-def is_rounded(draft: Draft, node: fx.Node, weight: Tensor, dtype: str) -> bool:
+def is_rounded(draft: Draft, parameter: fx.Node, weight: Tensor, dtype: str) -> bool:
     """Whether a weight is what values of a dtype hold, with its scales beside it."""
     if dtype == "int8":
-        owner, _, name = str(argument(node, 1, "weight").target).rpartition(".")
+        owner, _, name = str(parameter.target).rpartition(".")
         if not hasattr(draft.model.get_submodule(owner), f"{name}{SCALES}"):
             return False
     return torch.equal(rounded(weight, dtype), weight)
@@ -209,6 +208,8 @@ class Product:
     Attributes:
         program: of the graph.
         node: the convolution.
+        weight: of it.
+        windowed: its sum over windows.
         mark: of its weight.
         grid: its windows, over the example's images.
         packed: how the weight will be held.
@@ -216,6 +217,8 @@ class Product:
 
     program: ModelProgram
     node: fx.Node
+    weight: fx.Node
+    windowed: Windowed
     mark: Mark
     grid: Grid
     packed: Packed
@@ -228,9 +231,21 @@ class Product:
         return found
 
     @property
-    def weight(self) -> fx.Node:
-        """The weight."""
-        found: fx.Node = argument(self.node, 1, "weight")
+    def own(self) -> Expr:
+        """The value of its statement, with its sum over windows as one tensor.
+
+        Raises:
+            Refusal: it reads something else than a vector over outputs.
+        """
+        statement = self.program.statements[self.node.name]
+
+        def visit(part: Node) -> Node:
+            if part == self.windowed.total:
+                return Access(SUM, ENTRY)
+            return self.read(part, statement) if isinstance(part, Access) else map_children(part, visit)
+
+        found = visit(statement.value)
+        assert isinstance(found, Expr)
         return found
 
     def read(self, access: Access, statement: Assign) -> Access:
@@ -274,31 +289,25 @@ class Text:
     ranks: dict[str, int]
 
 
-def text_of(product: Product, behind: Mapping[fx.Node, Expr], scales: fx.Node | None) -> Text:
-    """The statements of a convolution and of the nodes behind it."""
-    members = [product.node, *behind]
+def text_of(product: Product, computed: Mapping[fx.Node, Expr], scales: fx.Node | None) -> Text:
+    """The statements of the nodes of a region."""
+    members = list(computed)
     names = {node.name: f"T{number or ''}" for number, node in enumerate(members)} | {members[-1].name: "Y"}
-    bias = argument(product.node, 2, "bias")
-    first = [node for node in (scales, bias) if isinstance(node, fx.Node)]
-    accesses = [a for value in behind.values() for a in find(value, Access) if a.tensor not in names]
-    known = {a.tensor: product.program.nodes[a.tensor] for a in accesses}
-    added = [
-        node for name, node in known.items() if any(a.tensor == name and a.indices == ENTRY for a in accesses)
+    accesses = [
+        a for value in computed.values() for a in find(value, Access) if a.tensor not in (*names, SUM)
     ]
-    rows = list(dict.fromkeys([*first, *(node for node in known.values() if node not in added)]))
+    known = {a.tensor: product.program.nodes[a.tensor] for a in accesses}
+    added = [n for name, n in known.items() if any(a.tensor == name and a.indices == ENTRY for a in accesses)]
+    rows = [*([] if scales is None else [scales]), *(node for node in known.values() if node not in added)]
     names |= {node.name: f"r{number}" for number, node in enumerate(rows)}
     names |= {node.name: f"Z{number or ''}" for number, node in enumerate(added)}
-    own: Expr = PRODUCT
-    if scales is not None:
-        own = Call("mul", (Access(names[scales.name], ROW), own))
-    if isinstance(bias, fx.Node):
-        own = Call("add", (own, Access(names[bias.name], ROW)))
-    values = {names[node.name]: under(value, names) for node, value in behind.items()}
+    total = PRODUCT if scales is None else Call("mul", (Access(names[scales.name], ROW), PRODUCT))
+    values = {names[node.name]: under(value, names) for node, value in computed.items()}
     law = RowFactors(frozenset(names[node.name] for node in rows), ROW)
-    values = joined({names[product.node.name]: own} | values, "Y")
+    values = joined({SUM: total} | values, "Y")
     temporaries = {name: f"T{number or ''}" for number, name in enumerate(values)} | {"Y": "Y"}
     found = {temporaries[name]: under(law(value), temporaries) for name, value in values.items()}
-    ranks = {names[node.name]: 1 for node in first}
+    ranks = {} if scales is None else {names[scales.name]: 1}
     ranks |= {names[a.tensor]: len(a.indices) for a in accesses if known[a.tensor] in rows}
     return Text(found, rows, added, law.vectors, ranks)
 
@@ -316,19 +325,19 @@ def under(value: Expr, names: Mapping[str, str]) -> Expr:
     return found
 
 
-def convolution_region(product: Product, behind: Mapping[fx.Node, Expr], asked: Compile) -> Region:
+def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], asked: Compile) -> Region:
     """The region of a convolution that has a program.
 
     Args:
-        behind: the nodes that it computes, too, with the value of each.
+        computed: its nodes, with the value of each.
         asked: what memory and which libraries the recipe allows.
     """
-    node, mark, grid, held = product.node, product.mark, product.grid, product.packed
-    x, weight, value = node.args[0], product.weight, product.value
+    mark, grid, held = product.mark, product.grid, product.packed
+    x, weight, value = product.windowed.image, product.weight, product.value
     image, whole = tensor_value(x), tensor_value(weight)
-    assert isinstance(x, fx.Node) and image is not None and whole is not None, "convolutions are of tensors"
+    assert image is not None and whole is not None, "convolutions are of tensors"
     scales = scales_of(weight, whole) if mark.dtype == "int8" else None
-    text = text_of(product, behind, scales)
+    text = text_of(product, computed, scales)
     read = list(dict.fromkeys([x, weight, *text.rows, *text.added]))
     dtype, stored = DTYPES[value.dtype], value.dtype if mark.dtype == "same" else getattr(torch, mark.dtype)
     vectors = sorted(text.vectors.values(), key=lambda name: (name[0] == "b", len(name), name))
@@ -345,7 +354,7 @@ def convolution_region(product: Product, behind: Mapping[fx.Node, Expr], asked: 
     operands[weight.name] = Matrix(
         weight.name, None, None, None, None, weight, False, stored, mark, packed=form, scales=scales
     )
-    last = [node, *behind][-1]
+    *_, last = computed
     names = {n.name: n.name for n in read} | {x.name: "F", weight.name: "W", last.name: "Y"}
     notes = ["convolution"]
     if any(not isinstance(expr, Access) for expr in text.vectors):
@@ -356,7 +365,7 @@ def convolution_region(product: Product, behind: Mapping[fx.Node, Expr], asked: 
     return Region(
         [(last, ("n", "o", "p"), Const(0))],
         operands,
-        [node, *behind],
+        list(computed),
         notes,
         program_of(text, vectors, dtype, name_of(stored), grid.count),
         names,

@@ -21,7 +21,7 @@ from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes
-from sparsify.passes.decide.convolution import convolution_regions, mark_of
+from sparsify.passes.decide.convolution import convolution_regions, marked_weights
 from sparsify.passes.decide.cut import cut, is_layer, kept
 from sparsify.passes.decide.dense_reasons import PRODUCTS, reason_to_stay_dense
 from sparsify.passes.decide.gates import finish_mixture, gate_operand
@@ -98,7 +98,7 @@ def front_end(draft: Draft) -> Draft:
 
 def windows(draft: Draft) -> list[Region]:
     """The regions of convolutions with sparse weights."""
-    if not any(mark_of(node) for node in draft.graph.nodes):
+    if not marked_weights(draft.graph):
         return []
     program = translate(draft.graph)
     return convolution_regions(draft, program, kept_alone(draft, program), covered_by(draft.regions))

@@ -26,7 +26,7 @@ def windows(
     dilation: Any = 1,
 ) -> list[str]:
     """`stride * y + dilation * r - padding` for each mode of an image."""
-    require(0 not in view.sizes, "images or filters without entries")
+    require(all(view.program.extents[y] != 0 for y in out), "images without entries")
     found, count = [], len(out)
     settings = (each(value, count) for value in (stride, padding, dilation))
     for y, r, s, before, wide in zip(out, inside, *settings, strict=True):
@@ -58,7 +58,7 @@ def convolution(view: OperatorView) -> str:
     at = windows(view.out[len(lead) + 1 :], inside, view, view["stride"], padding, view["dilation"])
     weight, image = view.at(w, [k, c, *inside]), view.at(x, [*lead, c, *at])
     for place, size in zip(at, view.shape(x)[len(lead) + 1 :], strict=True):
-        if size == 1 and place.strip("0 +-"):  # programs leave out the mode: its only coordinate is 0
+        if size == 1 and place != "0 + 0":  # programs leave out the mode: its only coordinate is 0
             image = f"where({place} == 0, {image}, 0)"
     text = view.reduce("sum", [c, *inside], f"{weight} * {image}")
     return f"{text} + {view.at(view['bias'], [k])}" if "bias" in view else text
