@@ -1,8 +1,8 @@
 """Factors and summands that are the same along a row: what follows from vectors alone is computed once.
 
 In:  `(P[n,o,p] + d[o] - m[o]) / sqrt(v[o] + eps) * g[o] + h[o]`, vectors d, m, v, g and h.
-Out: `s[o] * P[n,o,p] + b[o]`, and `s[o] = 1 / sqrt(v[o] + eps) * g[o]; b[o] = (d[o] - m[o]) / sqrt(v[o] + eps) * g[o]
-     + h[o]`.
+Out: `s[o] * P[n,o,p] + b[o]`, and `s[o] = 1 / sqrt(v[o] + eps) * g[o]; b[o] = (d[o] - m[o]) * (1 / sqrt(v[o] + eps) *
+     g[o]) + h[o]`.
 
 A normalisation by known statistics is such an expression, and so are scalings, biases and layer scales.
 
@@ -10,7 +10,7 @@ Source: Ioffe and Szegedy, Batch Normalization, 2015, algorithm 1 for known mean
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr
@@ -22,29 +22,43 @@ ONE, MINUS_ONE = Const(1), Const(-1)
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`sum(factor * term) + shift`.
+    """`sum(factor * term) + sum(factor * row)`.
 
     Attributes:
         terms: each with its factor; these follow from vectors and numbers, terms do not.
-        shift: None for 0.
+        rows: vectors and numbers, each with its factor: that of a term is rounded as it is for the term.
     """
 
     terms: tuple[tuple[Expr, Expr], ...] = ()
-    shift: Expr | None = None
+    rows: tuple[tuple[Expr, Expr], ...] = ()
+
+    @property
+    def shift(self) -> Expr | None:
+        """The sum of all rows, None for 0."""
+        groups: dict[Expr, Expr | None] = {}
+        for row, factor in self.rows:
+            groups[factor] = added(groups.get(factor), row)
+        total: Expr | None = None
+        for factor, sum_of_rows in groups.items():
+            assert sum_of_rows is not None, "groups have rows"
+            total = added(total, multiplied(sum_of_rows, factor))
+        return total
 
     def plus(self, other: "Affine") -> "Affine":
         """The sum of two."""
-        return Affine(self.terms + other.terms, added(self.shift, other.shift))
+        return Affine(self.terms + other.terms, self.rows + other.rows)
 
     def times(self, factor: Expr) -> "Affine":
         """A multiple."""
-        terms = tuple((term, multiplied(own, factor)) for term, own in self.terms)
-        return Affine(terms, None if self.shift is None else multiplied(self.shift, factor))
+        parts = [
+            tuple((one, multiplied(own, factor)) for one, own in part) for part in (self.terms, self.rows)
+        ]
+        return Affine(*parts)
 
-    def over(self, divisor: Expr) -> "Affine":
-        """A quotient."""
-        terms = tuple((term, divided(own, divisor)) for term, own in self.terms)
-        return Affine(terms, None if self.shift is None else divided(self.shift, divisor))
+    def negative(self) -> "Affine":
+        """The same with the other sign."""
+        rows = tuple((multiplied(MINUS_ONE, row), factor) for row, factor in self.rows)
+        return replace(self.times(MINUS_ONE), rows=rows)
 
 
 @dataclass
@@ -68,20 +82,20 @@ class RowFactors:
     def affine(self, expr: Expr) -> Affine:
         """An expression as terms with factors."""
         if self.is_row(expr):
-            return Affine(shift=expr)
+            return Affine(rows=((expr, ONE),))
         match expr:
             case Call("add", (left, right)):
                 return self.affine(left).plus(self.affine(right))
             case Call("sub", (left, right)):
-                return self.affine(left).plus(self.affine(right).times(MINUS_ONE))
+                return self.affine(left).plus(self.affine(right).negative())
             case Call("neg", (value,)):
-                return self.affine(value).times(MINUS_ONE)
+                return self.affine(value).negative()
             case Call("mul", (value, factor)) if self.is_row(factor):
                 return self.affine(value).times(factor)
             case Call("mul", (factor, value)) if self.is_row(factor):
                 return self.affine(value).times(factor)
             case Call("div", (value, divisor)) if self.is_row(divisor) and not is_zero(divisor):
-                return self.affine(value).over(divisor)
+                return self.affine(value).times(divided(ONE, divisor))
         return Affine(((self.within(expr), ONE),))
 
     def within(self, expr: Expr) -> Expr:
@@ -109,7 +123,7 @@ class RowFactors:
         What is computed comes before what is read, in whichever order they are added.
         """
         groups: dict[Expr, Expr | None] = {}
-        value: Expr | None = None
+        value, shift = None, found.shift
         terms = sorted(found.terms, key=lambda one: isinstance(one[0], Access))
         for term, factor in terms:
             if factor in (ONE, MINUS_ONE):
@@ -123,9 +137,9 @@ class RowFactors:
                 value = added(value, term)
             elif factor == MINUS_ONE:
                 value = Call("neg", (term,)) if value is None else Call("sub", (value, term))
-            if number == 0 and found.shift is not None:
-                value = added(value, self.named(found.shift, "b"))
-        return value or self.named(found.shift or Const(0), "b")
+            if number == 0 and shift is not None:
+                value = added(value, self.named(shift, "b"))
+        return value or self.named(shift or Const(0), "b")
 
     def named(self, expr: Expr, letter: str) -> Expr:
         """A number as it is, a vector under its name."""

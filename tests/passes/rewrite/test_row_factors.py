@@ -16,7 +16,7 @@ ROWS = frozenset(("a", "c", "d", "v", "z"))
         (
             "(P[n,o] + d[o] - c[o]) / sqrt(v[o] + 0.1) * a[o]",
             "s[o] * P[n,o] + b[o]",
-            {"s": "1 / sqrt(v[o] + 0.1) * a[o]", "b": "(d[o] - c[o]) / sqrt(v[o] + 0.1) * a[o]"},
+            {"s": "1 / sqrt(v[o] + 0.1) * a[o]", "b": "(d[o] - c[o]) * (1 / sqrt(v[o] + 0.1) * a[o])"},
         ),
         ("2 * (P[n,o] / 4 + 3)", "0.5 * P[n,o] + 6", {}),
         ("c[o] - P[n,o]", "-P[n,o] + b[o]", {"b": "c[o]"}),
