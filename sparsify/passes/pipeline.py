@@ -23,7 +23,6 @@ from sparsify.passes.emit.mask_gradients import keep_zeros
 from sparsify.passes.emit.write_in_place import write_in_place
 from sparsify.passes.lift.attention.find import attention
 from sparsify.passes.lift.attention.mask import masked
-from sparsify.passes.lift.lift import lift
 from sparsify.passes.region.printer import regions_text, whole_graph
 from sparsify.passes.reorder.reorder import reorder
 from sparsify.passes.rules.edge_dropout import edge_dropout
@@ -57,8 +56,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "reordered", reorder, whole_graph
     ),  # needs the marks; regions are made of the nodes in their new order
-    Pass("lifted", lift, regions_text),  # needs all marks: what is sparse decides what is an einsum operand
-    Pass("general", front_end, regions_text),  # needs all regions: what they cover has one already
+    Pass("general", front_end, regions_text),  # needs all marks: what is sparse decides which statements make regions
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
     Pass("priced", price, regions_text),  # needs the formats of weights
     Pass(

@@ -9,6 +9,7 @@ Each chain is timed as it is and in both forms; without seconds for that it stay
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +34,6 @@ from sparsify.passes.graph.operators import (
     scope,
     tensor_value,
 )
-from sparsify.passes.lift.convolution import Chain, chain_of
 from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.convolution_operands import Chosen
 from sparsify.passes.operands.sliding_window import recycled
@@ -45,6 +45,35 @@ AS_IT_IS: Final = "as it is"
 POOLING: Final = "max_pool2d"
 # Weights that have a normalisation in them, for so many copies of a model.
 PACKED: Final = 2
+
+
+@dataclass
+class Chain:
+    """A convolution and the operators behind it that torch computes with it.
+
+    Attributes:
+        node: the convolution.
+        covered: its nodes in order.
+        norm: the normalisation.
+        added: what is added to the result.
+        activation: what is applied to it, "" for nothing.
+    """
+
+    node: fx.Node
+    covered: list[fx.Node] = field(default_factory=list)
+    norm: fx.Node | None = None
+    added: fx.Node | None = None
+    activation: str = ""
+
+    @property
+    def learned(self) -> tuple[Any, ...]:
+        """The running mean and variance of the normalisation, its weight and its bias; nothing without one."""
+        return () if self.norm is None else (*self.norm.args[3:5], *self.norm.args[1:3])
+
+    @property
+    def last(self) -> fx.Node:
+        """The node whose value is the result."""
+        return self.covered[-1]
 
 
 class Folded:
@@ -207,6 +236,57 @@ def chain_at(
     if not all(isinstance(n, fx.Node) and is_expected_by_rows(n) for n in (*read, node)):
         return None
     return chain if values[0].dim() == values[-1].dim() == 4 else None  # type: ignore[union-attr]
+
+
+def chain_of(node: fx.Node, taken: Collection[fx.Node], can_add: bool) -> Chain:
+    """The convolution with the operators behind it, each the only reader of the one before.
+
+    Args:
+        taken: nodes that belong to other regions.
+        can_add: whether something may be added to the result there.
+    """
+    chain = Chain(node, [node])
+    while len(chain.last.users) == 1 and not chain.activation:
+        reader = next(iter(chain.last.users))
+        if reader in taken or not same_value(reader, node):
+            break
+        name = operator_name(reader)
+        if name == "batch_norm" and is_fixed(reader) and len(chain.covered) == 1:
+            chain.norm = reader
+        elif name == "add" and can_add and chain.added is None and (other := summand(reader, chain.last)):
+            chain.added = other
+        elif name == "relu":
+            chain.activation = "relu"
+        else:
+            break
+        chain.covered.append(reader)
+    return chain
+
+
+def is_fixed(norm: fx.Node) -> bool:
+    """Whether a normalisation is by what was learned, in the dtype of what it normalises."""
+    parts = [tensor_value(part) for part in norm.args[1:5]]
+    value = tensor_value(norm)
+    assert value is not None, "normalisations give tensors"
+    has_statistics = parts[2] is not None and parts[3] is not None
+    same = all(part is None or part.dtype == value.dtype for part in parts)
+    return not argument(norm, 5, "training", True) and has_statistics and same
+
+
+def summand(add: fx.Node, one: fx.Node) -> fx.Node | None:
+    """What is added to `one`, a tensor of the same shape; `None` for others, or more than once."""
+    others = [arg for arg in add.args[:2] if arg is not one]
+    if len(others) != 1 or argument(add, 2, "alpha", 1) != 1 or not isinstance(others[0], fx.Node):
+        return None
+    return others[0] if same_value(others[0], one) else None
+
+
+def same_value(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes have values of the same shape, symbols included, and dtype."""
+    first, second = tensor_value(one), tensor_value(other)
+    if first is None or second is None or first.dtype != second.dtype:
+        return False
+    return [str(extent) for extent in first.shape] == [str(extent) for extent in second.shape]
 
 
 def parameters_of(chain: Chain) -> list[Any]:

@@ -20,6 +20,7 @@ from torch import fx, nn
 
 from sparsify.compiler.prepare import build_all
 from sparsify.errors import SparsifyError
+from sparsify.passes.call.bind import extract
 from sparsify.passes.call.first_backward import Result
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft
@@ -170,11 +171,18 @@ def forms(draft: Draft, region: Region) -> list[Candidate]:
     if region.layout is None:
         return []
     chain = chain_at(region.covered[0], (), overwritten(draft.graph), can_add=region.layout.example.is_whole)
-    if chain is None:
+    if chain is None or not set(chain.covered) <= set(region.covered):
         return []
-    made = {form: Folded(chain, form, has_pool=False) for form in FORMS}
-    inputs = {form: [example(draft, node) for node in one.inputs] for form, one in made.items()}
-    return [Candidate(form, partial(one.computed, inputs[form])) for form, one in made.items()]
+    made = [Folded(chain, form, has_pool=False) for form in FORMS]
+    rest = extract(draft.graph, [chain.last, *region.read], [region.output]).forward
+    others = [example(draft, node) for node in region.read]
+    inputs = [example(draft, node) for node in made[0].inputs]
+
+    def run(folded: Folded) -> Any:
+        found = folded.computed(inputs)
+        return found if chain.last is region.output else rest(found, *others)[0]
+
+    return [Candidate(form, partial(run, one)) for form, one in zip(FORMS, made, strict=True)]
 
 
 def wanting(arguments: Sequence[Any], draft: Draft) -> list[Any]:

@@ -21,6 +21,7 @@ from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes
+from sparsify.passes.decide.convolution import convolution_regions, marked_weights
 from sparsify.passes.decide.cut import cut, is_layer, kept
 from sparsify.passes.decide.dense_reasons import PRODUCTS, reason_to_stay_dense
 from sparsify.passes.decide.gates import finish_mixture, gate_operand, gates_of_slots
@@ -81,7 +82,7 @@ FINITE: Final = frozenset(
 
 def front_end(draft: Draft) -> Draft:
     """The draft with regions of all operators that touch a marked tensor and have no region yet."""
-    draft.regions = in_order(draft, [*draft.regions, *pattern_regions(draft)])
+    draft.regions = in_order(draft, [*draft.regions, *windows(draft), *pattern_regions(draft)])
     # Gates of mixtures are computed as they were, and then read sparse.
     gates = {node for region in draft.regions for node in region.inputs}
     gates |= {part for region in draft.regions for matrix in region.matrices for part in matrix.parts}
@@ -92,6 +93,14 @@ def front_end(draft: Draft) -> Draft:
     note_reasons(draft, lambda node: operator_name(node) in PRODUCTS)
     report_dense(draft, covered_by(draft.regions))
     return draft
+
+
+def windows(draft: Draft) -> list[Region]:
+    """The regions of convolutions with sparse weights."""
+    if not marked_weights(draft.graph):
+        return []
+    program = translate(draft.graph)
+    return convolution_regions(draft, program, kept_alone(draft, program), covered_by(draft.regions))
 
 
 def note_reasons(draft: Draft, which: Callable[[fx.Node], bool]) -> None:

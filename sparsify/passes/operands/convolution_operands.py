@@ -1,14 +1,14 @@
 """The operands of a convolution's kernel: flat images, its packed weight at places in them, the result as torch has it.
 
-In: x, a weight [o, c, ...] that is packed, a bias, what a normalisation in evaluation has learned, what is added. Out:
-the result of `Y[n,o,p] = relu(s[o] * sum(k, W[o,k] * F[n,k+p]) + b[o] + Z[n,o,p])`, with the normalisation in s and b.
+In: x, a weight [o, c, ...] that is packed, a bias and what a normalisation in evaluation has learned, what is added.
+Out: the result of `Y[n,o,p] = relu(s[o] * sum(k, W[o,k] * F[n,k+p]) + b[o] + Z[n,o,p])`, s and b computed once.
 
 W has the values of the packed weight; the places of its entries depend on the extents of images and are listed beside
 it, for the latest of them. Kernels are for a number of results; calls with images of other sizes have kernels of their
 own, the latest of which are kept.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import Kernel, plan
+from sparsify.compiler.reference import evaluate_program
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import Options
 from sparsify.passes.operands.cached_operands import Structure
@@ -35,25 +36,17 @@ PLACED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the operands of a convolution are among those of its nodes, `None` for those that it lacks.
+    """Where the operands of a convolution are among those of its nodes.
 
     Attributes:
-        norm: of the running mean and variance of a normalisation, its weight and its bias.
-        added: of what is added to the result.
-        scales: of what the whole numbers of each row of the weight are multiplied with.
+        rows: of what its vectors over outputs follow from.
+        added: of tensors of the shape of the result.
     """
 
     image: int
     weight: int
-    bias: int | None = None
-    norm: tuple[int | None, ...] = ()
-    added: int | None = None
-    scales: int | None = None
-
-    @property
-    def by_output(self) -> tuple[int | None, ...]:
-        """Those that s and b follow from."""
-        return (self.bias, self.scales, *self.norm)
+    rows: tuple[int, ...] = ()
+    added: tuple[int, ...] = ()
 
 
 class Placed:
@@ -96,7 +89,7 @@ class FlatImages:
         windows: one for each mode of an image.
         places: of its operands.
         example: the extents of the example's images.
-        eps: of the normalisation.
+        by_row: the program of vectors over outputs, `s[o] = r1[o] / sqrt(r2[o] + 1e-05)`, of r0, r1, ...; None without.
         keeps_places: whether places are listed once, and not in each call.
         is_single: whether images come without a batch, one at a time.
 
@@ -109,14 +102,16 @@ class FlatImages:
         windows: tuple[Window, ...],
         places: Places,
         example: tuple[int, ...],
-        eps: float = 0.0,
+        by_row: Program | None = None,
         keeps_places: bool = True,
         is_single: bool = False,
     ) -> None:
-        self.windows, self.places, self.eps, self.is_single = windows, places, eps, is_single
+        self.windows, self.places, self.by_row, self.is_single = windows, places, by_row, is_single
         self.example = Grid(windows, example)
         self.placed = Placed(PLACED if keeps_places else 0)
-        self.by_output = Structure(self.factors, (0, 1), ConversionEntry("s, b", "", "dense"))
+        vectors = () if by_row is None else by_row.outputs
+        entry = ConversionEntry(", ".join(vectors), "", "dense")
+        self.by_output = Structure(self.vectors, range(len(vectors)), entry)
         self.others: dict[int, Kernel] = {}
         self.refused: set[Grid] = set()
         self.grids: dict[tuple[int, ...], Grid] = {example: self.example}
@@ -158,31 +153,25 @@ class FlatImages:
         """The operands F, W, s, b and Z of the program, as far as it has them."""
         places = self.places
         grid = grid or self.grid(given[places.image])
-        factors, shifts = self.by_output(
-            tuple([None if at is None else given[at] for at in places.by_output])
-        )
+        vectors = () if self.by_row is None else self.by_output(tuple([given[at] for at in places.rows]))
         weight = self.placed(given[places.weight], grid)
-        added = None if places.added is None else grid.flat(self.batch(given[places.added]))
-        found = [grid.image(self.batch(given[places.image])), weight, factors, shifts, added]
-        return [operand for operand in found if operand is not None]
+        added = [grid.flat(self.batch(given[at])) for at in places.added]
+        return [grid.image(self.batch(given[places.image])), weight, *vectors, *added]
 
     def batch(self, images: Tensor) -> Tensor:
         """Images [n, ...], of one that comes without a batch, too."""
         return images.unsqueeze(0) if self.is_single else images
 
-    def factors(self, bias: Tensor | None, scales: Tensor | None, *norm: Tensor | None) -> list[Any]:
-        """`s = w / sqrt(variance + eps)` and `b = (bias - mean) * s + shift`, the scales of the weight in s.
-
-        Source: Ioffe and Szegedy, Batch Normalization, 2015, algorithm 1 for known means and variances.
-        """
-        if not norm:
-            return [scales, bias]
-        mean, variance, weight, shift = norm
-        assert mean is not None and variance is not None, "others are not part of convolutions"
-        factor = torch.rsqrt(variance + self.eps)
-        factor = factor if weight is None else factor * weight
-        moved = (-mean if bias is None else bias - mean) * factor
-        return [factor if scales is None else factor * scales, moved if shift is None else moved + shift]
+    def vectors(self, *rows: Tensor) -> list[Tensor]:
+        """What the program of vectors gives for its operands, which have any shape."""
+        assert self.by_row is not None, "others have no vectors"
+        operands = {}
+        for number, row in enumerate(rows):
+            name = f"r{number}"
+            if name in self.by_row.inputs:
+                rank = len(self.by_row.declaration(name).extents)
+                operands[name] = row.detach().reshape([-1] * rank)
+        return list(evaluate_program(self.by_row, operands))
 
     def without_weight(self, arguments: Sequence[Any]) -> list[Any]:
         """The arguments with a weight that gets no gradient."""
@@ -210,22 +199,6 @@ class FlatImages:
 def latest(known: dict[K, V]) -> dict[K, V]:
     """The last entries, as many as leave a place for one more."""
     return dict(list(known.items())[1 - SIZES :])
-
-
-def texts(places: Places, activation: str) -> tuple[str, Mapping[str, int]]:
-    """The program in index notation, and the number of modes of its dense operands.
-
-    >>> texts(Places(0, 1, 2), "relu")[0]
-    'Y[n,o,p] = relu(sum(k, W[o,k] * F[n,k+p]) + b[o])'
-    """
-    text, ranks = "sum(k, W[o,k] * F[n,k+p])", {"F": 2}
-    if places.norm or places.scales is not None:
-        text, ranks = f"s[o] * {text}", {**ranks, "s": 1}
-    if places.bias is not None or places.norm:
-        text, ranks = f"{text} + b[o]", {**ranks, "b": 1}
-    if places.added is not None:
-        text, ranks = f"{text} + Z[n,o,p]", {**ranks, "Z": 3}
-    return f"Y[n,o,p] = {f'{activation}({text})' if activation else text}", ranks
 
 
 @dataclass(frozen=True, slots=True)

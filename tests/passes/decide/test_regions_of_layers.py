@@ -12,7 +12,6 @@ from sparsify.passes.capture import calls
 from sparsify.passes.capture import draft as base
 from sparsify.passes.capture.export import capture
 from sparsify.passes.decide.front_end import front_end
-from sparsify.passes.lift.lift import lift
 from sparsify.passes.rules.mark import mark
 from sparsify.passes.rules.propagate import propagate
 from sparsify.report import Report
@@ -47,7 +46,7 @@ def fused(model, args, *rules, **sections):
     )
     text = {"schema": 1, "name": "own", "sparsify": list(rules), **sections}
     draft = base.Draft(captured, model, base.Asked(recipe.load(text)), Report(), options.current(), examples)
-    for step in (mark, propagate, lift):
+    for step in (mark, propagate):
         draft = step(draft)
         pipeline.verify(draft, step.__name__)
     return draft

@@ -15,7 +15,6 @@ from sparsify.passes.capture import draft as base
 from sparsify.passes.capture.export import capture
 from sparsify.passes.decide.front_end import front_end
 from sparsify.passes.graph.operators import operator_name
-from sparsify.passes.lift.lift import lift
 from sparsify.passes.rules.mark import mark
 from sparsify.passes.rules.propagate import propagate
 from sparsify.report import Report
@@ -86,7 +85,7 @@ def drafted(model, dynamic=None):
     captured = capture(model.eval(), call, dynamic)
     text = {"schema": 1, "name": "own", "sparsify": [RULE]}
     draft = base.Draft(captured, model, base.Asked(recipe.load(text)), Report(), options.current(), {})
-    for step in (mark, propagate, lift, front_end):
+    for step in (mark, propagate, front_end):
         draft = step(draft)
         pipeline.verify(draft, step.__name__)
     return draft

@@ -1,10 +1,14 @@
 """Windows: convolutions and pooling, where indices are sums of index variables."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from sparsify.passes.program.operator_view import OperatorView
 from sparsify.passes.program.table.row import require, row
+
+GROUPS: Final = (
+    "its channels are in groups: a result reads too few entries for zeros among them to be worth a list"
+)
 
 
 def each(value: Any, count: int) -> list[int]:
@@ -22,7 +26,7 @@ def windows(
     dilation: Any = 1,
 ) -> list[str]:
     """`stride * y + dilation * r - padding` for each mode of an image."""
-    require(0 not in view.sizes, "images or filters without entries")
+    require(all(view.program.extents[y] != 0 for y in out), "images without entries")
     found, count = [], len(out)
     settings = (each(value, count) for value in (stride, padding, dilation))
     for y, r, s, before, wide in zip(out, inside, *settings, strict=True):
@@ -38,23 +42,35 @@ def windows(
 @row(
     "convolution(x[2,n,7], w[k,n,3], b[k], [1], [1], [1], False, [0], 1)",
     "conv1d(x[2,n,9], w[k,n,3], None, [2], [1])",
+    "conv1d(x[n,9], w[k,n,4], b[k], [1], 'same', [2])",
     "conv2d(x[2,n,6,5], w[k,n,3,2], b[k], [1, 2], [1, 0], [1, 1])",
+    "conv2d(x[2,n,1,4], w[k,n,3,2], b[k], [2, 1], [2, 0])",
     names=("conv1d", "conv2d", "conv3d"),
 )
 def convolution(view: OperatorView) -> str:
     """`sum(c, r, weight[k,c,r] * input[n, c, stride*y + dilation*r - padding]) + bias[k]`, 0 outside of images."""
     x, w = view["input"], view["weight"]
     require(not view.number("transposed", False), "transposed convolutions have no row yet")
-    require(view.number("groups", 1) == 1, "groups of channels have no row yet")
-    require(not isinstance(view["padding"], str), "padding by name")
-    require(
-        all(size != 1 for size in view.shape(x)[2:]) and view.rank(x) == view.rank(w), "an image of extent 1"
-    )
+    require(view.number("groups", 1) == 1, GROUPS)
+    *lead, k = view.out[: 2 - view.rank(w)]
     c, inside = view.index(view.shape(w)[1]), [view.index(size) for size in view.shape(w)[2:]]
-    at = windows(view.out[2:], inside, view, view["stride"], view["padding"], view["dilation"])
-    weight = view.at(w, [view.out[1], c, *inside])
-    text = view.reduce("sum", [c, *inside], f"{weight} * {view.at(x, [view.out[0], c, *at])}")
-    return f"{text} + {view.at(view['bias'], view.out[1:2])}" if "bias" in view else text
+    padding = padding_of(view)
+    at = windows(view.out[len(lead) + 1 :], inside, view, view["stride"], padding, view["dilation"])
+    weight, image = view.at(w, [k, c, *inside]), view.at(x, [*lead, c, *at])
+    for place, size in zip(at, view.shape(x)[len(lead) + 1 :], strict=True):
+        if size == 1 and place != "0 + 0":  # programs leave out the mode: its only coordinate is 0
+            image = f"where({place} == 0, {image}, 0)"
+    text = view.reduce("sum", [c, *inside], f"{weight} * {image}")
+    return f"{text} + {view.at(view['bias'], [k])}" if "bias" in view else text
+
+
+def padding_of(view: OperatorView) -> Any:
+    """What lies before an image: a number or one for each mode; more may lie behind it."""
+    if not isinstance(view["padding"], str):
+        return view["padding"]
+    sizes, rank = view.shape(view["weight"])[2:], view.rank(view["weight"]) - 2
+    reach = [wide * (size - 1) for wide, size in zip(each(view["dilation"], rank), sizes, strict=True)]
+    return [count // 2 for count in reach] if view["padding"] == "same" else 0
 
 
 @row(

@@ -1,4 +1,4 @@
-"""Convolutions with pruned weights: found with what follows them, and equal to torch's in float64."""
+"""Convolutions with pruned weights, with the entrywise operators behind them: equal to torch's in float64."""
 
 from collections import Counter
 
@@ -11,6 +11,7 @@ from sparsify.passes.apply import apply
 from sparsify.passes.choose import autotune, torch_operator
 from sparsify.passes.choose.autotune import Winner
 from sparsify.passes.graph.node_info import call_of, info
+from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.operands.convolution_operands import PLACED, SIZES
 from sparsify.passes.rules.prune import prune
 
@@ -77,6 +78,150 @@ def made(name):
 def gradients(result, parameters):
     factor = torch.linspace(-1, 2, result.numel(), dtype=result.dtype).view_as(result)
     return torch.autograd.grad((result * factor).sum(), parameters, allow_unused=True)
+
+
+class Behind(nn.Module):
+    """A convolution, and a function of its result, of a normalisation and of a vector."""
+
+    def __init__(self, function, layer=None):
+        super().__init__()
+        self.layer, self.norm = layer or nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6)
+        self.scale = nn.Parameter(torch.linspace(0.5, 2, 6, dtype=torch.float64).view(6, 1, 1))
+        self.one = nn.Parameter(torch.tensor([0.7], dtype=torch.float64))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, self.layer(x), x)
+
+
+PRODUCT = "sum(k, W[o,k] * F[n,k+p])"
+LAYER = f"{PRODUCT} + b[o]"
+NORM = f"s[o] * {PRODUCT} + b[o]"
+# A function behind a convolution, and the statements of its region.
+FUNCTIONS = {
+    "silu": (lambda m, y, x: nn.functional.silu(m.norm(y)), f"Y[n,o,p] = silu({NORM})"),
+    "gelu": (lambda m, y, x: nn.functional.gelu(y), f"Y[n,o,p] = gelu({LAYER})"),
+    "relu6": (lambda m, y, x: nn.functional.relu6(m.norm(y)), f"Y[n,o,p] = min(max({NORM}, 0), 6)"),
+    "clamp": (lambda m, y, x: m.norm(y).clamp(-0.5, 0.5), f"Y[n,o,p] = min(max({NORM}, -0.5), 0.5)"),
+    "leaky": (
+        lambda m, y, x: nn.functional.leaky_relu(y, 0.1),
+        f"T[n,o,p] = {LAYER}; Y[n,o,p] = where(T[n,o,p] > 0, T[n,o,p], 0.1 * T[n,o,p])",
+    ),
+    "hardswish": (
+        lambda m, y, x: nn.functional.hardswish(m.norm(y)),
+        f"T[n,o,p] = {NORM}; Y[n,o,p] = 0.16666666666666666 * (T[n,o,p] * min(max(T[n,o,p] + 3, 0), 6))",
+    ),
+    "swish by hand": (lambda m, y, x: (z := m.norm(y)) * torch.sigmoid(z), f"Y[n,o,p] = silu({NORM})"),
+    "gate of two": (
+        lambda m, y, x: torch.sigmoid(2 * y) * torch.tanh(y),
+        f"T[n,o,p] = {LAYER}; Y[n,o,p] = sigmoid(2 * T[n,o,p]) * tanh(T[n,o,p])",
+    ),
+    "scaled": (lambda m, y, x: m.norm(y * 0.5 + 1) / 3, f"Y[n,o,p] = {NORM}"),
+    "number of the model": (lambda m, y, x: torch.relu(y * m.one), f"Y[n,o,p] = relu({NORM})"),
+    "scale of channels": (
+        lambda m, y, x: torch.cat([x, x[:, :2]], 1) + m.scale * torch.tanh(y),
+        f"Y[n,o,p] = s[o] * tanh({LAYER}) + Z[n,o,p]",
+    ),
+    "sum before": (
+        lambda m, y, x: torch.relu(m.norm(y + torch.cat([x, x[:, :2]], 1))),
+        f"Y[n,o,p] = relu(s[o] * ({PRODUCT} + Z[n,o,p]) + b[o])",
+    ),
+    "difference": (
+        lambda m, y, x: torch.cat([x, x[:, :2]], 1) - y,
+        f"Y[n,o,p] = -{PRODUCT} + b[o] + Z[n,o,p]",
+    ),
+    "two norms": (lambda m, y, x: torch.tanh(m.norm(m.norm(y))), f"Y[n,o,p] = tanh({NORM})"),
+    "mask": (
+        lambda m, y, x: y.masked_fill(torch.cat([x, x[:, :2]], 1) > 0, 2.0),
+        f"Y[n,o,p] = where(Z[n,o,p], 2.0, {LAYER})",
+    ),
+}
+
+
+def behind(function, layer=None):
+    torch.manual_seed(0)
+    model = Behind(function, layer).double().train()
+    model.norm(torch.randn(8, 6, 5, 5, dtype=torch.float64))  # statistics that are not 0 and 1
+    return model.eval(), torch.randn(3, 4, 5, 7, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_follows_is_in_the_kernel(name):
+    function, text = FUNCTIONS[name]
+    model, x = behind(function)
+    exact = prune(model, apply(model, RECIPE, x)._asked.recipe).eval()
+    sparse = apply(model, RECIPE, x, strict=True)
+    (region,) = sparse.report.regions
+    assert region.einsum == text
+    with torch.no_grad():
+        for given in (x, torch.randn(2, 4, 6, 3, dtype=torch.float64)):
+            torch.testing.assert_close(sparse(given), exact(given))
+    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    own = {name: p for name, p in sparse.named_parameters() if p.requires_grad}
+    theirs = {name: p for name, p in exact.named_parameters() if not is_pruned(name, p)}
+    found = gradients(sparse(one), [one, *own.values()])
+    wanted = gradients(exact(other), [other, *theirs.values()])
+    assert own.keys() == theirs.keys()
+    for mine, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+# A function behind a convolution, and the operators of it that are not in the kernel.
+OUTSIDE = {
+    "another shape": (lambda m, y, x: torch.relu(y) * x[:, :1], {"mul"}),
+    "a gate of each image": (lambda m, y, x: y * x.mean((2, 3)).mean(1).view(-1, 1, 1, 1), {"mul"}),
+    "what follows from it": (lambda m, y, x: y + y.flip(1), {"flip", "add"}),
+    "two results": (lambda m, y, x: (torch.relu(y), torch.tanh(y)), {"relu", "tanh"}),
+    "statistics of the batch": (
+        lambda m, y, x: nn.functional.batch_norm(y, None, None, training=True),
+        {"batch_norm"},
+    ),
+    "another dtype": (lambda m, y, x: torch.relu(y.float()), {"to", "relu"}),
+    "another layout": (lambda m, y, x: torch.relu(y.transpose(2, 3)), {"transpose", "relu"}),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_is_not(name):
+    function, outside = OUTSIDE[name]
+    model, x = behind(function)
+    sparse = apply(model, RECIPE, x, strict=True)
+    (region,) = sparse.report.regions
+    left = {operator_name(node) for node in sparse.graph.nodes if node.op != "placeholder"}
+    assert outside <= left | {"_to_copy", "to"}
+    assert len(region.nodes) <= 2
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x), sparse.original(x))
+
+
+def test_what_lies_between_rows_has_no_summand():
+    function = FUNCTIONS["scale of channels"][0]
+    model, x = behind(function, nn.Conv2d(4, 6, 3, padding=1))
+    sparse = apply(model, RECIPE, x, strict=True)
+    assert sparse.report.regions[0].einsum == f"Y[n,o,p] = s[o] * tanh({LAYER})"
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x), sparse.original(x))
+
+
+@pytest.mark.parametrize("outputs", [1, 6])
+@pytest.mark.parametrize("extent", [1, 5])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_extents_of_one(outputs, extent, batch):
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(4, outputs, 3, padding=1),
+        nn.BatchNorm2d(outputs),
+        nn.SiLU(),
+        nn.Conv2d(outputs, 2, 1),
+    ]
+    model = nn.Sequential(*layers).double()
+    model(torch.randn(9, 4, 5, 5, dtype=torch.float64))
+    nn.init.constant_(model[3].weight.data[:1], 0)
+    x = torch.randn(batch, 4, extent, extent, dtype=torch.float64)
+    sparse = apply(model.eval(), RECIPE, x)
+    assert len(sparse.report.regions[0].nodes) == 3
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x), sparse.original(x))
 
 
 def is_pruned(name, parameter):

@@ -1,0 +1,402 @@
+"""Convolutions with pruned weights, with the entrywise statements behind them.
+
+In:  `%c = conv2d(%x, %w, %b, [2, 2], [1, 1]); %n = batch_norm(%c, ...); %r = silu(%n)`.
+Out: a region over the packed weight and flat images: `Y[n,o,p] = silu(s[o] * sum(k, W[o,k] * F[n,k+p]) + b[o])`.
+
+Windows are products: `sum(c, r, s, w[o,c,r,s] * x[n,c,2*y+r-1,2*x+s-1]) = sum(k, W[o,k] * F[n,k+p])`, where images lie
+flat and W has the entries of w at their places in them. The results of an image are one mode p then, for statements
+behind it, too, which read vectors over outputs or tensors of the same shape.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program
+from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.node_info import info, set_info
+from sparsify.passes.graph.operators import known_size, operator_name, tensor_value
+from sparsify.passes.operands.convolution_operands import FlatImages, Places
+from sparsify.passes.operands.sliding_window import CSR, Grid, packed_bytes, packed_format
+from sparsify.passes.program.model import MATRIX, ModelProgram, Refusal, sizes_of
+from sparsify.passes.program.table import ROWS
+from sparsify.passes.region.region import Region
+from sparsify.passes.region.sparse_operand import SCALES, Matrix, scales_of
+from sparsify.passes.rewrite.epilogue import epilogue, joined
+from sparsify.passes.rewrite.row_factors import RowFactors
+from sparsify.passes.rewrite.windows import PRODUCT, Windowed, windowed
+from sparsify.recipe.schema import Compile
+from sparsify.report import Choice
+from sparsify.sparsification.rounding import rounded, scale_dtype
+
+DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
+# The section of the table that has convolutions.
+WINDOW: Final = "window"
+# The indices of an entry of the result, and of a vector over outputs.
+ENTRY: Final = (Index("n"), Index("o"), Index("p"))
+ROW: Final = (Index("o"),)
+# Stands for the sum over windows among the tensors of a graph, none of which is called so.
+SUM: Final = "sum over windows"
+
+
+def convolution_regions(
+    draft: Draft, program: ModelProgram, apart: Collection[str], taken: Collection[fx.Node]
+) -> list[Region]:
+    """The regions of convolutions with weights that rules reach; why there is none is noted where there is none.
+
+    Args:
+        program: of the graph.
+        apart: tensors that are not computed together with what reads them.
+        taken: nodes that other regions compute.
+    """
+    made: list[Region] = []
+    weights = marked_weights(draft.graph)
+    for node in draft.graph.nodes:
+        weight = next((read for read in node.all_input_nodes if read in weights), None)
+        if weight is None:
+            continue
+        covered = {*taken, *(n for region in made for n in region.covered)}
+        found = region_behind(draft, program, node, weight, apart, covered)
+        if isinstance(found, str):
+            set_info(node, dense_reason=found)
+        elif found is not None:
+            made.append(found)
+    return made
+
+
+def marked_weights(graph: fx.Graph) -> dict[fx.Node, Mark]:
+    """The parameters of windows that rules reach, with their marks."""
+    marks = ((node, info(node).mark) for node in graph.find_nodes(op="get_attr"))
+    return {node: mark for node, mark in marks if isinstance(mark, Mark) and has_windows(node)}
+
+
+def has_windows(weight: fx.Node) -> bool:
+    """Whether a parameter has more modes than a matrix."""
+    value = tensor_value(weight)
+    return value is not None and value.dim() > MATRIX
+
+
+def region_behind(
+    draft: Draft,
+    program: ModelProgram,
+    node: fx.Node,
+    weight: fx.Node,
+    apart: Collection[str],
+    taken: Collection[fx.Node],
+) -> Region | str | None:
+    """The region that begins with a node that reads a weight, or why there is none; `None` for other operators."""
+    row = ROWS.get(operator_name(node))
+    if node.name not in program.statements:
+        return program.opaque.get(node.name) if row is not None and row.section == WINDOW else None
+    try:
+        found = windowed(program, node, weight)
+    except Refusal as refusal:
+        return str(refusal)
+    return None if found is None else convolution(draft, program, node, weight, found, apart, taken)
+
+
+def reason_against(node: fx.Node, weight: fx.Node, image: fx.Node, mark: Mark) -> str:
+    """Why a convolution has no kernel, "" when it has one."""
+    value = tensor_value(node)
+    assert value is not None, "convolutions give tensors"
+    if value.dtype not in DTYPES or {weight.meta["val"].dtype, image.meta["val"].dtype} != {value.dtype}:
+        return f"convolutions in {value.dtype} are not supported yet"
+    if mark.format not in ("auto", str(CSR), "csr"):
+        return f"its kernels read CSR alone, not {mark.format}"
+    return ""
+
+
+def convolution(
+    draft: Draft,
+    program: ModelProgram,
+    node: fx.Node,
+    weight: fx.Node,
+    found: Windowed,
+    apart: Collection[str],
+    taken: Collection[fx.Node],
+) -> Region | str:
+    """The region of a sum over windows and what follows it, or why there is none."""
+    mark = info(weight).mark
+    assert mark is not None, "rules reach it"
+    why = reason_against(node, weight, found.image, mark)
+    if why:
+        return why
+    if draft.is_trainable:
+        return "in training it is torch's, whose gradients for the weight are those of its entries that are not 0"
+    known = draft.known_tensor(weight)
+    extents = [known_size(extent) for extent in found.image.meta["val"].shape[-len(found.windows) :]]
+    if known is None or None in extents:
+        return "the extents of its images, or its weight, are not known"
+    if mark.dtype != "same" and not is_rounded(draft, weight, known, mark.dtype):
+        return f"its weight is not rounded to {mark.dtype}: those of modules for convolutions are"
+    grid = Grid(found.windows, tuple(extents))  # type: ignore[arg-type]
+    held = packed(known, grid, mark.dtype, draft.recipe.compile.memory == "compact")
+    if not held.is_smaller:
+        return Choice(
+            f"{held.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
+        )
+    product = Product(program, node, weight, found, mark, grid, held)
+    try:
+        own = product.own
+    except Refusal as refusal:
+        return str(refusal)
+    behind = epilogue(program, node, ENTRY, product.read, apart, taken)
+    return convolution_region(product, {node: own, **behind}, draft.recipe.compile)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight as it would be held.
+
+    Attributes:
+        share: of its entries that are stored.
+        bytes: that it takes with what lies beside it.
+        dense_bytes: that it takes as it is.
+        keeps_places: whether the places of its entries in images are listed once, and not in each call.
+    """
+
+    share: float
+    bytes: int
+    dense_bytes: int
+    keeps_places: bool
+
+    @property
+    def is_smaller(self) -> bool:
+        """Whether it takes less memory than the weight as it is."""
+        return self.bytes < self.dense_bytes
+
+
+def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool) -> Packed:
+    """How a weight would be held, places listed once where that is smaller than the dense weight.
+
+    Args:
+        dtype: of its values, "same" for their own.
+        is_compact: whether places are never kept.
+    """
+    stored = int(torch.count_nonzero(weight))
+    value_bytes = weight.itemsize if dtype == "same" else getattr(torch, dtype).itemsize
+    scales = len(weight) * scale_dtype(weight.dtype).itemsize if dtype == "int8" else 0
+    held = packed_bytes(weight.shape, stored, value_bytes) + scales
+    with_places = held + grid.bytes_of_places(stored, len(weight), value_bytes)
+    share = stored / max(1, weight.numel())
+    if not is_compact and with_places < weight.nbytes:
+        return Packed(share, with_places, weight.nbytes, True)
+    return Packed(share, held, weight.nbytes, False)
+
+
+def is_rounded(draft: Draft, parameter: fx.Node, weight: Tensor, dtype: str) -> bool:
+    """Whether a weight is what values of a dtype hold, with its scales beside it."""
+    if dtype == "int8":
+        owner, _, name = str(parameter.target).rpartition(".")
+        if not hasattr(draft.model.get_submodule(owner), f"{name}{SCALES}"):
+            return False
+    return torch.equal(rounded(weight, dtype), weight)
+
+
+@dataclass
+class Product:
+    """A convolution as a product, and what may be computed with it.
+
+    Attributes:
+        program: of the graph.
+        node: the convolution.
+        weight: of it.
+        windowed: its sum over windows.
+        mark: of its weight.
+        grid: its windows, over the example's images.
+        packed: how the weight will be held.
+    """
+
+    program: ModelProgram
+    node: fx.Node
+    weight: fx.Node
+    windowed: Windowed
+    mark: Mark
+    grid: Grid
+    packed: Packed
+
+    @property
+    def value(self) -> Tensor:
+        """A stand-in for the result."""
+        found = tensor_value(self.node)
+        assert found is not None, "convolutions give tensors"
+        return found
+
+    @property
+    def own(self) -> Expr:
+        """The value of its statement, with its sum over windows as one tensor.
+
+        Raises:
+            Refusal: it reads something else than a vector over outputs.
+        """
+        statement = self.program.statements[self.node.name]
+
+        def visit(part: Node) -> Node:
+            if part == self.windowed.total:
+                return Access(SUM, ENTRY)
+            return self.read(part, statement) if isinstance(part, Access) else map_children(part, visit)
+
+        found = visit(statement.value)
+        assert isinstance(found, Expr)
+        return found
+
+    def read(self, access: Access, statement: Assign) -> Access:
+        """The access of a statement behind it to another tensor, with the results of an image as one mode.
+
+        Raises:
+            Refusal: it is neither a vector over outputs nor a tensor of the same shape without gaps between rows.
+        """
+        value = tensor_value(self.program.nodes.get(access.tensor))
+        if value is None or value.dtype not in (self.value.dtype, torch.bool):
+            raise Refusal(f"{access} has another dtype")
+        sizes, entry = sizes_of(self.value), statement.target.indices
+        if sizes_of(value) == sizes and access.indices == entry:
+            if not self.grid.is_whole:
+                raise Refusal(f"{access} has nothing for what lies between rows")
+            return Access(access.tensor, ENTRY)
+        channel = len(sizes) - len(self.grid.extents) - 1
+        kept = sum(size != 1 for size in sizes[:channel])
+        row = entry[kept : kept + 1] if sizes[channel] != 1 else ()
+        if access.indices not in ((), row) or value.dtype is torch.bool:
+            raise Refusal(f"{access} is no vector over outputs")
+        return Access(access.tensor, ROW if access.indices == row else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The statements of a region.
+
+    Attributes:
+        values: by tensor its value: temporaries, and Y.
+        rows: the nodes that vectors follow from.
+        added: the nodes of the shape of the result, Z.
+        vectors: by the expression of a vector over outputs its name.
+        ranks: by name the number of modes of a row.
+    """
+
+    values: dict[str, Expr]
+    rows: list[fx.Node]
+    added: list[fx.Node]
+    vectors: dict[Expr, str]
+    ranks: dict[str, int]
+
+
+def text_of(product: Product, computed: Mapping[fx.Node, Expr], scales: fx.Node | None) -> Text:
+    """The statements of the nodes of a region."""
+    members = list(computed)
+    names = {node.name: f"T{number or ''}" for number, node in enumerate(members)} | {members[-1].name: "Y"}
+    accesses = [
+        a for value in computed.values() for a in find(value, Access) if a.tensor not in (*names, SUM)
+    ]
+    known = {a.tensor: product.program.nodes[a.tensor] for a in accesses}
+    added = [n for name, n in known.items() if any(a.tensor == name and a.indices == ENTRY for a in accesses)]
+    rows = [*([] if scales is None else [scales]), *(node for node in known.values() if node not in added)]
+    names |= {node.name: f"r{number}" for number, node in enumerate(rows)}
+    names |= {node.name: f"Z{number or ''}" for number, node in enumerate(added)}
+    total = PRODUCT if scales is None else Call("mul", (Access(names[scales.name], ROW), PRODUCT))
+    values = {names[node.name]: under(value, names) for node, value in computed.items()}
+    law = RowFactors(frozenset(names[node.name] for node in rows), ROW)
+    values = joined({SUM: total} | values, "Y")
+    temporaries = {name: f"T{number or ''}" for number, name in enumerate(values)} | {"Y": "Y"}
+    found = {temporaries[name]: under(law(value), temporaries) for name, value in values.items()}
+    ranks = {} if scales is None else {names[scales.name]: 1}
+    ranks |= {names[a.tensor]: len(a.indices) for a in accesses if known[a.tensor] in rows}
+    return Text(found, rows, added, law.vectors, ranks)
+
+
+def under(value: Expr, names: Mapping[str, str]) -> Expr:
+    """An expression with tensors under other names."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access):
+            return Access(names.get(node.tensor, node.tensor), node.indices)
+        return map_children(node, visit)
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return found
+
+
+def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], asked: Compile) -> Region:
+    """The region of a convolution that has a program.
+
+    Args:
+        computed: its nodes, with the value of each.
+        asked: what memory and which libraries the recipe allows.
+    """
+    mark, grid, held = product.mark, product.grid, product.packed
+    x, weight, value = product.windowed.image, product.weight, product.value
+    image, whole = tensor_value(x), tensor_value(weight)
+    assert image is not None and whole is not None, "convolutions are of tensors"
+    scales = scales_of(weight, whole) if mark.dtype == "int8" else None
+    text = text_of(product, computed, scales)
+    read = list(dict.fromkeys([x, weight, *text.rows, *text.added]))
+    dtype, stored = DTYPES[value.dtype], value.dtype if mark.dtype == "same" else getattr(torch, mark.dtype)
+    vectors = sorted(text.vectors.values(), key=lambda name: (name[0] == "b", len(name), name))
+    layout = FlatImages(
+        grid.windows,
+        Places(0, 1, tuple(map(read.index, text.rows)), tuple(map(read.index, text.added))),
+        grid.extents,
+        program_of_rows(text, vectors, dtype, len(whole)),
+        held.keeps_places,
+        image.dim() < whole.dim(),
+    )
+    form = packed_format(whole.shape)
+    operands: dict[str, Any] = {n.name: n for n in read}
+    operands[weight.name] = Matrix(
+        weight.name, None, None, None, None, weight, False, stored, mark, packed=form, scales=scales
+    )
+    *_, last = computed
+    names = {n.name: n.name for n in read} | {x.name: "F", weight.name: "W", last.name: "Y"}
+    notes = ["convolution"]
+    if any(not isinstance(expr, Access) for expr in text.vectors):
+        notes[0] = f"convolution, what follows from vectors over outputs alone in {' and '.join(vectors)}"
+    sizes = f"{held.share:.1%} stored, {held.bytes / 1024:.1f} KiB of {held.dense_bytes / 1024:.1f}"
+    how = "" if held.keeps_places else ", places in images listed in each call"
+    notes.append(f"{weight.target} packed: {sizes}{how}")
+    return Region(
+        [(last, ("n", "o", "p"), Const(0))],
+        operands,
+        list(computed),
+        notes,
+        program_of(text, vectors, dtype, name_of(stored), grid.count),
+        names,
+        is_contested=asked.memory != "compact" and asked.allows("torch"),
+        layout=layout,
+    )
+
+
+def program_of_rows(text: Text, vectors: Sequence[str], dtype: str, outputs: int) -> Program | None:
+    """The program of the vectors of a convolution, None where it has none."""
+    named = {name: expr for expr, name in text.vectors.items()}
+    statements = [Assign(Access(name, ROW), None, named[name]) for name in vectors]
+    operands = {name: Operand(dense_format(rank), dtype) for name, rank in text.ranks.items()}
+    return declare(statements, operands, vectors, sizes={"o": outputs}) if statements else None
+
+
+def program_of(text: Text, vectors: Sequence[str], dtype: str, stored: str, count: int) -> Program:
+    """The program of a convolution.
+
+    Args:
+        vectors: over its outputs, in order.
+        dtype: of images and results.
+        stored: of the values of the weight.
+        count: of results in an image.
+    """
+    operands = {
+        "F": Operand(dense_format(2), dtype),
+        "W": Operand(CSR, stored, 0.0, result_index_dtypes(CSR)),
+    }
+    operands |= {name: Operand(dense_format(1), dtype) for name in vectors}
+    for number, node in enumerate(text.added):
+        operands[f"Z{number or ''}"] = Operand(dense_format(3), name_of(node.meta["val"].dtype))
+    statements = [Assign(Access(name, ENTRY), None, value) for name, value in text.values.items()]
+    return declare(statements, operands, ("Y",), sizes={"p": count})

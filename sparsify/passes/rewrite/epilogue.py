@@ -1,0 +1,130 @@
+"""The entrywise statements behind a tensor, as one expression of its entries where they read it once.
+
+In:  `s[i4,i5] = sigmoid(y[i4,i5]); m[i6,i7] = y[i6,i7] * s[i6,i7] + b[i7]` behind y.
+Out: `m = silu(y[n,o]) + b[o]`.
+
+Statements have the shape of the tensor, are read by each other alone, but for the last one, and read nothing else that
+follows from the tensor.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+import torch
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.graph.operators import tensor_value
+from sparsify.passes.program.model import ModelProgram, Refusal, sizes_of
+from sparsify.passes.rewrite.inline import DEEPEST
+from sparsify.passes.rewrite.simplify import depth, exchanged, simplify
+
+# The access that takes the place of one to another tensor; raises a `Refusal` where it has none.
+Read = Callable[[Access, Assign], Access]
+
+
+def epilogue(
+    program: ModelProgram,
+    node: fx.Node,
+    at: tuple[Expr, ...],
+    read: Read,
+    apart: Collection[str],
+    taken: Collection[fx.Node],
+) -> dict[fx.Node, Expr]:
+    """The nodes behind a node that are computed with it, in order, and the value of each; the last one is the result.
+
+    Args:
+        at: the indices of an entry.
+        read: how they may read other tensors.
+        apart: tensors that are not computed together with what reads them.
+        taken: nodes that other regions compute.
+    """
+    inside: dict[fx.Node, Expr] = {}
+    whole: dict[fx.Node, Expr] = {}
+    behind, levels = set[fx.Node](), 1
+    following = node.next
+    while following.op != "output" and levels < DEEPEST:
+        reads = set(following.all_input_nodes)
+        own = reads & {node, *inside}
+        if own or reads & behind:
+            value = None
+            if following not in taken and not reads & behind and not any(n.name in apart for n in own):
+                value = entrywise(program, following, node, {n.name for n in own}, at, read)
+            if value is None:
+                behind.add(following)
+                if own:
+                    break  # it reads one of them beside all that could follow
+            else:
+                inside[following] = value
+                levels += depth(value)
+                within = {node, *inside}
+                is_last = all(n is following or within.issuperset(n.users) for n in within)
+                is_same = following.meta["val"].dtype == node.meta["val"].dtype
+                whole = dict(inside) if is_last and is_same else whole
+        following = following.next
+    return whole
+
+
+def entrywise(
+    program: ModelProgram,
+    node: fx.Node,
+    like: fx.Node,
+    own: Collection[str],
+    at: tuple[Expr, ...],
+    read: Read,
+) -> Expr | None:
+    """The value of a node that computes each entry from the same one of a tensor; `None` for other nodes.
+
+    Args:
+        like: has the same shape.
+        own: tensors that are read at the entry itself.
+        at: the indices of that.
+        read: how others are read.
+    """
+    statement, value = program.statements.get(node.name), tensor_value(node)
+    if statement is None or value is None or sizes_of(value) != sizes_of(like.meta["val"]):
+        return None
+    if value.dtype not in (like.meta["val"].dtype, torch.bool):
+        return None
+
+    def visit(part: Node) -> Node:
+        match part:
+            case Access(tensor, indices) if tensor in own:
+                if indices != statement.target.indices:
+                    raise Refusal(f"{part} is another entry")
+                return Access(tensor, at)
+            case Access():
+                return read(part, statement)
+            case Call() | Cast():
+                return map_children(part, visit)
+            case Const():
+                return part
+        raise Refusal(f"{part} is no function of one entry")
+
+    try:
+        found = visit(statement.value)
+    except Refusal:
+        return None
+    assert isinstance(found, Expr)
+    return found
+
+
+def joined(values: dict[str, Expr], last: str) -> dict[str, Expr]:
+    """`t = f(y); z = g(t) -> z = g(f(y))` for all that is read once, in the order of the tensors.
+
+    Args:
+        values: by tensor its value; an access in them to one of these is one to its own entry.
+        last: the result.
+    """
+    found = dict(values)
+    while True:
+        counts = Counter(a.tensor for value in found.values() for a in find(value, Access))
+        name = next((n for n in found if n != last and counts[n] < 2), None)
+        if name is None:
+            return found
+        value = found.pop(name)
+        for reader, other in found.items():
+            for access in find(other, Access):
+                if access.tensor == name:
+                    found[reader] = simplify(exchanged(other, access, value))

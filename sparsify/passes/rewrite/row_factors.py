@@ -1,0 +1,189 @@
+"""Factors and summands that are the same along a row: what follows from vectors alone is computed once.
+
+In:  `(P[n,o,p] + d[o] - m[o]) / sqrt(v[o] + eps) * g[o] + h[o]`, vectors d, m, v, g and h.
+Out: `s[o] * P[n,o,p] + b[o]`, and `s[o] = 1 / sqrt(v[o] + eps) * g[o]; b[o] = (d[o] - m[o]) * (1 / sqrt(v[o] + eps) *
+     g[o]) + h[o]`.
+
+A normalisation by known statistics is such an expression, and so are scalings, biases and layer scales.
+
+Source: Ioffe and Szegedy, Batch Normalization, 2015, algorithm 1 for known means and variances.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr
+from sparsify.compiler.node import map_children
+from sparsify.passes.rewrite.inline import LOGIC
+
+ONE, MINUS_ONE = Const(1), Const(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """`sum(factor * term) + sum(factor * row)`.
+
+    Attributes:
+        terms: each with its factor; these follow from vectors and numbers, terms do not.
+        rows: vectors and numbers, each with its factor: that of a term is rounded as it is for the term.
+    """
+
+    terms: tuple[tuple[Expr, Expr], ...] = ()
+    rows: tuple[tuple[Expr, Expr], ...] = ()
+
+    @property
+    def shift(self) -> Expr | None:
+        """The sum of all rows, None for 0."""
+        groups: dict[Expr, Expr | None] = {}
+        for row, factor in self.rows:
+            groups[factor] = added(groups.get(factor), row)
+        total: Expr | None = None
+        for factor, sum_of_rows in groups.items():
+            assert sum_of_rows is not None, "groups have rows"
+            total = added(total, multiplied(sum_of_rows, factor))
+        return total
+
+    def plus(self, other: "Affine") -> "Affine":
+        """The sum of two."""
+        return Affine(self.terms + other.terms, self.rows + other.rows)
+
+    def times(self, factor: Expr) -> "Affine":
+        """A multiple."""
+        parts = [
+            tuple((one, multiplied(own, factor)) for one, own in part) for part in (self.terms, self.rows)
+        ]
+        return Affine(*parts)
+
+    def negative(self) -> "Affine":
+        """The same with the other sign."""
+        rows = tuple((multiplied(MINUS_ONE, row), factor) for row, factor in self.rows)
+        return replace(self.times(MINUS_ONE), rows=rows)
+
+
+@dataclass
+class RowFactors:
+    """The law, with the vectors that it has found.
+
+    Attributes:
+        rows: the tensors that are vectors, or one number.
+        indices: of vectors.
+        vectors: by the expression of a vector its name.
+    """
+
+    rows: frozenset[str]
+    indices: tuple[Expr, ...]
+    vectors: dict[Expr, str] = field(default_factory=dict)
+
+    def __call__(self, expr: Expr) -> Expr:
+        """`(x * f + c) * g + d -> s * x + b` with `s = f * g` and `b = c * g + d`, wherever it holds."""
+        return self.written(self.affine(expr))
+
+    def affine(self, expr: Expr) -> Affine:
+        """An expression as terms with factors."""
+        if self.is_row(expr):
+            return Affine(rows=((expr, ONE),))
+        match expr:
+            case Call("add", (left, right)):
+                return self.affine(left).plus(self.affine(right))
+            case Call("sub", (left, right)):
+                return self.affine(left).plus(self.affine(right).negative())
+            case Call("neg", (value,)):
+                return self.affine(value).negative()
+            case Call("mul", (value, factor)) if self.is_row(factor):
+                return self.affine(value).times(factor)
+            case Call("mul", (factor, value)) if self.is_row(factor):
+                return self.affine(value).times(factor)
+            case Call("div", (value, divisor)) if self.is_row(divisor) and not is_zero(divisor):
+                return self.affine(value).times(divided(ONE, divisor))
+        return Affine(((self.within(expr), ONE),))
+
+    def within(self, expr: Expr) -> Expr:
+        """An expression whose arguments the law was applied to; sums of products stay as they are."""
+        if not isinstance(expr, Call | Cast):
+            return expr
+        found = map_children(expr, self)  # type: ignore[arg-type]
+        assert isinstance(found, Expr)
+        return found
+
+    def is_row(self, expr: Expr) -> bool:
+        """Whether an expression follows from vectors and numbers alone."""
+        match expr:
+            case Const():
+                return True
+            case Access(tensor, _):
+                return tensor in self.rows
+            case Call(function, args) if function not in LOGIC:
+                return all(map(self.is_row, args))
+        return False
+
+    def written(self, found: Affine) -> Expr:
+        """Terms with the names of their factors, those with the same factor together; the shift behind the first.
+
+        What is computed comes before what is read, in whichever order they are added.
+        """
+        groups: dict[Expr, Expr | None] = {}
+        value, shift = None, found.shift
+        terms = sorted(found.terms, key=lambda one: isinstance(one[0], Access))
+        for term, factor in terms:
+            if factor in (ONE, MINUS_ONE):
+                continue
+            groups[factor] = added(groups.get(factor), term)
+        for number, (term, factor) in enumerate(terms):
+            if factor in groups:
+                term = groups.pop(factor) or term
+                value = added(value, Call("mul", (self.named(factor, "s"), term)))
+            elif factor == ONE:
+                value = added(value, term)
+            elif factor == MINUS_ONE:
+                value = Call("neg", (term,)) if value is None else Call("sub", (value, term))
+            if number == 0 and shift is not None:
+                value = added(value, self.named(shift, "b"))
+        return value or self.named(shift or Const(0), "b")
+
+    def named(self, expr: Expr, letter: str) -> Expr:
+        """A number as it is, a vector under its name."""
+        if isinstance(expr, Const):
+            return expr
+        if expr not in self.vectors:
+            known = sum(name.startswith(letter) for name in self.vectors.values())
+            self.vectors[expr] = f"{letter}{known or ''}"
+        return Access(self.vectors[expr], self.indices)
+
+
+def added(left: Expr | None, right: Expr | None) -> Expr | None:
+    """`left + right`, `left - x` for `left + (-x)`; None is 0."""
+    if left is None or right is None:
+        return left or right
+    match right:
+        case Call("neg", (value,)):
+            return Call("sub", (left, value))
+    return of_numbers(left, right, lambda a, b: a + b) or Call("add", (left, right))
+
+
+def multiplied(left: Expr, right: Expr) -> Expr:
+    """`left * right`, `-x` for `-1 * x`."""
+    if ONE in (left, right):
+        return right if left == ONE else left
+    number = of_numbers(left, right, lambda a, b: a * b)
+    if number is None and MINUS_ONE in (left, right):
+        return Call("neg", (right if left == MINUS_ONE else left,))
+    return number or Call("mul", (left, right))
+
+
+def divided(left: Expr, right: Expr) -> Expr:
+    """`left / right`."""
+    return of_numbers(left, right, lambda a, b: a / b) or Call("div", (left, right))
+
+
+def of_numbers(left: Expr, right: Expr, function: Callable[[float, float], float]) -> Const | None:
+    """A function of two numbers; `None` where one is none, or there is no finite result."""
+    if not (isinstance(left, Const) and isinstance(right, Const)):
+        return None
+    found = function(left.value, right.value)
+    return Const(found) if isfinite(found) else None
+
+
+def is_zero(expr: Expr) -> bool:
+    """Whether an expression is the number 0."""
+    return isinstance(expr, Const) and expr.value == 0
