@@ -35,6 +35,7 @@ class Request:
         batch, seq: rows and tokens of the input of a model that runs on no graph; None for usual ones.
         batch_size: nodes of a step of the training on sampled neighbourhoods, None where steps see the whole graph.
         fanout: how many neighbours are sampled, step by step away from those nodes.
+        trains_sparse: whether the sparse model is trained instead of the dense one.
     """
 
     entry: registry.Entry
@@ -48,6 +49,7 @@ class Request:
     seq: int | None = None
     batch_size: int | None = None
     fanout: tuple[int, ...] = ()
+    trains_sparse: bool = False
 
 
 def resolve(
@@ -65,6 +67,7 @@ def resolve(
     seq: int | None = None,
     batch_size: int | None = None,
     fanout: str | None = None,
+    sparse: bool = False,
 ) -> Request:
     """The request with its defaults filled in.
 
@@ -91,6 +94,8 @@ def resolve(
         loaded = with_sparse_weights(loaded, sparse_weights)
     require_sizes(entry, batch, seq)
     sampling = sampling_of(entry, batch_size, fanout)
+    if sparse:
+        require_training(entry, batch_size)
     known = entry.arguments()
     arguments = known | model_arguments(loaded, entry, known)
     arguments |= positions_for(seq, arguments, keys)
@@ -108,7 +113,9 @@ def resolve(
     if not 0 <= chosen_seed < 2**32:
         raise SparsifyError(f"the seed {chosen_seed}", f"a whole number from 0 to {2**32 - 1}")
     root = None if data_root is None else Path(data_root).expanduser()
-    return Request(entry, loaded, named, root, arguments, training, chosen_seed, batch, seq, *sampling)
+    return Request(
+        entry, loaded, named, root, arguments, training, chosen_seed, batch, seq, *sampling, sparse
+    )
 
 
 def require_attention(
@@ -168,6 +175,22 @@ def require_sizes(entry: registry.Entry, batch: int | None, seq: int | None) -> 
             raise SparsifyError(f"--{name} {size}: {entry.name} has no such size; it is for {fit}")
         if size is not None and size < 1:
             raise SparsifyError(f"--{name} {size}: at least 1 is wanted")
+
+
+def require_training(entry: registry.Entry, batch_size: int | None) -> None:
+    """Raises where `--sparse` asks for a training that there is not.
+
+    Raises:
+        SparsifyError: a model that is not trained, or samples on which both models are trained.
+    """
+    if not entry.is_graph:
+        fit = ", ".join(one.name for one in registry.MODELS.values() if one.is_graph)
+        raise SparsifyError(f"--sparse: {entry.name} is not trained by a run", f"it is for {fit}")
+    if batch_size is not None:
+        raise SparsifyError(
+            f"--sparse with --batch-size {batch_size}: on samples both models are trained",
+            "leave out --sparse",
+        )
 
 
 def sampling_of(
