@@ -49,7 +49,8 @@ def sage(model: Any, graph: Graph) -> Pass:
     x, mean = features_of(graph), csr(target, source, counts.reciprocal()[target], graph.nodes)
 
     def layer(conv: Any, x: Tensor) -> Tensor:
-        return mean @ (x @ conv.lin_l.weight.T) + conv.lin_l.bias + x @ conv.lin_r.weight.T
+        found: Tensor = mean @ (x @ conv.lin_l.weight.T) + conv.lin_l.bias + x @ conv.lin_r.weight.T
+        return found
 
     return lambda: layer(model.conv2, F.relu(layer(model.conv1, x)))
 
@@ -88,6 +89,7 @@ def gat(model: Any, graph: Graph) -> Pass:
             for head in range(conv.heads)
         ]
         found = torch.stack(heads, dim=1) / sums[..., None]
-        return (found.flatten(1) if conv.concat else found.mean(1)) + conv.bias
+        joined: Tensor = (found.flatten(1) if conv.concat else found.mean(1)) + conv.bias
+        return joined
 
     return lambda: layer(model.conv2, F.elu(layer(model.conv1, x)))

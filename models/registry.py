@@ -16,7 +16,7 @@ from sparsify.errors import SparsifyError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sparsify.models.data import Graph
+    from sparsify.models.data.graph import Graph
 
 GRAPHS = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
 RANDOM = ("random",)

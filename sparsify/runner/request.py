@@ -71,9 +71,8 @@ def resolve(
 ) -> Request:
     """The request with its defaults filled in.
 
-    A key of `overrides` is an argument of the recipe, of the model, of the training or of the pattern of attention,
-    looked for in that order.
-    The data set is the one given, else that of a recipe which was given, else the model's first.
+    A key of `overrides` is an argument of the recipe, the model, the training or the pattern of attention, looked for
+    in that order. The data set is the one given, else that of a recipe which was given, else the model's first.
 
     Raises:
         SparsifyError: a model, data set or key is not known.
@@ -94,8 +93,7 @@ def resolve(
         loaded = with_sparse_weights(loaded, sparse_weights)
     require_sizes(entry, batch, seq)
     sampling = sampling_of(entry, batch_size, fanout)
-    if sparse:
-        require_training(entry, batch_size)
+    require_training(entry, batch_size, sparse)
     known = entry.arguments()
     arguments = known | model_arguments(loaded, entry, known)
     arguments |= positions_for(seq, arguments, keys)
@@ -109,13 +107,18 @@ def resolve(
     require_types(training, TRAINING)
     require_positive(training, ("epochs", "patience", "validate_every"))
     named = chosen_data(entry, loaded if recipe is not None else None, dataset)
-    chosen_seed = seed if seed is not None else loaded.seed or 0
-    if not 0 <= chosen_seed < 2**32:
-        raise SparsifyError(f"the seed {chosen_seed}", f"a whole number from 0 to {2**32 - 1}")
+    chosen_seed = require_seed(seed if seed is not None else loaded.seed or 0)
     root = None if data_root is None else Path(data_root).expanduser()
     return Request(
         entry, loaded, named, root, arguments, training, chosen_seed, batch, seq, *sampling, sparse
     )
+
+
+def require_seed(seed: int) -> int:
+    """The seed, where it is one."""
+    if not 0 <= seed < 2**32:
+        raise SparsifyError(f"the seed {seed}", f"a whole number from 0 to {2**32 - 1}")
+    return seed
 
 
 def require_attention(
@@ -177,12 +180,14 @@ def require_sizes(entry: registry.Entry, batch: int | None, seq: int | None) -> 
             raise SparsifyError(f"--{name} {size}: at least 1 is wanted")
 
 
-def require_training(entry: registry.Entry, batch_size: int | None) -> None:
+def require_training(entry: registry.Entry, batch_size: int | None, is_asked: bool) -> None:
     """Raises where `--sparse` asks for a training that there is not.
 
     Raises:
         SparsifyError: a model that is not trained, or samples on which both models are trained.
     """
+    if not is_asked:
+        return
     if not entry.is_graph:
         fit = ", ".join(one.name for one in registry.MODELS.values() if one.is_graph)
         raise SparsifyError(f"--sparse: {entry.name} is not trained by a run", f"it is for {fit}")

@@ -62,16 +62,13 @@ def run(
     Args:
         model: a registered name.
         recipe: a path, a built-in name, a mapping or a `Recipe`; the model's own when not given.
-        dataset: one of the model's data sets.
-        data_root: the folder of real data; only read.
-        overrides: arguments of the recipe, the model or the training.
-        seed: of the data, the weights and the training.
+        dataset, data_root: one of the model's data sets, and the folder of real data, which is only read.
+        overrides, seed: arguments of the recipe, the model or the training; the seed of all that is random.
         sparse_weights: how linear layers are pruned, as `0.9` or `2:4`; as the recipe says when not given.
         sparse_attn: the pattern of attention, as `bigbird` or `window`; without `sparse_weights` nothing is pruned.
         layers: those with the pattern, `0,2-5`; all when not given.
         batch, seq: rows and tokens of the input of a model that runs on no graph.
-        batch_size: nodes of a step, where the model is trained on sampled neighbourhoods.
-        fanout: how many neighbours are sampled, as `10,10`.
+        batch_size, fanout: nodes of a step on sampled neighbourhoods, and how many are sampled, as `10,10`.
         sparse: train the sparse model of a graph instead of the dense one.
         retrain: train although there are weights in the cache.
         seconds: how long to time both models; five turns, three where they take five times as long.
@@ -191,15 +188,13 @@ def compare(request: Request, asked: Subject, training: Trained | None, seconds:
     others, more = alternatives(request, asked, dense, expected, sparse.report)
     del expected, found
     is_long = dense_first > measure.LONG_MS
-    timings = measure.interleave(
-        call, sparse_call, *more, seconds=seconds, is_warm=is_long, told=progress.turn
-    )
+    calls = (call, sparse_call, *more)
+    timings = measure.interleave(*calls, seconds=seconds, is_warm=is_long, told=progress.turn)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
-    for other, timing in zip(others, timings[2:], strict=True):
-        other.timing = timing
     with torch.no_grad():
         sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
     both = zip(accuracies, timings[:2], (call, sparse_call), strict=True)
+    others = [replace(other, timing=timing) for other, timing in zip(others, timings[2:], strict=True)]
     contenders = [Contender(known, timing, measure.peak_bytes(run)) for known, timing, run in both]
     shared: dict[str, Any] = {
         "model": request.entry.name,
@@ -217,8 +212,7 @@ def compare(request: Request, asked: Subject, training: Trained | None, seconds:
         "machine": machine(),
     }
     if asked.graph is not None and training is not None:
-        told = {**asdict(training.training), "reused": training.reused, "weights": str(training.file)}
-        told["trains_sparse"] = request.trains_sparse
+        told = described_training(request, training)
         return RunResult(**shared, data=described(asked.graph), training=told, others=others)
     data = {"name": request.dataset, "inputs": asked.text}
     known = weights(asked.model, dense, request.arguments.get("checkpoint", ""))
@@ -228,6 +222,12 @@ def compare(request: Request, asked: Subject, training: Trained | None, seconds:
 def accuracy(graph: Graph | None, scores: Tensor) -> float | None:
     """The share of nodes for tests that are classified rightly; `None` without a graph."""
     return None if graph is None else train.accuracy(scores, graph.y, graph.test)
+
+
+def described_training(request: Request, training: Trained) -> dict[str, Any]:
+    """What a reader needs to know of the weights."""
+    known = {"reused": training.reused, "weights": str(training.file), "trains_sparse": request.trains_sparse}
+    return {**asdict(training.training), **known}
 
 
 def described(graph: Graph) -> dict[str, Any]:
