@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparsify.errors import SparsifyError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    from sparsify.models.data.graph import Graph
 
 GRAPHS = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
 RANDOM = ("random",)
@@ -33,6 +35,8 @@ class Entry:
         inputs: what its forward takes: the features of a graph and an edge_index or a normalised adjacency; or rows
             of features, of pixels, most of them 0, of numbers with bags of rows of tables, of tokens, or images.
         extra: of this distribution, that installs what the model is built with.
+        by_hand: makes a call that a user of torch alone would write, from (model, graph): `"module:attribute"`, or
+            "" where there is none.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Entry:
         "edge_index"
     )
     extra: str = "graph"
+    by_hand: str = ""
 
     @property
     def is_graph(self) -> bool:
@@ -67,6 +72,14 @@ class Entry:
                 f"{self.name} needs {error.name}, which is not installed",
                 f"pip install 'sparsify-fx[{self.extra}]'",
             ) from error
+        return found
+
+    def written_by_hand(self, model: "nn.Module", graph: "Graph") -> "Callable[[], Tensor] | None":
+        """A pass of `model` over `graph` as torch alone has it, `None` where nobody wrote one."""
+        if not self.by_hand:
+            return None
+        module, _, attribute = self.by_hand.partition(":")
+        found: Callable[[], Tensor] = getattr(importlib.import_module(module), attribute)(model, graph)
         return found
 
     def arguments(self) -> dict[str, Any]:
@@ -123,11 +136,21 @@ def find(name: str) -> Entry:
     )
 
 
-register(Entry("gcn", f"{__package__}.gcn:GCN", recipe="gcn"))
-register(Entry("gcn-matmul", f"{__package__}.gcn_matmul:MatmulGCN", recipe="gcn", inputs="adjacency"))
-register(Entry("sage", f"{__package__}.sage:SAGE", recipe="sage"))
-register(Entry("gin", f"{__package__}.gin:GIN", recipe="gin"))
-register(Entry("gat", f"{__package__}.gat:GAT", recipe="gat"))
+BY_HAND = f"{__package__}.by_hand"
+
+register(Entry("gcn", f"{__package__}.gcn:GCN", recipe="gcn", by_hand=f"{BY_HAND}:gcn"))
+register(
+    Entry(
+        "gcn-matmul",
+        f"{__package__}.gcn_matmul:MatmulGCN",
+        recipe="gcn",
+        inputs="adjacency",
+        by_hand=f"{BY_HAND}:gcn_matmul",
+    )
+)
+register(Entry("sage", f"{__package__}.sage:SAGE", recipe="sage", by_hand=f"{BY_HAND}:sage"))
+register(Entry("gin", f"{__package__}.gin:GIN", recipe="gin", by_hand=f"{BY_HAND}:gin"))
+register(Entry("gat", f"{__package__}.gat:GAT", recipe="gat", by_hand=f"{BY_HAND}:gat"))
 register(Entry("mlp", f"{__package__}.mlp:MLP", recipe="mlp", datasets=RANDOM, inputs="features"))
 register(
     Entry("bert", f"{__package__}.bert:bert", recipe="bert", datasets=RANDOM, inputs="tokens", extra="text")

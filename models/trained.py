@@ -3,7 +3,7 @@
 In: a registered model, its arguments and a graph. Out: the model in evaluation mode, and how it was trained.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,14 @@ class Trained:
     reused: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Makes what is trained in the place of a model; the name tells one twin from another."""
+
+    name: str
+    make: Callable[[nn.Module], nn.Module]
+
+
 def trained(
     entry: Entry,
     arguments: Mapping[str, Any],
@@ -35,6 +43,7 @@ def trained(
     *,
     note: str = "",
     retrain: bool = False,
+    twin: Twin | None = None,
 ) -> Trained:
     """The model of `entry` with weights for `graph`.
 
@@ -46,13 +55,24 @@ def trained(
         settings: how to train.
         note: goes with the weights, when the training is a shortened one.
         retrain: train although there are weights.
+        twin: what is trained in the place of the model, with the model's parameters or the same names.
     """
     model = entry.build(graph.x.shape[1], graph.classes, arguments, settings.seed)
-    determinants = {"arguments": dict(arguments), "data": graph.fingerprint, "settings": settings.to_dict()}
+    determinants: dict[str, Any] = {
+        "arguments": dict(arguments),
+        "data": graph.fingerprint,
+        "settings": settings.to_dict(),
+    }
+    if twin is not None:
+        determinants["twin"] = twin.name
     file = checkpoint.path(entry.name, graph.name, determinants)
     found = None if retrain else checkpoint.read(file, model)
     if found is not None:
         return Trained(model, found, file, reused=True)
-    training = train(model, inputs, graph, settings, note)
+    steps = model if twin is None else twin.make(model)
+    training = train(steps, inputs, graph, settings, note)
+    if steps is not model:
+        model.load_state_dict(steps.state_dict())
+        model.eval()
     checkpoint.write(file, model, training)
     return Trained(model, training, file, reused=False)

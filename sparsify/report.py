@@ -195,6 +195,8 @@ class Report:
     is captured. `peak_bytes` are those of the results and intermediates of a call that live at a time,
     `dense_peak_bytes` the same of the dense model; 0 where nothing was run. Calls whose graphs come for the first time
     and have at most `new_graphs` coordinates of edges run torch's operators.
+    `dense_peak_bytes` the same of the dense model; 0 where nothing was run. `compared_rows` is the number of rows in
+    which results were compared, `None` for all.
 
     >>> report = Report(model="GCN")
     >>> report.left_dense("softmax", "softmax", "", "no sparse operand")
@@ -220,6 +222,7 @@ class Report:
     rules: list[RuleEntry] = field(default_factory=list)
     specialised: list[str] = field(default_factory=list)
     largest_error: float | None = None
+    compared_rows: int | None = None
     warnings: list[str] = field(default_factory=list)
 
     def left_dense(self, node: str, op: str, scope: str, reason: str) -> None:
@@ -338,7 +341,8 @@ class Report:
         """The report without its tables; `names` joins names."""
         yield f"{self.model or 'model'} with {self.recipe or 'recipe'}: {self.coverage}"
         if self.largest_error is not None:
-            yield f"largest difference to the dense model: {self.largest_error:.3g}"
+            sample = "" if self.compared_rows is None else f", in a sample of {self.compared_rows} rows"
+            yield f"largest difference to the dense model: {self.largest_error:.3g}{sample}"
         if self.weights and self.parameter_bytes is not None:
             before, after = self.parameter_bytes
             yield f"parameters: {kibibytes(before)} dense, {kibibytes(after)} held"

@@ -78,6 +78,10 @@ def run(
     dataset: Dataset = None,
     data_root: Annotated[Path | None, typer.Option(help="The folder of real data; only read.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, weights and training.")] = None,
+    sparse: Annotated[
+        bool,
+        typer.Option("--sparse", help="Of graph models: train the sparse model instead of the dense one."),
+    ] = False,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train although the cache has weights.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")] = False,
     as_json: Json = False,
@@ -104,6 +108,7 @@ def run(
         seq=seq,
         batch_size=batch_size,
         fanout=fanout,
+        sparse=sparse,
     )
     if dry_run:
         from sparsify.runner.preview import preview

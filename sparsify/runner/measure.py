@@ -1,6 +1,6 @@
-"""Time and memory of two contenders in one process.
+"""Time and memory of contenders in one process.
 
-In: two calls. Out: medians of interleaved runs, and the memory that one call takes on top. Of calls that take long
+In: calls. Out: medians of interleaved runs, and the memory that one call takes on top. Of calls that take long
 fewer runs make a median, and the memory is that of one call.
 """
 
@@ -20,6 +20,8 @@ LONG_MS: Final = 1000.0
 # Turns that make a median at least, and the multiple of the seconds given after which they are enough.
 FEWEST: Final = 3
 PATIENCE: Final = 5
+# Turns disagree where the middle half of their ratios is spread by more than this factor.
+SPREAD: Final = 1.25
 
 
 @dataclass(slots=True)
@@ -42,38 +44,47 @@ def once(call: Call) -> tuple[Any, float]:
     return found, (time.perf_counter_ns() - started) / 1e6
 
 
+def agreement(first: Timing, second: Timing) -> str:
+    """How many times faster the second is, in how many turns, and whether the turns disagree.
+
+    >>> agreement(Timing(0.0, [8.0] * 4), Timing(0.0, [2.0, 2.0, 4.0, 4.0]))
+    '2.67x, 4 turns that disagree: 2.00x to 4.00x'
+    """
+    ratios = sorted(one / other for one, other in zip(first.runs_ms, second.runs_ms, strict=True))
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    text = f"{first.median_ms / second.median_ms:.2f}x, {len(ratios)} turns"
+    return f"{text} that disagree: {low:.2f}x to {high:.2f}x" if high > SPREAD * low else text
+
+
 def interleave(
-    first: Call,
-    second: Call,
-    *,
+    *calls: Call,
     seconds: float = 4.0,
     least: int = 5,
     most: int = 50,
     is_warm: bool = False,
     told: Callable[[list[Timing]], None] = lambda _: None,
 ) -> list[Timing]:
-    """The timings of both calls, run in turns after one warm call each.
+    """The timings of calls, run in turns after one warm call each.
 
     Args:
-        first: a contender.
-        second: the other.
+        calls: the contenders.
         seconds: after which no further turn starts, once `least` turns are done; after five times as long three are
             enough.
         least: turns wanted.
         most: turns at most.
-        is_warm: whether both were called before.
+        is_warm: whether all were called before.
         told: is called with the timings so far after each turn.
     """
-    timings = [Timing(), Timing()]
+    timings = [Timing() for _ in calls]
     if not is_warm:
-        first()
-        second()
+        for call in calls:
+            call()
     started = time.perf_counter()
     for turn in range(most):
         spent = time.perf_counter() - started
         if (turn >= least and spent > seconds) or (turn >= FEWEST and spent > PATIENCE * seconds):
             break
-        for timing, call in zip(timings, (first, second), strict=True):
+        for timing, call in zip(timings, calls, strict=True):
             timing.runs_ms.append(once(call)[1])
         told(timings)
     return timings

@@ -50,7 +50,7 @@ class Progress:
 
     def turn(self, timings: Sequence[Timing]) -> None:
         """Says what the last turn took."""
-        dense, sparse = (seconds(timing.runs_ms[-1]) for timing in timings)
+        dense, sparse = (seconds(timing.runs_ms[-1]) for timing in timings[:2])
         self.say(f"turn {len(timings[0].runs_ms)}, dense {dense}, sparse {sparse}")
 
     def say(self, text: str) -> None:

@@ -35,6 +35,7 @@ class Request:
         batch, seq: rows and tokens of the input of a model that runs on no graph; None for usual ones.
         batch_size: nodes of a step of the training on sampled neighbourhoods, None where steps see the whole graph.
         fanout: how many neighbours are sampled, step by step away from those nodes.
+        trains_sparse: whether the sparse model is trained instead of the dense one.
     """
 
     entry: registry.Entry
@@ -48,6 +49,7 @@ class Request:
     seq: int | None = None
     batch_size: int | None = None
     fanout: tuple[int, ...] = ()
+    trains_sparse: bool = False
 
 
 def resolve(
@@ -65,12 +67,12 @@ def resolve(
     seq: int | None = None,
     batch_size: int | None = None,
     fanout: str | None = None,
+    sparse: bool = False,
 ) -> Request:
     """The request with its defaults filled in.
 
-    A key of `overrides` is an argument of the recipe, of the model, of the training or of the pattern of attention,
-    looked for in that order.
-    The data set is the one given, else that of a recipe which was given, else the model's first.
+    A key of `overrides` is an argument of the recipe, the model, the training or the pattern of attention, looked for
+    in that order. The data set is the one given, else that of a recipe which was given, else the model's first.
 
     Raises:
         SparsifyError: a model, data set or key is not known.
@@ -91,6 +93,7 @@ def resolve(
         loaded = with_sparse_weights(loaded, sparse_weights)
     require_sizes(entry, batch, seq)
     sampling = sampling_of(entry, batch_size, fanout)
+    require_training(entry, batch_size, sparse)
     known = entry.arguments()
     arguments = known | model_arguments(loaded, entry, known)
     arguments |= positions_for(seq, arguments, keys)
@@ -104,11 +107,18 @@ def resolve(
     require_types(training, TRAINING)
     require_positive(training, ("epochs", "patience", "validate_every"))
     named = chosen_data(entry, loaded if recipe is not None else None, dataset)
-    chosen_seed = seed if seed is not None else loaded.seed or 0
-    if not 0 <= chosen_seed < 2**32:
-        raise SparsifyError(f"the seed {chosen_seed}", f"a whole number from 0 to {2**32 - 1}")
+    chosen_seed = require_seed(seed if seed is not None else loaded.seed or 0)
     root = None if data_root is None else Path(data_root).expanduser()
-    return Request(entry, loaded, named, root, arguments, training, chosen_seed, batch, seq, *sampling)
+    return Request(
+        entry, loaded, named, root, arguments, training, chosen_seed, batch, seq, *sampling, sparse
+    )
+
+
+def require_seed(seed: int) -> int:
+    """The seed, where it is one."""
+    if not 0 <= seed < 2**32:
+        raise SparsifyError(f"the seed {seed}", f"a whole number from 0 to {2**32 - 1}")
+    return seed
 
 
 def require_attention(
@@ -168,6 +178,24 @@ def require_sizes(entry: registry.Entry, batch: int | None, seq: int | None) -> 
             raise SparsifyError(f"--{name} {size}: {entry.name} has no such size; it is for {fit}")
         if size is not None and size < 1:
             raise SparsifyError(f"--{name} {size}: at least 1 is wanted")
+
+
+def require_training(entry: registry.Entry, batch_size: int | None, is_asked: bool) -> None:
+    """Raises where `--sparse` asks for a training that there is not.
+
+    Raises:
+        SparsifyError: a model that is not trained, or samples on which both models are trained.
+    """
+    if not is_asked:
+        return
+    if not entry.is_graph:
+        fit = ", ".join(one.name for one in registry.MODELS.values() if one.is_graph)
+        raise SparsifyError(f"--sparse: {entry.name} is not trained by a run", f"it is for {fit}")
+    if batch_size is not None:
+        raise SparsifyError(
+            f"--sparse with --batch-size {batch_size}: on samples both models are trained",
+            "leave out --sparse",
+        )
 
 
 def sampling_of(

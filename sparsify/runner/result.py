@@ -14,7 +14,8 @@ from tabulate import tabulate
 
 from sparsify.report import Report
 from sparsify.report_text import UNLIMITED, paragraphs, terminal_width, wrapped
-from sparsify.runner.measure import Timing
+from sparsify.runner.alternatives import BY_HAND, Alternative
+from sparsify.runner.measure import Timing, agreement
 from sparsify.runner.training import Steps
 
 SCHEMA = 1
@@ -54,7 +55,8 @@ class Result:
         largest_error: the largest absolute difference of outputs.
         tolerance: rtol and atol of the recipe.
         agrees: whether all outputs are within the tolerance.
-        apply_ms: the time of `apply`: capture, passes, kernels.
+        apply_ms: the time of `apply`: capture, passes, kernels, conversions.
+        conversions_ms: the time that operands took to be converted in `apply`, and in the first call.
         report: what `apply` did.
         machine: where it ran.
     """
@@ -70,6 +72,7 @@ class Result:
     tolerance: dict[str, float]
     agrees: bool
     apply_ms: float
+    conversions_ms: tuple[float, float]
     report: Report
     machine: dict[str, str | int] = field(default_factory=dict)
 
@@ -95,11 +98,6 @@ class Result:
         built = {region.kernel for region in regions if region.cache == "miss"}
         return {"built": len(built), "found": len({region.kernel for region in regions} - built)}
 
-    @property
-    def conversion_ms(self) -> float:
-        """The time that operands took to be converted, all calls together."""
-        return sum(entry.total_us for entry in self.report.conversions) / 1e3
-
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, with `"schema": 1`."""
         return {
@@ -117,7 +115,7 @@ class Result:
             "tolerance": self.tolerance,
             "agrees": self.agrees,
             "apply_ms": self.apply_ms,
-            "conversion_ms": self.conversion_ms,
+            "conversions_ms": {"apply": self.conversions_ms[0], "first_call": self.conversions_ms[1]},
             "kernels": self.kernels,
             "machine": self.machine,
             "report": self.report.to_dict(),
@@ -127,11 +125,15 @@ class Result:
         """The rows that come first: what the model ran on, where its weights are from."""
         return []
 
+    def of_alternatives(self) -> list[list[str]]:
+        """Rows for other contenders than the dense and the sparse model."""
+        return []
+
     def rows(self) -> list[list[str]]:
         """The rows of the table: what, dense, sparse, remark."""
         dense, sparse = self.dense, self.sparse
-        turns = len(dense.timing.runs_ms)
         kernels = self.kernels
+        in_apply, in_first = map(milliseconds, self.conversions_ms)
         limits = f"allowed: {self.tolerance['atol']:g} + {self.tolerance['rtol']:g} of the value"
         return [
             *self.about(),
@@ -139,11 +141,12 @@ class Result:
             [
                 "median of a pass",
                 *pair(dense.timing.median_ms, sparse.timing.median_ms),
-                f"{self.ratio:.2f}x, {turns} turns",
+                agreement(dense.timing, sparse.timing),
             ],
+            *self.of_alternatives(),
             ["first call", *pair(dense.timing.first_ms, sparse.timing.first_ms), ""],
-            ["apply", "", milliseconds(self.apply_ms), "capture, passes, kernels"],
-            ["conversions", "", milliseconds(self.conversion_ms), "of operands, within the first call"],
+            ["apply", "", milliseconds(self.apply_ms), "capture, passes, kernels, conversions"],
+            ["conversions", "", in_apply, f"of operands, within apply; {in_first} in the first call"],
             [
                 "memory of a pass",
                 mebibytes(dense.peak_bytes),
@@ -182,6 +185,10 @@ class Result:
         place = f"{m['cpu']} ({m['vector']}), {m['threads']} threads, torch {m['torch']}"
         return "\n".join([table, *(wrapped(line, width) for line in (place, *self.notes()))])
 
+    def timings(self) -> list[tuple[str, Timing]]:
+        """The times of all contenders, each with its name."""
+        return [("dense", self.dense.timing), ("sparse", self.sparse.timing)]
+
     def write(self, folder: str | Path) -> Path:
         """Writes result.json, times.csv, report.txt and report.html into `folder` and returns it."""
         place = Path(folder)
@@ -190,8 +197,8 @@ class Result:
         with (place / "times.csv").open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream)
             writer.writerow(["model", "data", "contender", "turn", "milliseconds"])
-            for name, contender in (("dense", self.dense), ("sparse", self.sparse)):
-                for turn, value in enumerate(contender.timing.runs_ms):
+            for name, timing in self.timings():
+                for turn, value in enumerate(timing.runs_ms):
                     writer.writerow([self.model, self.data["name"], name, turn, f"{value:.6f}"])
         (place / "report.txt").write_text(f"{self}\n\n{self.report.text(UNLIMITED)}\n", encoding="utf-8")
         self.report.to_html(place / "report.html")
@@ -205,15 +212,37 @@ class RunResult(Result):
     Attributes:
         training: epochs, seconds, note, and whether the weights were there already.
         steps: training steps of both models.
+        others: the model by torch alone, and the sparse model with the first rules alone.
     """
 
     training: dict[str, Any]
     steps: Steps | None = None
+    others: list[Alternative] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, with the training."""
         steps = None if self.steps is None else self.steps.to_dict()
-        return {**Result.to_dict(self), "training": self.training, "steps": steps}
+        others = [other.to_dict() for other in self.others]
+        return {**Result.to_dict(self), "training": self.training, "steps": steps, "alternatives": others}
+
+    def timings(self) -> list[tuple[str, Timing]]:
+        """The times of all contenders, each with its name."""
+        more = [(rules_text(other), other.timing) for other in self.others]
+        return [*Result.timings(self), *more]
+
+    def of_alternatives(self) -> list[list[str]]:
+        """Torch alone, and what each rule adds to those before; a wrong result is said."""
+        rows = []
+        for other in self.others:
+            time = milliseconds(other.timing.median_ms)
+            wrong = "" if other.agrees else f", WRONG by {other.largest_error:.2e}"
+            if other.name == BY_HAND:
+                told = agreement(other.timing, self.sparse.timing)
+                rows.append(["torch by hand", time, "", f"{told}; cached CSR matrices{wrong}"])
+            else:
+                told = agreement(self.dense.timing, other.timing)
+                rows.append([rules_text(other), "", time, f"{told}{wrong}"])
+        return rows
 
     @property
     def verified(self) -> bool:
@@ -239,9 +268,7 @@ class RunResult(Result):
         if steps is None:
             return []
         times = pair(steps.dense.median_ms, steps.sparse.median_ms)
-        rows = [
-            ["training step", *times, f"{steps.ratio:.2f}x, {len(steps.dense.runs_ms)} turns, {steps.text}"]
-        ]
+        rows = [["training step", *times, f"{agreement(steps.dense, steps.sparse)}; {steps.text}"]]
         losses = [f"{loss:.6f}" for loss in steps.losses]
         rows.append(["training loss", *losses, "before any step, without dropout"])
         if steps.accuracies is not None:
@@ -280,7 +307,18 @@ class RunResult(Result):
             if t["reused"]
             else f"{t['epochs']} epochs in {t['seconds']:.1f} s"
         )
+        how += " of the sparse model" if t.get("trains_sparse") else ""
         return f"{how} ({t['note']})" if t["note"] else how
+
+
+def rules_text(other: Alternative) -> str:
+    """What an alternative is, as a row of the table says it."""
+    return other.name if other.name == BY_HAND else f"rules up to {other.name}"
+
+
+def conversion_ms(report: Report) -> float:
+    """The time that operands took to be converted, all calls so far together."""
+    return sum(entry.total_us for entry in report.conversions) / 1e3
 
 
 def pair(dense: float, sparse: float) -> tuple[str, str]:

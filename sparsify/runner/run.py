@@ -3,9 +3,8 @@
 In: `run("gcn", dataset="synthetic")`. Out: a `RunResult`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -22,16 +21,16 @@ from sparsify.options import current, override
 from sparsify.passes.apply import pruned, sparse_module
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import shared_copy
-from sparsify.passes.module.verify import pairs
 from sparsify.recipe import Recipe
 from sparsify.runner import measure
+from sparsify.runner.alternatives import alternatives, difference, one_pass
 from sparsify.runner.machine import machine
 from sparsify.runner.progress import Progress
 from sparsify.runner.pruned_result import PrunedResult, masks, weights
 from sparsify.runner.request import Request, resolve
-from sparsify.runner.result import Contender, Result, RunResult
+from sparsify.runner.result import Contender, Result, RunResult, conversion_ms
 from sparsify.runner.subject import Subject, subject
-from sparsify.runner.training import EPOCHS, Steps, full_steps, sampled_steps
+from sparsify.runner.training import EPOCHS, Steps, full_steps, sampled_steps, sparse_twin
 
 # Passes of which each region's time is a median; of long ones, one pass tells it.
 REPEATS: Final = 5
@@ -52,6 +51,7 @@ def run(
     seq: int | None = None,
     batch_size: int | None = None,
     fanout: str | None = None,
+    sparse: bool = False,
     retrain: bool = False,
     seconds: float = 4.0,
     quiet: bool = False,
@@ -62,16 +62,14 @@ def run(
     Args:
         model: a registered name.
         recipe: a path, a built-in name, a mapping or a `Recipe`; the model's own when not given.
-        dataset: one of the model's data sets.
-        data_root: the folder of real data; only read.
-        overrides: arguments of the recipe, the model or the training.
-        seed: of the data, the weights and the training.
+        dataset, data_root: one of the model's data sets, and the folder of real data, which is only read.
+        overrides, seed: arguments of the recipe, the model or the training; the seed of all that is random.
         sparse_weights: how linear layers are pruned, as `0.9` or `2:4`; as the recipe says when not given.
         sparse_attn: the pattern of attention, as `bigbird` or `window`; without `sparse_weights` nothing is pruned.
         layers: those with the pattern, `0,2-5`; all when not given.
         batch, seq: rows and tokens of the input of a model that runs on no graph.
-        batch_size: nodes of a step, where the model is trained on sampled neighbourhoods.
-        fanout: how many neighbours are sampled, as `10,10`.
+        batch_size, fanout: nodes of a step on sampled neighbourhoods, and how many are sampled, as `10,10`.
+        sparse: train the sparse model of a graph instead of the dense one.
         retrain: train although there are weights in the cache.
         seconds: how long to time both models; five turns, three where they take five times as long.
         quiet: show no progress on standard error.
@@ -94,6 +92,7 @@ def run(
         seq=seq,
         batch_size=batch_size,
         fanout=fanout,
+        sparse=sparse,
     )
     with override(quiet=quiet or current().quiet):
         return run_request(request, retrain=retrain, seconds=seconds, out=out)
@@ -136,16 +135,18 @@ def output_folder(out: str | PathLike[str]) -> Path:
 
 
 def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
-    """The trained model that the request starts from."""
+    """The trained model that the request starts from, trained by its sparse twin where that is asked for."""
     settings, note = train.settings_for(graph, request.seed)
+    usual, example = inputs.training_inputs, inputs.example_inputs(request.entry, graph)
     return trained(
         request.entry,
         request.arguments,
         graph,
-        inputs.training_inputs(request.entry, graph),
+        example if request.trains_sparse else usual(request.entry, graph),
         replace(settings, **request.training),
         note="" if "epochs" in request.training else note,
         retrain=retrain,
+        twin=sparse_twin(request, example) if request.trains_sparse else None,
     )
 
 
@@ -176,19 +177,24 @@ def compare(request: Request, asked: Subject, training: Trained | None, seconds:
     progress.begun()
     sparse, apply_ms = measure.once(lambda: sparse_module(source, how))
     progress.applied(apply_ms)
+    in_apply_ms = conversion_ms(sparse.report)
     sparse_call = one_pass(sparse, asked.example)
     found, sparse_first = measure.once(sparse_call)
+    in_first_ms = conversion_ms(sparse.report) - in_apply_ms
     accuracies = [accuracy(asked.graph, scores) for scores in (expected, found)]
     if how.has_masks:  # the dense model attends to everything: another result
         expected = one_pass(sparse.original, asked.example)()
     error, agrees = difference(expected, found, recipe)
+    others, more = alternatives(request, asked, dense, expected, sparse.report)
     del expected, found
     is_long = dense_first > measure.LONG_MS
-    timings = measure.interleave(call, sparse_call, seconds=seconds, is_warm=is_long, told=progress.turn)
+    calls = (call, sparse_call, *more)
+    timings = measure.interleave(*calls, seconds=seconds, is_warm=is_long, told=progress.turn)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
     with torch.no_grad():
         sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
-    both = zip(accuracies, timings, (call, sparse_call), strict=True)
+    both = zip(accuracies, timings[:2], (call, sparse_call), strict=True)
+    others = [replace(other, timing=timing) for other, timing in zip(others, timings[2:], strict=True)]
     contenders = [Contender(known, timing, measure.peak_bytes(run)) for known, timing, run in both]
     shared: dict[str, Any] = {
         "model": request.entry.name,
@@ -201,42 +207,27 @@ def compare(request: Request, asked: Subject, training: Trained | None, seconds:
         "tolerance": {"rtol": recipe.verify.rtol, "atol": recipe.verify.atol},
         "agrees": agrees,
         "apply_ms": apply_ms,
+        "conversions_ms": (in_apply_ms, in_first_ms),
         "report": sparse.report,
         "machine": machine(),
     }
     if asked.graph is not None and training is not None:
-        told = {**asdict(training.training), "reused": training.reused, "weights": str(training.file)}
-        return RunResult(**shared, data=described(asked.graph), training=told)
+        told = described_training(request, training)
+        return RunResult(**shared, data=described(asked.graph), training=told, others=others)
     data = {"name": request.dataset, "inputs": asked.text}
     known = weights(asked.model, dense, request.arguments.get("checkpoint", ""))
     return PrunedResult(**shared, data=data, weights=known, masks=masks(sparse.report))
 
 
-def one_pass(model: Callable[..., Any], example: Sequence[Tensor]) -> Callable[[], Any]:
-    """A call that runs the model once, without gradients."""
-
-    def call() -> Any:
-        with torch.no_grad():
-            return model(*example)
-
-    return call
-
-
-def difference(expected: Any, found: Any, recipe: Recipe) -> tuple[float, bool]:
-    """The largest absolute difference of the tensors of two outputs, and whether all are within the tolerance."""
-    rtol, atol = recipe.verify.rtol, recipe.verify.atol
-    errors, agrees = [0.0], True
-    for _, want, have in pairs(expected, found):
-        if want.shape != have.shape:
-            return inf, False
-        errors.append(float((want - have).abs().max()) if want.numel() else 0.0)
-        agrees = agrees and torch.allclose(have, want, rtol=rtol, atol=atol)
-    return float(torch.tensor(errors, dtype=torch.float64).max()), agrees  # nan where there is one
-
-
 def accuracy(graph: Graph | None, scores: Tensor) -> float | None:
     """The share of nodes for tests that are classified rightly; `None` without a graph."""
     return None if graph is None else train.accuracy(scores, graph.y, graph.test)
+
+
+def described_training(request: Request, training: Trained) -> dict[str, Any]:
+    """What a reader needs to know of the weights."""
+    known = {"reused": training.reused, "weights": str(training.file), "trains_sparse": request.trains_sparse}
+    return {**asdict(training.training), **known}
 
 
 def described(graph: Graph) -> dict[str, Any]:

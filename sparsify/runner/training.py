@@ -5,6 +5,7 @@ interleaved steps, and the losses, which are equal but for rounding.
 """
 
 import copy
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from torch.nn import functional as F
 from sparsify.models import train
 from sparsify.models.data import Graph
 from sparsify.models.neighbours import NeighbourSampler
-from sparsify.passes.apply import pruned, sparse_module
+from sparsify.models.trained import Twin
+from sparsify.passes.apply import Source, pruned, sparse_module
 from sparsify.passes.capture.draft import Asked
 from sparsify.runner import measure
 from sparsify.runner.measure import Timing
@@ -149,16 +151,29 @@ def stepper(model: nn.Module, request: Request) -> Stepper:
     return Stepper(model, torch.optim.Adam(model.parameters(), lr=lr, weight_decay=decay))
 
 
-def both(
-    request: Request, model: nn.Module, example: Sequence[Tensor], *, is_copied: bool = True
-) -> tuple[nn.Module, nn.Module]:
-    """The dense model, and a sparse one with the same weights, ready to be trained.
+def to_train(request: Request, model: nn.Module, example: Sequence[Tensor]) -> tuple[Source, Asked]:
+    """A model as its rules prune it, and what is asked of its sparse twin.
 
     Optional rules are left out: features that dropout reads first stay dense.
     """
     rules = [rule for rule in request.recipe.rules if not rule.optional]
     how = Asked(request.recipe.with_rules(rules), verify=False, trainable=True)
-    source = pruned(copy.deepcopy(model).train(), how, tuple(example))
+    return pruned(model.train(), how, tuple(example)), how
+
+
+def sparse_twin(request: Request, example: Sequence[Tensor]) -> Twin:
+    """The sparse model, to be trained in the place of the dense one."""
+    rules = [rule.model_dump(mode="json") for rule in request.recipe.rules]
+    return Twin(
+        json.dumps(rules, sort_keys=True), lambda model: sparse_module(*to_train(request, model, example))
+    )
+
+
+def both(
+    request: Request, model: nn.Module, example: Sequence[Tensor], *, is_copied: bool = True
+) -> tuple[nn.Module, nn.Module]:
+    """The dense model, and a sparse one with the same weights, ready to be trained."""
+    source, how = to_train(request, copy.deepcopy(model), example)
     dense = copy.deepcopy(model) if is_copied else model
     dense.load_state_dict(source.model.state_dict())  # with the zeros of rules that prune
     return dense, sparse_module(source, how)

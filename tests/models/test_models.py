@@ -1,9 +1,11 @@
 """The dense models: shapes, and that two ways to write a graph convolution agree."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from sparsify.models import inputs, registry, train
+from sparsify.models import by_hand, inputs, registry, train
 from sparsify.models.data.synthetic import synthetic
 from sparsify.models.registry import MODELS
 
@@ -66,3 +68,19 @@ def test_seed_decides_the_weights_and_leaves_torch_alone():
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first.conv1.lin.weight, again.conv1.lin.weight)
     assert not torch.equal(first.conv1.lin.weight, other.conv1.lin.weight)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("density", [0.0, 1.0], ids=["dense features", "CSR features"])
+def test_torch_by_hand_gives_the_logits_of_the_model(graph, name, density, monkeypatch):
+    monkeypatch.setattr(by_hand, "SPARSE_FEATURES", density)
+    entry = registry.find(name)
+    own = replace(graph, x=graph.x.double())
+    model = entry.build(40, 3, {"hidden": 8}).double().eval()
+    monkeypatch.setattr(by_hand, "csr", lambda r, c, v, n: inputs.csr(r, c, v.double(), n))
+    monkeypatch.setattr(by_hand, "normalised_adjacency", lambda g: inputs.normalised_adjacency(g).double())
+    expected = model(*(t.double() if t.is_floating_point() else t for t in inputs.example_inputs(entry, own)))
+    written = entry.written_by_hand(model, own)
+    assert written is not None
+    with torch.no_grad():
+        torch.testing.assert_close(written(), expected, rtol=1e-5, atol=1e-6)

@@ -13,6 +13,24 @@ def test_contenders_take_turns_after_one_warm_call_each():
     assert [len(timing.runs_ms) for timing in timings] == [7, 7]
 
 
+def test_more_than_two_contenders_take_turns():
+    calls = []
+    timings = measure.interleave(*(lambda n=n: calls.append(n) for n in "abc"), most=2)
+    assert calls == list("abc") * 3 and len(timings) == 3
+
+
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        ([2.0, 2.1, 2.0, 1.9], "4.00x, 4 turns"),
+        ([2.0, 4.0, 2.0, 4.0], "2.67x, 4 turns that disagree: 2.00x to 4.00x"),
+        ([8.0, 8.0, 80.0, 8.0], "1.00x, 4 turns"),
+    ],
+)
+def test_turns_that_disagree_are_marked(second, text):
+    assert measure.agreement(measure.Timing(0.0, [8.0] * 4), measure.Timing(0.0, second)) == text
+
+
 def test_least_turns_are_done_however_long_they_take():
     timings = measure.interleave(lambda: None, lambda: None, seconds=0.0, least=3, most=9)
     assert len(timings[0].runs_ms) == 3

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparsify.report import ConversionEntry, RegionEntry, Report
+from sparsify.runner.alternatives import Alternative
 from sparsify.runner.measure import Timing
 from sparsify.runner.result import Contender, RunResult
 
@@ -46,6 +47,7 @@ def result():
         tolerance={"rtol": 1e-4, "atol": 1e-5},
         agrees=True,
         apply_ms=120.0,
+        conversions_ms=(1.5, 0.25),
         report=report,
         machine={"cpu": "a CPU", "vector": "AVX2", "threads": 2, "torch": "2"},
     )
@@ -63,10 +65,11 @@ def test_table_shows_everything(result):
         "2.00e-06",
         "9 ms",
         "3 ms",
-        "3.00x, 3 turns",
+        "3.00x, 3 turns that disagree: 2.25x to 5.00x",
         "30 ms",
         "120 ms",
         "1.5 ms",
+        "of operands, within apply; 0.25 ms in the first call",
         "3.0 MiB",
         "1 built, 1 found",
         "yes",
@@ -91,7 +94,7 @@ def test_json_has_a_schema_and_the_numbers(result):
         "runs_ms": [8.0, 10.0, 9.0],
         "peak_bytes": 3 << 20,
     }
-    assert read["conversion_ms"] == 1.5
+    assert read["conversions_ms"] == {"apply": 1.5, "first_call": 0.25}
     assert read["report"]["regions"][0]["name"] == "r1"
 
 
@@ -105,6 +108,26 @@ def test_nothing_sparse_is_a_negative_result(result):
     nothing = replace(result, report=Report("GCN", "gcn"))
     assert nothing.exit_status == 1
     assert "no part of the model became sparse" in str(nothing)
+
+
+def test_torch_by_hand_and_each_rule_have_a_row(result, tmp_path):
+    others = [
+        Alternative("torch", 1e-6, True, Timing(0.0, [6.0, 6.0, 6.0])),
+        Alternative("adjacency", 0.5, False, Timing(0.0, [4.0, 5.0, 4.5])),
+    ]
+    more = replace(result, others=others)
+    text = str(more)
+    assert "2.00x, 3 turns" in next(line for line in text.splitlines() if line.startswith("torch by hand"))
+    row = next(line for line in text.splitlines() if line.startswith("rules up to adjacency"))
+    assert "4.5 ms" in row and "WRONG by 5.00e-01" in row
+    assert [one["name"] for one in more.to_dict()["alternatives"]] == ["torch", "adjacency"]
+    rows = (more.write(tmp_path) / "times.csv").read_text().splitlines()
+    assert len(rows) == 1 + 4 * 3
+
+
+def test_training_of_the_sparse_model_is_said(result):
+    trained = replace(result, training=result.training | {"trains_sparse": True})
+    assert "epochs of the sparse model" in str(trained)
 
 
 def test_shortened_training_is_said(result):

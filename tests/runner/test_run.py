@@ -9,10 +9,11 @@ from torch.nn import functional as F
 from sparsify import options
 from sparsify.compiler.cpp import cache
 from sparsify.errors import SparsifyError
-from sparsify.models import data, inputs
+from sparsify.models import data, inputs, train
 from sparsify.models.data.synthetic import synthetic
 from sparsify.passes.apply import apply
 from sparsify.passes.graph.operators import operator_name
+from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.runner.request import resolve
 from sparsify.runner.run import dense_model, run
 
@@ -47,6 +48,9 @@ def test_every_model_is_verified(small, model):
     assert result.report.regions
     assert all(entry.estimated_us > 0 and entry.measured_us > 0 for entry in result.report.regions)
     assert sum(result.kernels.values()) >= 1
+    rules = [entry.rule for entry in result.report.rules if entry.matched]
+    assert [other.name for other in result.others] == ["torch", *rules[:-1]]
+    assert all(other.agrees and len(other.timing.runs_ms) == 3 for other in result.others)
 
 
 def test_second_run_finds_weights_and_kernels(small):
@@ -157,6 +161,32 @@ def test_sampled_training_of_both_models_is_the_same(small, model):
     assert steps.accuracies[0] == pytest.approx(steps.accuracies[1], abs=0.05)
     assert result.verified and not result.training["reused"]
     assert "16 nodes and 4x3 neighbours, 2 epochs" in str(result)
+
+
+@pytest.mark.parametrize("weights", [None, "0.5"])
+def test_the_sparse_model_is_trained_instead_of_the_dense_one(small, monkeypatch, weights):
+    trained = []
+    monkeypatch.setattr(
+        train, "step", lambda model, *rest, step=train.step: (trained.append(model), step(model, *rest))
+    )
+    request = resolve("gcn", overrides=QUICK | {"dropout": 0.0}, sparse=True, sparse_weights=weights)
+    found = dense_model(request, small, retrain=False)
+    assert trained and all(isinstance(model, SparseModule) for model in trained)
+    assert dense_model(request, small, retrain=False).reused
+    if weights is None:  # pruned weights lose their zeros when they are trained densely
+        usual = dense_model(resolve("gcn", overrides=QUICK | {"dropout": 0.0}), small, retrain=False)
+        assert not usual.reused
+        for want, have in zip(usual.model.parameters(), found.model.parameters(), strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-4)
+    result = run("gcn", overrides=QUICK, sparse=True, sparse_weights=weights, seconds=0.0, quiet=True)
+    assert result.verified and "2 epochs" in str(result) and "of the sparse model" in str(result)
+
+
+@pytest.mark.parametrize("model, more", [("bert", {}), ("gcn", {"batch_size": 16, "fanout": "4,3"})])
+def test_training_that_there_is_not_is_refused_before_anything(monkeypatch, model, more):
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("data were loaded first"))
+    with pytest.raises(SparsifyError, match="--sparse"):
+        run(model, sparse=True, quiet=True, **more)
 
 
 def test_losses_that_differ_are_not_verified(small):

@@ -22,6 +22,7 @@ from sparsify.passes.capture.autograd_functions import inlined
 from sparsify.passes.capture.libraries.torch_encoder import unpacked_texts
 from sparsify.passes.capture.shell import Modes
 from sparsify.passes.module.hooks import drop_gradient_hooks
+from sparsify.passes.module.row_sample import RowSample, on_rows, row_sample
 from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant, pruned_among
 from sparsify.passes.operands.content_memo import reading_once
@@ -337,19 +338,24 @@ def verify(
         result = reading_once(without_effects(module, variant), given())
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
-    def dense() -> Any:
+    def dense(own: calls.Call = call) -> Any:
         apart = module._weights.mirror(mode, module)
         apart.copy_buffers()
         drop_gradient_hooks(apart.model)
         with peak:
             if variant.masked is None:
-                given_call = calls.copied(call) if writes else call
+                given_call = calls.copied(own) if writes else own
                 return calls.run_call(apart.model, module._signature, given_call)
             return variant.masked_result(apart.model, given())
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # First, so that what is compared follows the plan of its memory.
         variant.timed(sparse, TIMED_CALLS)
+    is_whole = variant.masked is not None or writes
+    sample = None if is_whole else row_sample(call, hops=len(variant.regions))
+    if sample is not None and agrees_on(sample, module, variant, call, dense, sparse):
+        return
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         read = [*module._source.parameters(), *tensors]
         limits = module._asked.recipe.verify
         try:
@@ -364,6 +370,32 @@ def verify(
     except VerificationError as error:
         found = rounding(module, variant, call, mode, (dense, sparse), error, trained_tensors(module, call))
     report.largest_error = max(report.largest_error, found)
+
+
+def agrees_on(
+    sample: RowSample,
+    module: "SparseModule",
+    variant: Variant,
+    call: calls.Call,
+    dense: Callable[[calls.Call], Any],
+    sparse: Callable[[], Any],
+) -> bool:
+    """Whether a sample of rows agrees, which the report then says; where not, all rows are to be compared.
+
+    Rows may depend on more than a sample has, as those of a normalisation over all nodes do.
+    """
+    report, limits = variant.report, module._asked.recipe.verify
+    densely, sparsely = on_rows(sample, lambda: dense(sample.call)), on_rows(sample, sparse)
+    tensors = [value for value in call.values if isinstance(value, Tensor)]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            error = compare(densely, sparsely, limits, read=[*module._source.parameters(), *tensors])
+        if module._asked.is_trainable(variant.captured.training):
+            error = max(error, gradient_error(module, variant, call, densely, sparsely))
+    except (VerificationError, RuntimeError):  # such as code of the model that asks for certain edges
+        return False
+    report.largest_error, report.compared_rows = error, len(sample.rows)
+    return True
 
 
 def rounding(
