@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
     from sparsify.recipe import Recipe
     from sparsify.report import Report
-    from sparsify.sparsification import patterns
+    from sparsify.sparsification import patterns, sparsifiers
+    from sparsify.sparsification.apply import sparsify
     from sparsify.storage.format import Format
     from sparsify.storage.known_levels import register_level
     from sparsify.storage.levels import Level
@@ -48,6 +49,8 @@ __all__ = [
     "register_function",
     "register_monoid",
     "patterns",
+    "sparsifiers",
+    "sparsify",
 ]
 
 _MODULES = {
@@ -72,6 +75,8 @@ _MODULES = {
     "register_function": "sparsify.compiler.einsum.register",
     "register_monoid": "sparsify.compiler.einsum.register",
     "patterns": "sparsify.sparsification.patterns",
+    "sparsifiers": "sparsify.sparsification.sparsifiers",
+    "sparsify": "sparsify.sparsification.apply",
 }
 
 if "torch" in sys.modules:
