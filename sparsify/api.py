@@ -19,6 +19,7 @@ from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.save import load, save
+from sparsify.sparsification.dispatch import explain_call
 from sparsify.storage.interop import tensor
 
 __all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]
@@ -31,7 +32,8 @@ def explain(
     """How an expression or an applied model is computed, as text: formats, schedule, notation, loops and C++.
 
     Args:
-        subject: subscripts with their operands, statements with theirs by name, or what `apply` returned.
+        subject: subscripts with their operands, statements with theirs by name, an operator of torch with its
+            arguments, which way it is computed and why, or what `apply` returned.
         schedule: of an expression, instead of the chosen one.
         named: what `evaluate` takes, operands by name and the rest.
 
@@ -63,6 +65,8 @@ def explain(
         return printed(explain_kernel(kernel, sizes_of(kernel.program, given)))
     if isinstance(subject, SparseModule):
         return str(explain_model(subject))
+    if callable(subject) and operands and not isinstance(subject, torch.nn.Module):
+        return explain_call(subject, operands)
     raise SparsifyError(
         f"explain was given {_a_kind(subject)}",
         'give subscripts with operands, explain("ij,jk->ik", A, B), statements with theirs by name, or what '

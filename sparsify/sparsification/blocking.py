@@ -12,7 +12,13 @@ from torch import Tensor
 
 from sparsify.errors import ShapeError, SparsifierError
 from sparsify.sparsification.grouped import grouped_mask
-from sparsify.sparsification.select import largest_in_groups, largest_in_rows, largest_of, magnitudes, ordered
+from sparsify.sparsification.largest import (
+    largest_in_groups,
+    largest_in_rows,
+    largest_of,
+    magnitudes,
+    ordered,
+)
 from sparsify.sparsification.sparsifier import Kind, Sparsifier
 
 

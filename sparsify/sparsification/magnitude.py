@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsify.recipe import Prune
 from sparsify.sparsification.grouped import grouped_mask
-from sparsify.sparsification.select import block_sums, largest, largest_in_groups, magnitudes, spread
+from sparsify.sparsification.largest import block_sums, largest, largest_in_groups, magnitudes, spread
 
 
 def magnitude_masks(weights: Sequence[Tensor], prune: Prune) -> list[Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import ShapeError, SparsifierError
-from sparsify.sparsification.select import block_sums, largest, largest_of, magnitudes, spread
+from sparsify.sparsification.largest import block_sums, largest, largest_of, magnitudes, spread
 from sparsify.sparsification.sparsifier import Sparsifier
 from sparsify.sparsification.streaming import require_fraction
 from sparsify.storage.format import Format
