@@ -12,6 +12,7 @@ tensor and a format, the `SparseTensor` of the entries that stay.
 Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, section 2 and table 1.
 """
 
+import re
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from sparsify.storage.tensor import SparseTensor
 
 Kind = Literal["streaming", "blocking", "materializing"]
 WIDEST: Final = len(string.ascii_lowercase)
+# How operands of conditions end, which index variables and tensors do not.
+OPERAND: Final = "_of_T"
 # Entries from which on a kernel reads a mask; it would have to be built for fewer ones.
 BY_KERNEL: Final = 1 << 14
 
@@ -117,13 +120,13 @@ class Streaming(Sparsifier):
         condition = self.condition()
         if not condition.text:
             return torch.ones(tensor.shape, dtype=torch.bool)
+        condition = condition.named(OPERAND)
         at, place = letters(tensor.dim())
-        text = f"M{place} = {condition.over('T', at)}"
-        sizes = dict(zip(at, tensor.shape, strict=True))
-        operands = dict(condition.operands)
-        if "T" not in condition.over("T", at):
-            return evaluate(text, sizes=sizes, **operands).bool()  # type: ignore[no-any-return]
-        return evaluate(text, T=tensor.detach(), **operands).bool()  # type: ignore[no-any-return]
+        kept = condition.over("T", at)
+        how: dict[str, Any] = {"sizes": dict(zip(at, tensor.shape, strict=True)), **dict(condition.operands)}
+        if re.search(r"\bT\b", kept):
+            how["T"] = tensor.detach()
+        return evaluate(f"M{place} = {kept}", **how).bool()  # type: ignore[no-any-return]
 
     def store(self, tensor: Tensor, format: Format | str | None) -> SparseTensor:
         """The entries that stay and differ from the fill, by the kernel that copies the tensor."""
@@ -136,7 +139,7 @@ class Streaming(Sparsifier):
                 if tensor.dim()
                 else super().store(tensor, asked)
             )
-        condition, (at, place) = self.condition(), letters(tensor.dim())
+        condition, (at, place) = self.condition().named(OPERAND), letters(tensor.dim())
         if not condition.text and isinstance(tensor, SparseTensor):
             return tensor.to(format=asked)
         kept = f"where {condition.over('T', at)}" if condition.text else "by value"

@@ -121,6 +121,21 @@ def test_blocks_live_and_die_together():
     assert sparsifiers.BlockFraction(0.5, (2, 3, 4)).mask(cube).sum() == 4 * 24
 
 
+def test_operands_may_have_any_name():
+    """Operands of conditions are neither index variables nor tensors of the kernel."""
+    for name in ("a", "b", "i", "T", "M", "Y", "seed"):
+        own = sparsifiers.Where(f"value > {name}", **{name: 0.5})
+        want = torch.where(T > 0.5, T, 0)
+        assert torch.equal(own.mask(T), T > 0.5)
+        assert torch.equal(sparsify.sparsify(T, own, "csr").to_dense(), want)
+        found = sparsify.evaluate("Y[i,b] = T[i,b]", T=T, format="csr", sparsifier=own)
+        assert torch.equal(found.to_dense(), want)
+    places = sparsifiers.Where("row < column")
+    assert torch.equal(places.mask(T), torch.ones(12, 16).triu(1).bool())
+    assert torch.equal(sparsify.sparsify(T, places, "csr").to_dense(), T.triu(1))
+    assert sparsify.sparsify(T, sparsifiers.Where("True"), "csr").nnz == T.numel()
+
+
 def test_entries_that_equal_another_fill():
     A = sparsify.tensor(torch.where(T > 0, T, -torch.inf), "csr", fill=-torch.inf)
     found = sparsify.sparsify(A, sparsifiers.ScalarThreshold(1.0, signed=True))
