@@ -48,7 +48,7 @@ def sparsify(tensor: Any, sparsifier: Any, format: Format | str | type | None = 
     )
     found = closest_sparsifier(sparsifier, tensor, layout) if isinstance(tensor, Tensor) else None
     if found is not None:
-        made = found.function(sparsifier, tensor)
+        made = found.compute(sparsifier, tensor)
         return _stored(sparsifier, tensor, made, layout)
     if not isinstance(sparsifier, Sparsifier):
         raise SparsifierError(

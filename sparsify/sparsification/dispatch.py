@@ -218,10 +218,10 @@ def run(
     sparsifiers = [sparsifier for sparsifier, _ in outputs]
     leaves = [v for v in values if isinstance(v, Tensor) and v.requires_grad]
     if not leaves or not torch.is_grad_enabled():
-        return _results(operator, implementation.function(Context(), tuple(values), sparsifiers))
+        return _results(operator, implementation.compute(Context(), tuple(values), sparsifiers))
     if any(g.closeness(values, ()) is not None for g in registry.gradients.get(canonical(operator), ())):
         return _UserOperator.apply(operator, implementation, sparsifiers, *values)  # type: ignore[no-untyped-call]
-    found = _results(operator, implementation.function(Context(), tuple(values), sparsifiers))
+    found = _results(operator, implementation.compute(Context(), tuple(values), sparsifiers))
     if not isinstance(found, Tensor) or found.requires_grad:
         return found
     return _NoGradient.apply(operator, values, found, *leaves)  # type: ignore[no-untyped-call]
@@ -254,7 +254,7 @@ class _UserOperator(torch.autograd.Function):
     ) -> Any:
         ctx.operator, ctx.own, ctx.values = operator, Context(), values
         ctx.set_materialize_grads(False)
-        return _results(operator, implementation.function(ctx.own, values, sparsifiers))
+        return _results(operator, implementation.compute(ctx.own, values, sparsifiers))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -263,7 +263,7 @@ class _UserOperator(torch.autograd.Function):
         found = closest(known, ctx.values, asked)
         if found is None:
             raise UnsupportedOperatorError(_no_gradient(ctx.operator, ctx.values, grads))
-        made = found.function(ctx.own, tuple(grads), [KeepAll()] * len(ctx.values))
+        made = found.compute(ctx.own, tuple(grads), [KeepAll()] * len(ctx.values))
         made = tuple(made) if isinstance(made, tuple | list) else (made,)
         made += (None,) * (len(ctx.values) - len(made))
         return None, None, None, *map(_gradient_of, ctx.values, made[: len(ctx.values)])

@@ -9,6 +9,7 @@ Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in
 """
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ from sparsify.sparsification.streaming import KeepAll
 
 F = TypeVar("F", bound=Callable[..., Any])
 _numbers = count()
+# The implementations whose functions are being called.
+_running: ContextVar[frozenset[int]] = ContextVar("running", default=frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,14 @@ class Implementation:
             return None
         return self.priority, sum(n for n in found if n is not None), self.number
 
+    def compute(self, *args: Any) -> Any:
+        """What the function returns; the same call within it goes to the next implementation."""
+        token = _running.set(_running.get() | {self.number})
+        try:
+            return self.function(*args)
+        finally:
+            _running.reset(token)
+
     def padded(self, length: int) -> tuple[Any, ...]:
         """The patterns of so many inputs; what none is for is no tensor."""
         return (*self.inputs, *[None] * (length - len(self.inputs)))
@@ -77,7 +88,8 @@ def register_operator(
 
     The function is called with `(ctx, inputs, output_sparsifiers)`: an object with `save_for_backward`, the arguments
     of the operator in the order of its signature, and for each result the sparsifier that it applies itself. It returns
-    the result, a tensor or an object of a registered format, or a tuple of results.
+    the result, a tensor or an object of a registered format, or a tuple of results. The same operator on the same
+    layouts within the function is computed as without it.
 
     Args:
         operator: of torch or of a user, `torch.mm`; methods and signs, `A @ B`, are found by it, too.
@@ -205,7 +217,8 @@ def closest(
     found: Sequence[Implementation], values: Sequence[Any], outputs: Sequence[tuple[Any, Any]] = ()
 ) -> Implementation | None:
     """The implementation that fits best, `None` where none does."""
-    ranked = [(closeness, i) for i in found if (closeness := i.closeness(values, outputs)) is not None]
+    free = [i for i in found if i.number not in _running.get()]
+    ranked = [(closeness, i) for i in free if (closeness := i.closeness(values, outputs)) is not None]
     return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 

@@ -111,6 +111,26 @@ def test_the_closest_pattern_wins():
     assert "way: user:" in text and text.count("fits less closely") == 4 and text.count("taken") == 1
 
 
+def test_an_implementation_may_call_what_it_replaces():
+    A, x, called = sparsify.tensor(halved(8, 8), "csr"), random(8, 3, seed=1), []
+
+    @sparsify.register_operator(torch.mm, inputs=("csr", torch.Tensor))
+    def product(ctx, inputs, output_sparsifiers):
+        called.append(len(inputs))
+        return torch.mm(*inputs)  # the compiler's
+
+    for _ in range(2):
+        torch.testing.assert_close(torch.mm(A, x), A.to_dense() @ x)
+    assert called == [2, 2]
+
+    @sparsify.register_sparsifier(sparsifier=sparsifiers.ScalarFraction, output="csr")
+    def doubled(sparsifier, tensor):
+        return sparsify.sparsify(2 * tensor, sparsifier, "csr")
+
+    found = sparsify.sparsify(x, sparsifiers.ScalarFraction(0.5), "csr")
+    torch.testing.assert_close(found.to_dense(), 2 * sparsifiers.ScalarFraction(0.5)(x).to_dense())
+
+
 def test_arguments_in_order():
     assert canonical(torch.Tensor.__matmul__) is torch.matmul and written(torch.mm) == "torch.mm"
     assert written(torch.nn.functional.linear) == "torch.nn.functional.linear"
