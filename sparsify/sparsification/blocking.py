@@ -20,6 +20,10 @@ from sparsify.sparsification.largest import (
     ordered,
 )
 from sparsify.sparsification.sparsifier import Kind, Sparsifier
+from sparsify.storage.convert import index_dtype
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import shared
+from sparsify.storage.tensor import SparseTensor
 
 
 def require_count(name: str, value: Any, least: int = 0) -> None:
@@ -79,6 +83,22 @@ class PerBlockFraction(Sparsifier):
             along = 0 if self.dim is None else self.dim % 2
             return grouped_mask(tensor, self.n, self.m, self.group, along=along)
         return largest_in_groups(magnitudes(tensor), self.n, self.m, -1 if self.dim is None else self.dim)
+
+    def store(self, tensor: Tensor, format: Format | str | None) -> SparseTensor:
+        """The entries that stay; groups in the format of groups as they are, without sorting."""
+        is_rows = tensor.dim() == 2 and self.group is None and self.dim in (None, -1, 1) and self.n > 0
+        if isinstance(tensor, SparseTensor) or not is_rows or format is None:
+            return Sparsifier.store(self, tensor, format)
+        asked = Format(format, rank=2)
+        if asked != Format(f"nm({self.n}, {self.m})") or not tensor.numel():
+            return Sparsifier.store(self, tensor, format)
+        mask = self.mask(tensor)
+        within = mask.view(-1, self.m).nonzero()[:, 1]
+        crd = within.to(index_dtype(asked, tensor.shape, within.shape[0]))
+        pattern = shared(
+            asked, tensor.shape, (None, None, None), (None, None, crd), is_private=True
+        ).trusted()
+        return SparseTensor(pattern, tensor[mask])
 
 
 @dataclass(frozen=True, slots=True)

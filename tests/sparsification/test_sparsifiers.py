@@ -100,6 +100,10 @@ def test_groups_are_stored_as_such():
     found = sparsify.sparsify(T, sparsifiers.PerBlockFraction(2, 4), "nm(2, 4)")
     assert found.nnz == T.numel() // 2 and found.format == sparsify.Format("nm(2, 4)")
     assert torch.equal(found.to_dense() != 0, sparsifiers.PerBlockFraction(2, 4).mask(T))
+    sorted_ = sparsify.sparsify(T, sparsifiers.PerBlockFraction(2, 4), "csr").to(format="nm(2, 4)")
+    assert found.pattern.equals(sorted_.pattern) and torch.equal(found.values(), sorted_.values())
+    found.pattern.validated()
+    torch.testing.assert_close(found @ T.T, found.to_dense() @ T.T)
     zeros = sparsify.sparsify(torch.zeros(4, 8), sparsifiers.PerBlockFraction(1, 4), "nm(1, 4)")
     assert zeros.nnz == 8  # explicit zeros keep the pattern
     shared = sparsifiers.PerBlockFraction(1, 4, group=2).mask(T)
