@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
     from sparsify.recipe import Recipe
     from sparsify.report import Report
-    from sparsify.sparsification import patterns
+    from sparsify.sparsification import patterns, sparsifiers
+    from sparsify.sparsification.apply import sparsify
+    from sparsify.sparsification.registry import register_backward, register_operator, register_sparsifier
+    from sparsify.sparsification.sparsified import Parts, sparsified
+    from sparsify.sparsification.user_tensor import register_format
     from sparsify.storage.format import Format
     from sparsify.storage.known_levels import register_level
     from sparsify.storage.levels import Level
@@ -48,6 +52,14 @@ __all__ = [
     "register_function",
     "register_monoid",
     "patterns",
+    "sparsifiers",
+    "sparsify",
+    "Parts",
+    "sparsified",
+    "register_format",
+    "register_operator",
+    "register_backward",
+    "register_sparsifier",
 ]
 
 _MODULES = {
@@ -72,6 +84,14 @@ _MODULES = {
     "register_function": "sparsify.compiler.einsum.register",
     "register_monoid": "sparsify.compiler.einsum.register",
     "patterns": "sparsify.sparsification.patterns",
+    "sparsifiers": "sparsify.sparsification.sparsifiers",
+    "sparsify": "sparsify.sparsification.apply",
+    "Parts": "sparsify.sparsification.sparsified",
+    "sparsified": "sparsify.sparsification.sparsified",
+    "register_format": "sparsify.sparsification.user_tensor",
+    "register_operator": "sparsify.sparsification.registry",
+    "register_backward": "sparsify.sparsification.registry",
+    "register_sparsifier": "sparsify.sparsification.registry",
 }
 
 if "torch" in sys.modules:
@@ -84,7 +104,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
     module = import_module(_MODULES[name])
-    found = module if module.__name__.endswith(f".{name}") else getattr(module, name)
+    is_module = module.__name__.endswith(f".{name}") and not hasattr(module, name)
+    found = module if is_module else getattr(module, name)
     globals()[name] = found
     return found
 

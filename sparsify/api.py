@@ -3,6 +3,7 @@
 In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules of format inference.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from sparsify.compiler.evaluate import einsum, einsum_kernel, evaluate, evaluate
 from sparsify.compiler.explain import explain_kernel, printed
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
+from sparsify.compiler.sparsified import LAST, in_kernel
 from sparsify.errors import SparsifyError, public
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.save import load, save
+from sparsify.sparsification.dispatch import explain_call
 from sparsify.storage.interop import tensor
 
 __all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]
@@ -29,7 +32,8 @@ def explain(
     """How an expression or an applied model is computed, as text: formats, schedule, notation, loops and C++.
 
     Args:
-        subject: subscripts with their operands, statements with theirs by name, or what `apply` returned.
+        subject: subscripts with their operands, statements with theirs by name, an operator of torch with its
+            arguments, which way it is computed and why, or what `apply` returned.
         schedule: of an expression, instead of the chosen one.
         named: what `evaluate` takes, operands by name and the rest.
 
@@ -46,9 +50,10 @@ def explain(
                 "explain was given statements with operands that have no names",
                 'give them by name, explain("y[i] = A[i,j] * x[j]", A=A, x=x)',
             )
+        named, after = _with_conditions(named)
         kernel = evaluate_kernel(subject, schedule=schedule, **named)
         given = [ascending(named[name]) for name in kernel.program.inputs]
-        return printed(explain_kernel(kernel, sizes_of(kernel.program, given)))
+        return printed(explain_kernel(kernel, sizes_of(kernel.program, given))) + after
     if named:
         raise SparsifyError(
             f"explain was given {', '.join(named)} by name",
@@ -60,11 +65,26 @@ def explain(
         return printed(explain_kernel(kernel, sizes_of(kernel.program, given)))
     if isinstance(subject, SparseModule):
         return str(explain_model(subject))
+    if callable(subject) and operands and not isinstance(subject, torch.nn.Module):
+        return explain_call(subject, operands)
     raise SparsifyError(
         f"explain was given {_a_kind(subject)}",
         'give subscripts with operands, explain("ij,jk->ik", A, B), statements with theirs by name, or what '
         "sparsify.apply returned",
     )
+
+
+def _with_conditions(named: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """What `evaluate_kernel` takes in place of sparsifiers, and what is said of those that follow the kernel."""
+    sparsifier = named.pop("sparsifier", None)
+    if sparsifier is None:
+        return named, ""
+    format, operands, left = in_kernel(named.get("format"), sparsifier, named.get("outputs"))
+    wanted = format if isinstance(format, Mapping) else {LAST: format}
+    lines = [f"  {name or 'the result'}: {s}, then {wanted.get(name) or 'csr'}" for name, s in left.items()]
+    kept = {name: form for name, form in wanted.items() if name not in left and form is not None}
+    after = "\n\nafter the kernel\n" + "\n".join(lines) if left else ""
+    return named | operands | {"format": kept.get(LAST, kept or None)}, after
 
 
 def _a_kind(subject: Any) -> str:

@@ -8,6 +8,7 @@
       EinsumError                 an expression that has no meaning
         ShapeError                sizes that do not fit each other
         DtypeError                dtypes that cannot be combined
+      SparsifierError             a sparsifier that is not one, or does not fit the tensor
       ScheduleError               a schedule that is not one, or would change the result
       DiscordantError             no loop order visits all sparse operands from outer to inner level
       UnsupportedProgramError     an expression that cannot be compiled yet
@@ -99,6 +100,10 @@ class ShapeError(EinsumError, RuntimeError):
 
 class DtypeError(EinsumError, TypeError):
     """Dtypes that cannot be combined."""
+
+
+class SparsifierError(SparsifyError, ValueError):
+    """A sparsifier that is not one, or that does not fit the tensor."""
 
 
 class ScheduleError(SparsifyError, ValueError):

@@ -43,7 +43,7 @@ def test_text_and_pickle(kind: type[SparsifyError]) -> None:
 
 BUILT_IN = {
     ValueError: "InvalidTensorError FormatError ParseError EinsumError ShapeError DtypeError ScheduleError RecipeError "
-    "RecipeNotFoundError DataError DiscordantError DeviceError",
+    "RecipeNotFoundError DataError DiscordantError DeviceError SparsifierError",
     RuntimeError: "ShapeError CaptureError VerificationError KernelError CompilerError CompilerNotFoundError "
     "BuildError CacheError UnsupportedOperatorError UnsupportedProgramError DenseSizeError "
     "ConversionError",

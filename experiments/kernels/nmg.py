@@ -16,7 +16,7 @@ from sparsify.bench.harness import Case, Contender, Target
 from sparsify.bench.linear import COLUMNS, OUTPUTS, RECIPE
 from sparsify.bench.place import Place
 from sparsify.sparsification.grouped import grouped_mask
-from sparsify.sparsification.magnitude import largest
+from sparsify.sparsification.largest import largest
 
 ROWS, GROUP = 1024, 16
 

@@ -34,7 +34,7 @@ def cut(program: Program) -> Program:
 def _cut(
     program: Program, statement: Assign, declarations: dict[str, Declaration], taken: set[str]
 ) -> list[Assign]:
-    """The statement after those of its sums."""
+    """The statement after those of its sums; equal sums are one."""
     if statement.monoid is not None or not holds(statement.value, Reduce):
         return [statement]
     (factored,) = factor(replace(program, statements=(statement,))).statements
@@ -44,6 +44,7 @@ def _cut(
     elif not sums or (len(sums) == 1 and not _meets_operands(factored, sums[0], declarations)):
         return [statement]
     found: list[Assign] = []
+    known: dict[Node, Access] = {}
     order = free_indices(statement.target)
 
     def visit(node: Node) -> Node:
@@ -51,10 +52,12 @@ def _cut(
         node = map_children(node, visit)
         if not is_sum:
             return node
+        if node in known:
+            return known[node]
         names = sorted(free_indices(node), key=lambda n: order.index(n) if n in order else len(order))
         name = fresh("w", taken)
         taken.add(name)
-        target = Access(name, tuple(map(Index, names)))
+        target = known[node] = Access(name, tuple(map(Index, names)))
         found.append(Assign(target, None, cast(Expr, node)))
         return target
 

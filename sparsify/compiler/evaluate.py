@@ -19,17 +19,24 @@ from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.einsum.restrict import restrict
 from sparsify.compiler.kernel import Kernel, compile_program, plan
-from sparsify.compiler.program_of import formats_by_result, program_of, results_by_value
+from sparsify.compiler.program_of import (
+    conditions_by_result,
+    formats_by_result,
+    program_of,
+    results_by_value,
+)
 from sparsify.compiler.remembered import recall, remember
 from sparsify.compiler.scalars import lifted
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.compiler.shortcut import Learn, Operands, shortcut
+from sparsify.compiler.sparsified import evaluate_sparsified
 from sparsify.compiler.specialise import specialised
 from sparsify.compiler.torch_operator import Operator, register
 from sparsify.compiler.traced import is_traced
-from sparsify.errors import EinsumError, FormatError, ScheduleError, public
+from sparsify.errors import EinsumError, FormatError, ScheduleError, SparsifierError, public
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
@@ -108,6 +115,7 @@ def evaluate(
     format: Format | str | Mapping[str, Format | str] | None = None,
     schedule: Schedule | str | None = None,
     sizes: Mapping[str, int] | None = None,
+    sparsifier: Any = None,
     **operands: torch.Tensor | complex,
 ) -> Any:
     """The results of statements in index notation, `y[i] = A[i,j] * x[j] + z[i]`.
@@ -115,7 +123,10 @@ def evaluate(
     Args:
         text: one statement a line.
         outputs: the names to return, in this order; the last assigned one without it.
-        format: of the result, or a mapping from results to formats.
+        format: of the result, or a mapping from results to formats. `csr where abs(Y) >= 0.5` stores the entries of Y
+            for which the condition holds, `csr by value` those that differ from the fill.
+        sparsifier: what thins out the result, of `sparsify.sparsifiers`, or a mapping from results to them. Streaming
+            ones are conditions of the kernel that computes the result: what they drop is not written.
         schedule: for all statements, which become one kernel; without it each gets its own.
         sizes: extents of index variables that no operand has.
         operands: tensors and Python's or numpy's scalars by name. One kernel serves all values of a scalar that is
@@ -123,13 +134,21 @@ def evaluate(
 
     Raises:
         ParseError, EinsumError, ShapeError, DtypeError: mistakes in the text or the operands.
+        SparsifierError: a sparsifier that is not one, or does not fit the result.
 
     >>> from sparsify.storage.interop import tensor
     >>> evaluate("y[i] = A[i,j] * x[j]", A=tensor(torch.eye(2), "csr"), x=torch.ones(2))
     tensor([1., 1.])
     """
     if is_dynamo_compiling():
+        if sparsifier is not None:
+            raise SparsifierError(
+                "a sparsifier within torch.compile", "its condition, format='csr where abs(Y) >= 0.5'"
+            )
         return in_graph.evaluate(text, outputs, format, schedule, sizes, operands)
+    if sparsifier is not None:
+        how = {"schedule": schedule, "sizes": sizes}
+        return evaluate_sparsified(evaluate, text, outputs, format, sparsifier, operands, **how)
     return _evaluated((text, outputs, format, schedule, sizes, tuple(operands)), tuple(operands.values()))
 
 
@@ -320,6 +339,7 @@ def _einsum_program(
     """The program of an einsum, and which operand each of its inputs is."""
     names = tuple(f"{letter}" for letter in _names(len(described)))
     assign = read_subscripts(subscripts, shapes, names, "Y")
+    (assign,) = restrict((assign,), conditions_by_result((assign,), format))
     formats = formats_by_result((assign,), format)
     operands = dict(zip(names, described, strict=True))
     given = dict(zip(names, shapes, strict=True))

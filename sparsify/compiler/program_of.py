@@ -4,7 +4,7 @@ In: `y[i] = a * A[i,j] * x[j]`, tensors A and x, a number a. Out: the program, w
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -14,13 +14,11 @@ from sparsify.compiler.einsum.extents import bind_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Program
 from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.einsum.restrict import restrict, stored_under
 from sparsify.compiler.node import find
 from sparsify.compiler.scalars import Substituted, substituted
 from sparsify.errors import EinsumError
 from sparsify.storage.format import Format
-
-# Behind a format that is asked for: entries that equal the fill are not stored.
-BY_VALUE: Final = " by value"
 
 
 def program_of(
@@ -43,7 +41,8 @@ def program_of(
     scalars = {name: value for name, value in operands.items() if name not in tensors}
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     source = read(text, sizes=sizes, shapes=shapes)
-    found = substituted(source.statements, scalars)
+    asked = restrict(source.statements, conditions_by_result(source.statements, format))
+    found = substituted(asked, scalars)
     statements = found.statements
     slices = {name for name, _ in source.sizes}
     given = {**dict(source.sizes), **(sizes or {})}
@@ -52,7 +51,7 @@ def program_of(
     formats = formats_by_result(statements, format)
     drops = results_by_value(statements, format)
     program = declare(statements, described, names, formats=formats, sizes=given, shapes=shapes, drops=drops)
-    _check_names(source.statements, operands, sizes or {})
+    _check_names(asked, operands, sizes or {})
     bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, given, slices)
     return program, found
 
@@ -78,18 +77,30 @@ def formats_by_result(
 ) -> dict[str, Format]:
     """The formats asked for, by result; a single one is that of the last result."""
     ranks = {statement.target.tensor: len(statement.target.indices) for statement in statements}
-    return {
-        n: Format(f.removesuffix(BY_VALUE), rank=ranks.get(n)) if isinstance(f, str) else f
-        for n, f in _asked(statements, wanted).items()
-    }
+    found = {}
+    for name, form in _asked(statements, wanted).items():
+        text = (stored_under(form) or (form,))[0] if isinstance(form, str) else form
+        if text:
+            found[name] = Format(text, rank=ranks.get(name)) if isinstance(text, str) else text
+    return found
 
 
 def results_by_value(
     statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
 ) -> list[str]:
-    """The results that are asked for `by value`: they do not store what equals their fill."""
+    """The results that are asked for `by value` or under a condition: they do not store what equals their fill."""
     asked = _asked(statements, wanted).items()
-    return [name for name, format in asked if isinstance(format, str) and format.endswith(BY_VALUE)]
+    return [name for name, form in asked if isinstance(form, str) and stored_under(form) is not None]
+
+
+def conditions_by_result(
+    statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
+) -> dict[str, str]:
+    """The conditions under which results are asked to store an entry, `csr where abs(Y) > 0.5`."""
+    found = {
+        name: stored_under(form) for name, form in _asked(statements, wanted).items() if isinstance(form, str)
+    }
+    return {name: form[1] for name, form in found.items() if form is not None and form[1] is not None}
 
 
 def _asked(

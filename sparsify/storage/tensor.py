@@ -32,6 +32,8 @@ FILLED_BY: Final = ("sparsify.storage.methods", "sparsify.ops")
 """The modules that fill `operators`, imported when the first of torch's functions meets a sparse tensor."""
 _is_filled = False
 
+overriding: list[Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]] = []
+"""What computes a function before all others, users' own implementations; `NotImplemented` where there is none."""
 unsupported: list[Callable[[Operator, tuple[Any, ...], dict[str, Any], UnsupportedOperatorError], Any]] = []
 """What computes a function that no implementation is known for, from its arguments and the reason."""
 
@@ -207,6 +209,9 @@ class SparseTensor(torch.Tensor):
         if transformed.are_active() and not transformed.is_followed((args, kwargs)):
             with transformed.outside():  # within, the result would be wrapped, and sparse no more
                 return cls.__torch_function__(func, types, args, kwargs)
+        for override in overriding:
+            if (found := override(func, args, kwargs)) is not NotImplemented:
+                return found
         if (operator := operators.get(func)) is not None:
             return operator(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():

@@ -27,6 +27,11 @@ def texts(text, **formats):
             {"A": "csr", "B": "csr"},
             ["w[i] = max(j, A[i,j])", "w1[i] = sum(k, B[k,i])", "y[i] = w[i] + w1[i]"],
         ),
+        (
+            "Y[i,k] = where(sum(j, A[i,j] * A[j,k]) > A[i,k], sum(j, A[i,j] * A[j,k]), 0)",
+            {"A": "csr"},
+            ["w[i,k] = sum(j, A[i,j] * A[j,k])", "Y[i,k] = where(w[i,k] > A[i,k], w[i,k], 0)"],
+        ),
         # One sum meets dense operands in its own nest, sums of dense operands are computed where they are needed.
         ("Y[i,k] = relu(A[i,j] * T[j,k] + b[k])", {"A": "csr", "T": "dense, dense", "b": "dense"}, None),
         (

@@ -6,7 +6,8 @@ import torch
 from sparsify.errors import ShapeError
 from sparsify.recipe import Prune
 from sparsify.sparsification.grouped import grouped_mask
-from sparsify.sparsification.magnitude import largest, magnitude_masks
+from sparsify.sparsification.largest import largest
+from sparsify.sparsification.magnitude import magnitude_masks
 
 WEIGHT = torch.tensor([[4.0, -1.0, 0.5, 3.0], [-2.0, 0.1, 0.2, -5.0]])
 

@@ -1,0 +1,106 @@
+"""Sparsifiers applied to tensors at hand.
+
+In: `sparsify(weight, ScalarFraction(0.9), "csr")`. Out: a `SparseTensor` with exactly a tenth of the entries.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import SparsifierError, public
+from sparsify.sparsification.layout import fits_layout, layout_of, shown
+from sparsify.sparsification.registry import closest_sparsifier
+from sparsify.sparsification.sparsifier import Sparsifier
+from sparsify.sparsification.streaming import KeepAll
+from sparsify.sparsification.user_tensor import UserTensor, format_class, from_dense, made_of
+from sparsify.storage.format import Format
+from sparsify.storage.interop import tensor as stored
+from sparsify.storage.tensor import SparseTensor
+
+
+@public
+def sparsify(tensor: Any, sparsifier: Any, format: Format | str | type | None = None) -> Tensor:
+    """The entries of a tensor that a sparsifier keeps, in a format; differentiable in the values of the tensor.
+
+    Args:
+        tensor: dense or sparse, or what `sparsify.tensor` takes; of any shape. What is dropped becomes 0.
+        sparsifier: of `sparsify.sparsifiers`, or an own one; the implementation that `register_sparsifier` has for it
+            and these layouts is taken before its mask. Streaming ones do not store what equals 0; others keep
+            exactly as many entries as they say, zeros included.
+        format: of the result; without it CSR for matrices and compressed levels for other tensors, and of a sparse
+            tensor its own format. A class of `register_format`, or `torch.Tensor` for a dense tensor with zeros.
+
+    Raises:
+        SparsifierError: not a sparsifier, or one that does not fit the tensor.
+        ShapeError: blocks that do not divide the tensor, a reference of another shape.
+        FormatError: a format that cannot hold what stays.
+
+    Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, section 2.
+
+    >>> from sparsify.sparsification.sparsifiers import ScalarFraction
+    >>> sparsify(torch.tensor([[1.0, -3.0], [2.0, 0.5]]), ScalarFraction(0.5), "csr").values()
+    tensor([-3.,  2.])
+    """
+    cls = format_class(format)
+    layout = cls or (
+        format if format is torch.Tensor or isinstance(tensor, UserTensor) else _wanted(tensor, format)
+    )
+    found = closest_sparsifier(sparsifier, tensor, layout) if isinstance(tensor, Tensor) else None
+    if found is not None:
+        made = found.compute(sparsifier, tensor)
+        return _stored(sparsifier, tensor, made, layout)
+    if not isinstance(sparsifier, Sparsifier):
+        raise SparsifierError(
+            f"sparsify(tensor, {sparsifier!r})",
+            "an object of sparsify.sparsifiers, ScalarFraction(0.9), of a class that derives from Sparsifier, or "
+            f"register an implementation:\n{_registration(sparsifier, tensor, layout)}",
+        )
+    if isinstance(tensor, UserTensor):
+        lossless = tensor.to_sparse_tensor() if not tensor.requires_grad else None
+        tensor = tensor.to_dense() if lossless is None else lossless
+    if cls is None and format is not torch.Tensor:
+        return sparsifier(tensor, format)  # type: ignore[arg-type]
+    dense = tensor.to_dense() if isinstance(tensor, SparseTensor) else torch.as_tensor(tensor)
+    kept = dense if isinstance(sparsifier, KeepAll) else torch.where(sparsifier.mask(dense), dense, 0)
+    return kept if cls is None else from_dense(kept, cls)
+
+
+def _wanted(tensor: Any, format: Any) -> Format | None:
+    """The format that is asked for; `None` where the sparsifier chooses."""
+    if format is None or not isinstance(tensor, Tensor):
+        return None
+    return Format(format, rank=tensor.dim())
+
+
+def _stored(sparsifier: Any, tensor: Tensor, made: Any, layout: Any) -> Tensor:
+    """What an implementation made, in the layout that is asked for.
+
+    Raises:
+        SparsifierError: it is in another one.
+    """
+    if format_class(type(made)) is not None:
+        made = made_of(tensor, made)
+    if type(made) is Tensor and isinstance(layout, Format):
+        made = stored(made, layout)
+    if not isinstance(made, Tensor) or (layout is not None and fits_layout(layout_of(made), layout) is None):
+        raise SparsifierError(
+            f"the implementation of {type(sparsifier).__name__} returned {_kind(made)}",
+            f"a tensor in the layout {shown(layout)}",
+        )
+    return made
+
+
+def _kind(made: Any) -> str:
+    """What something is, for messages."""
+    return f"a tensor {shown(layout_of(made))}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+
+
+def _registration(sparsifier: Any, tensor: Any, layout: Any) -> str:
+    """The lines that register an implementation, to paste."""
+    name = (sparsifier if isinstance(sparsifier, type) else type(sparsifier)).__name__
+    given = shown(layout_of(tensor)) if isinstance(tensor, Tensor) else "torch.Tensor"
+    return (
+        f"@sparsify.register_sparsifier(sparsifier={name}, input={given}, output={shown(layout or '*')})\n"
+        "def implementation(sparsifier, tensor): ..."
+    )

@@ -1,0 +1,288 @@
+"""Implementations that users register: of operators, their gradients and sparsifiers, by patterns of layouts.
+
+In: `@register_operator(torch.mm, inputs=("nm(*)", torch.Tensor))` above a function. Out: `torch.mm` of such tensors
+calls it.
+
+The closest pattern wins: first by `priority`, then by how many layouts are named exactly, then the last registered.
+
+Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, section 3 and A.3.
+"""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
+
+from sparsify.errors import SparsifierError
+from sparsify.sparsification.layout import ANY, fits, fits_layout, require_pattern, shown, shown_tuple
+from sparsify.sparsification.operator_name import canonical, written
+from sparsify.sparsification.sparsifier import Sparsifier
+from sparsify.sparsification.streaming import KeepAll
+
+F = TypeVar("F", bound=Callable[..., Any])
+_numbers = count()
+# The implementations whose functions are being called.
+_running: ContextVar[frozenset[int]] = ContextVar("running", default=frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """A function of a user and what it takes.
+
+    Attributes:
+        inputs: patterns of what it reads, in order.
+        outputs: a pair of a class of sparsifiers and a pattern for each result; empty for any.
+        function: what computes it.
+        priority: the largest one wins.
+        number: the last one wins.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[tuple[Any, Any], ...]
+    function: Callable[..., Any]
+    priority: int
+    number: int
+
+    def closeness(self, values: Sequence[Any], outputs: Sequence[tuple[Any, Any]]) -> tuple[int, ...] | None:
+        """How closely values and what is asked of results fit; `None` where they do not."""
+        found = [fits(v, p) for v, p in zip(values, self.padded(len(values)), strict=False)]
+        found += [fits(None, p) for p in self.inputs[len(values) :]]
+        for (asked, layout), (kind, pattern) in zip(outputs, self.outputs, strict=False):
+            found.append(_fits_sparsifier(asked, kind))
+            found.append(0 if layout is None else fits_layout(layout, pattern))
+        if any(n is None for n in found):
+            return None
+        return self.priority, sum(n for n in found if n is not None), self.number
+
+    def compute(self, *args: Any) -> Any:
+        """What the function returns; the same call within it goes to the next implementation."""
+        token = _running.set(_running.get() | {self.number})
+        try:
+            return self.function(*args)
+        finally:
+            _running.reset(token)
+
+    def padded(self, length: int) -> tuple[Any, ...]:
+        """The patterns of so many inputs; what none is for is no tensor."""
+        return (*self.inputs, *[None] * (length - len(self.inputs)))
+
+
+operators: dict[Any, list[Implementation]] = {}
+gradients: dict[Any, list[Implementation]] = {}
+sparsifiers: list[tuple[type, Implementation]] = []
+# Classes of sparsifiers by the names of recipes.
+named_sparsifiers: dict[str, type] = {}
+# Called when the first operator is registered.
+on_first_operator: list[Callable[[], None]] = []
+
+
+def register_operator(
+    operator: Callable[..., Any],
+    *,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any] = (),
+    priority: int = 0,
+) -> Callable[[F], F]:
+    """Makes a function the implementation of an operator for some layouts; a decorator.
+
+    The function is called with `(ctx, inputs, output_sparsifiers)`: an object with `save_for_backward`, the arguments
+    of the operator in the order of its signature, and for each result the sparsifier that it applies itself. It returns
+    the result, a tensor or an object of a registered format, or a tuple of results. The same operator on the same
+    layouts within the function is computed as without it.
+
+    Args:
+        operator: of torch or of a user, `torch.mm`; methods and signs, `A @ B`, are found by it, too.
+        inputs: a pattern for each argument, as `sparsify.sparsification.layout` has them; arguments behind the last
+            one are no tensors.
+        outputs: for each result a pattern of its layout, or a pair of a class of sparsifiers and a pattern; results
+            of plain calls have `KeepAll`. Without it any result.
+        priority: the implementation with the largest one is taken, among equals the closest pattern.
+
+    Raises:
+        SparsifierError: something that is no operator, pattern or class of sparsifiers.
+        FormatError: a pattern names a format that there is not.
+
+    Source: STen, section 3, operator implementations, and appendix A.3.
+
+    >>> import torch
+    >>> from sparsify.storage.interop import tensor
+    >>> @register_operator(torch.mm, inputs=("dcsr", torch.Tensor))
+    ... def product(ctx, inputs, output_sparsifiers):
+    ...     return inputs[0].to_dense() @ inputs[1]
+    >>> torch.mm(tensor(torch.eye(2), "dcsr"), torch.ones(2, 1)).tolist()
+    [[1.0], [1.0]]
+    >>> unregister(torch.mm)
+    """
+    _require_operator(operator)
+    made = tuple(require_pattern(pattern) for pattern in _listed("inputs", inputs))
+    results = tuple(map(_output, _listed("outputs", outputs)))
+    for install in on_first_operator:
+        install()
+    on_first_operator.clear()
+    return _registering(operators.setdefault(canonical(operator), []), made, results, priority)
+
+
+def register_backward(
+    operator: Callable[..., Any],
+    *,
+    inputs: Sequence[Any],
+    grad_outputs: Sequence[Any] = (),
+    grad_inputs: Sequence[Any] = (),
+    priority: int = 0,
+) -> Callable[[F], F]:
+    """Makes a function the gradient of an operator for some layouts; a decorator.
+
+    The function is called with `(ctx, grad_outputs, input_sparsifiers)`: the object that the implementation got, whose
+    `saved_tensors` it saved, the gradients of the results, and for each argument the sparsifier of its gradient. It
+    returns a gradient for each argument, `None` where there is none.
+
+    Args:
+        operator: as of `register_operator`.
+        inputs: patterns of the arguments of the operator.
+        grad_outputs: patterns of the gradients of its results; without them any.
+        grad_inputs: for each argument the pattern of its gradient, or a pair with a class of sparsifiers; a note for
+            readers.
+        priority: as of `register_operator`.
+
+    Raises:
+        SparsifierError, FormatError: as of `register_operator`.
+
+    Source: STen, section 3, backpropagation, and appendix A.3.
+    """
+    _require_operator(operator)
+    made = tuple(require_pattern(pattern) for pattern in _listed("inputs", inputs))
+    for pattern in _listed("grad_inputs", grad_inputs):
+        _output(pattern)
+    results = tuple((ANY, require_pattern(pattern)) for pattern in _listed("grad_outputs", grad_outputs))
+    return _registering(gradients.setdefault(canonical(operator), []), made, results, priority)
+
+
+def register_sparsifier(
+    cls: Any = None, *, sparsifier: type | None = None, input: Any = ANY, output: Any = ANY, priority: int = 0
+) -> Any:
+    """Makes a class of sparsifiers known, or a function its implementation for some layouts; a decorator.
+
+    Above a class: recipes and messages know it by its name. Above a function, with `sparsifier=`: the function is
+    called with `(sparsifier, tensor)` and returns the tensor without what is dropped, or an object of a registered
+    format. A class that derives from `sparsifiers.Sparsifier` has a mask, and needs no implementation.
+
+    Args:
+        cls: a class of sparsifiers; the decorator without arguments.
+        sparsifier: the class whose implementation the function is.
+        input, output: patterns of what it takes and makes.
+        priority: as of `register_operator`.
+
+    Raises:
+        SparsifierError: no class, or something that is no pattern.
+
+    Source: STen, section 2 and appendix A.3, `register_sparsifier_implementation`.
+
+    >>> import torch
+    >>> from sparsify.sparsification.apply import sparsify
+    >>> @register_sparsifier
+    ... class Halved:
+    ...     pass
+    >>> @register_sparsifier(sparsifier=Halved, output="csr")
+    ... def halve(sparsifier, tensor):
+    ...     return tensor.tril()
+    >>> sparsify(torch.ones(2, 2), Halved(), "csr").nnz
+    3
+    """
+    if cls is not None:
+        if not isinstance(cls, type):
+            raise SparsifierError(f"register_sparsifier of {cls!r}", "a class, or sparsifier= and a function")
+        named_sparsifiers[cls.__name__] = cls
+        return cls
+    if not isinstance(sparsifier, type):
+        raise SparsifierError(f"register_sparsifier(sparsifier={sparsifier!r})", "a class of sparsifiers")
+    kind, found = sparsifier, list[Implementation]()
+    register = _registering(found, (require_pattern(input),), ((ANY, require_pattern(output)),), priority)
+
+    def decorate(function: F) -> F:
+        register(function)
+        sparsifiers.append((kind, found[-1]))
+        return function
+
+    return decorate
+
+
+def unregister(operator: Callable[..., Any]) -> None:
+    """Forgets all implementations and gradients of an operator."""
+    operators.pop(canonical(operator), None)
+    gradients.pop(canonical(operator), None)
+
+
+def closest(
+    found: Sequence[Implementation], values: Sequence[Any], outputs: Sequence[tuple[Any, Any]] = ()
+) -> Implementation | None:
+    """The implementation that fits best, `None` where none does."""
+    free = [i for i in found if i.number not in _running.get()]
+    ranked = [(closeness, i) for i in free if (closeness := i.closeness(values, outputs)) is not None]
+    return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+
+def closest_sparsifier(sparsifier: Any, tensor: Any, output: Any) -> Implementation | None:
+    """The implementation of a sparsifier for a tensor and the layout that is asked for."""
+    own = [i for kind, i in sparsifiers if isinstance(sparsifier, kind)]
+    return closest(own, (tensor,), ((sparsifier, output),))
+
+
+def registration(operator: Callable[..., Any], layouts: Sequence[Any], outputs: Sequence[Any] = ()) -> str:
+    """The lines that register an implementation for such layouts, to paste."""
+    inputs = shown_tuple(map(shown, layouts))
+    results = f", outputs={shown_tuple(f'({type(s).__name__}, {shown(f)})' for s, f in outputs)}"
+    return (
+        f"@sparsify.register_operator({written(operator)}, inputs={inputs}{results if outputs else ''})\n"
+        "def implementation(ctx, inputs, output_sparsifiers): ..."
+    )
+
+
+def _registering(
+    into: list[Implementation], inputs: tuple[Any, ...], outputs: tuple[tuple[Any, Any], ...], priority: int
+) -> Callable[[F], F]:
+    """A decorator that adds a function with its patterns."""
+    if not isinstance(priority, int):
+        raise SparsifierError(f"priority={priority!r}", "a whole number; the largest one wins")
+
+    def decorate(function: F) -> F:
+        if not callable(function):
+            raise SparsifierError(f"an implementation {function!r}", "a function; it is a decorator")
+        into.append(Implementation(inputs, outputs, function, priority, next(_numbers)))
+        return function
+
+    return decorate
+
+
+def _require_operator(operator: Any) -> None:
+    """Raises for what cannot be called."""
+    if not callable(operator):
+        raise SparsifierError(f"the operator {operator!r}", "a function, torch.mm")
+
+
+def _listed(name: str, patterns: Any) -> Sequence[Any]:
+    """Patterns as a sequence."""
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        raise SparsifierError(
+            f"{name}={patterns!r}", "a tuple with a pattern for each, ('csr', torch.Tensor)"
+        )
+    return patterns
+
+
+def _output(given: Any) -> tuple[Any, Any]:
+    """A class of sparsifiers and a pattern, from such a pair or from a pattern alone."""
+    if given is None:
+        return ANY, ANY
+    kind, pattern = given if isinstance(given, tuple | list) and len(given) == 2 else (KeepAll, given)
+    if kind != ANY and not isinstance(kind, type):
+        raise SparsifierError(f"the sparsifier {kind!r} of a result", "a class, sparsifiers.RandomFraction")
+    return kind, require_pattern(pattern)
+
+
+def _fits_sparsifier(asked: Any, kind: Any) -> int | None:
+    """How closely a sparsifier is of a class."""
+    if isinstance(kind, str):
+        return 0
+    if type(asked) is kind:
+        return 2
+    return 1 if isinstance(asked, kind) and kind is not Sparsifier else 0 if isinstance(asked, kind) else None

@@ -1,0 +1,176 @@
+"""Operators whose results and gradients are sparsified, by the four parts of STen.
+
+In: `sparsified(torch.add, Parts(external=RandomFraction(0.5), format="csr"))`. Out: a function as `torch.add` whose
+result is a `SparseTensor` with about half of the entries.
+
+| part | is |
+|---|---|
+| `inline` | the sparsifier that the operator applies while it writes |
+| `temporary` | the format of what it writes |
+| `external` | the sparsifier that is applied to that |
+| `format` | the format of the result |
+
+Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, sections 2.1 and A.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import SparsifierError
+from sparsify.sparsification import dispatch
+from sparsify.sparsification.apply import sparsify
+from sparsify.sparsification.layout import layout_of
+from sparsify.sparsification.operator_name import written
+from sparsify.sparsification.streaming import KeepAll
+from sparsify.sparsification.user_tensor import UserTensor
+from sparsify.storage.tensor import SparseTensor
+
+ALL = KeepAll()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How a result or a gradient becomes sparse.
+
+    Attributes:
+        inline: a sparsifier that the operator applies while it writes.
+        temporary: the format of what it writes; `None`: as the operator makes it.
+        external: a sparsifier that is applied to what it wrote.
+        format: of the result; `None`: that of the temporary.
+
+    Source: STen, appendix A.1, `inline_sparsifier`, `tmp_format`, `external_sparsifier`, `out_format`.
+
+    >>> Parts(external=KeepAll(), format="csr").is_plain
+    False
+    """
+
+    inline: Any = ALL
+    temporary: Any = None
+    external: Any = ALL
+    format: Any = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether results stay as they are."""
+        keep = isinstance(self.inline, KeepAll) and isinstance(self.external, KeepAll)
+        return keep and self.temporary in (None, torch.Tensor) and self.format in (None, torch.Tensor)
+
+    @staticmethod
+    def of(given: Any) -> "Parts":
+        """The parts, from a tuple of four, a dictionary by name or `None` for results as they are.
+
+        Raises:
+            SparsifierError: something else.
+        """
+        if isinstance(given, Parts):
+            return given
+        if given is None:
+            return Parts()
+        if isinstance(given, tuple) and len(given) == 4:
+            return Parts(*given)
+        if isinstance(given, dict) and given.keys() <= {"inline", "temporary", "external", "format"}:
+            return Parts(**given)
+        raise SparsifierError(
+            f"the parts {given!r}", "Parts(inline, temporary, external, format), or a tuple of these four"
+        )
+
+    def apply(self, result: Tensor, *, is_inlined: bool = False) -> Tensor:
+        """A result, sparsified.
+
+        Args:
+            result: what an operator made.
+            is_inlined: the operator applied the inline sparsifier already.
+        """
+        made = result
+        if not is_inlined and not (
+            isinstance(self.inline, KeepAll) and self.temporary in (None, torch.Tensor)
+        ):
+            made = sparsify(made, self.inline, torch.Tensor if self.temporary is None else self.temporary)
+        if isinstance(self.external, KeepAll) and (self.format is None or layout_of(made) is self.format):
+            return made
+        final = layout_of(made) if self.format is None else self.format
+        return sparsify(made, self.external, final)
+
+
+def sparsified(
+    operator: Callable[..., Any], outputs: Any = None, gradients: Any = None
+) -> Callable[..., Any]:
+    """The operator with sparse results and gradients.
+
+    Args:
+        operator: of torch or of a user, `torch.add`.
+        outputs: `Parts`, or a tuple of its four, of the result; a list of them for operators with several results.
+        gradients: the same of the gradients of the results, as they reach the operator.
+
+    Raises:
+        SparsifierError: parts that are none, fewer parts than results.
+
+    Source: STen, appendix A, `sparsified_op`.
+
+    >>> from sparsify.sparsification.sparsifiers import ScalarThreshold
+    >>> add = sparsified(torch.add, Parts(ScalarThreshold(2.0), "coo", format="csr"))
+    >>> add(torch.tensor([[1.0, 2.0]]), 0.5).values()
+    tensor([2.5000])
+    """
+    if not callable(operator):
+        raise SparsifierError(f"sparsified({operator!r})", "a function, torch.add")
+    results = _listed(outputs)
+    back = _listed(gradients)
+
+    @wraps(operator)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        asked = tuple((parts.inline, parts.temporary) for parts in results)
+        found, is_inlined = dispatch.call(operator, args, kwargs, asked)
+        many = list(found) if isinstance(found, tuple | list) else [found]
+        if len(many) != len(results) or len(back) not in (1, len(many)):
+            raise SparsifierError(
+                f"{written(operator)} has {len(many)} results and parts for {len(results)}",
+                "parts for each result",
+            )
+        made = [
+            _with_gradient(parts.apply(r, is_inlined=is_inlined), r, g)
+            for r, parts, g in zip(many, results, back * (len(many) if len(back) == 1 else 1), strict=True)
+        ]
+        return tuple(made) if isinstance(found, tuple | list) else made[0]
+
+    return compute
+
+
+def _listed(given: Any) -> list[Parts]:
+    """Parts for each result."""
+    is_many = isinstance(given, Sequence) and not (isinstance(given, tuple) and not _holds_parts(given))
+    return [Parts.of(part) for part in given] if is_many else [Parts.of(given)]
+
+
+def _holds_parts(given: tuple[Any, ...]) -> bool:
+    """Whether a tuple has parts for results, and is not the four parts of one."""
+    return all(isinstance(part, Parts | tuple | dict) or part is None for part in given) and len(given) > 0
+
+
+def _with_gradient(result: Tensor, made: Tensor, parts: Parts) -> Tensor:
+    """The result whose gradient is sparsified before it reaches the operator."""
+    if parts.is_plain or not result.requires_grad:
+        return result
+    takes_any = dispatch.takes_any(made) and result is made
+    found: Tensor = _Gradient.apply(result, parts, takes_any)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Gradient(torch.autograd.Function):
+    """`x -> x`; the gradient is sparsified."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, parts: Parts, takes_any: bool) -> Tensor:
+        ctx.parts, ctx.takes_any = parts, takes_any
+        return result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        found = ctx.parts.apply(gradient.detach())
+        is_sparse = isinstance(found, SparseTensor | UserTensor)
+        return (found.to_dense() if is_sparse and not ctx.takes_any else found), None, None

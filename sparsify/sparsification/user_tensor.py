@@ -1,0 +1,216 @@
+"""Tensors in formats of users: a `torch.Tensor` around an object that stores the entries as it likes.
+
+In: a class with `from_dense` and `to_dense`, registered by `register_format`. Out: `UserTensor`s, with a shape, a dtype
+and a gradient as other tensors have them, around objects of the class.
+
+torch's functions on them go to the implementations that users register; without one they are converted.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import ConversionError, SparsifierError
+from sparsify.storage.tensor import SparseTensor
+
+C = TypeVar("C", bound=type)
+# What computes torch's functions of tensors in formats of users; `dispatch` puts itself here.
+computed_by: list[Callable[..., Any]] = []
+_formats: dict[str, type] = {}
+# torch's functions that are about the tensor itself, or copy it for autograd.
+OWN: Final = frozenset(
+    {
+        *("__get__", "__set__", "__delete__", "dim", "size", "numel", "is_floating_point", "is_complex"),
+        *("backward", "requires_grad_", "detach", "__repr__", "register_hook", "retain_grad", "__hash__"),
+    }
+)
+
+
+class UserTensor(Tensor):
+    """A tensor whose entries an object of a user's class stores; `wrapped` is the object.
+
+    >>> @register_format
+    ... class Plain:
+    ...     def __init__(self, data): self.data = data
+    ...     @staticmethod
+    ...     def from_dense(tensor): return Plain(tensor.clone())
+    ...     def to_dense(self): return self.data
+    >>> wrap(Plain(torch.ones(2, 3)), (2, 3)).to_dense().sum()
+    tensor(6.)
+    """
+
+    wrapped: Any
+
+    @property
+    def format(self) -> type:
+        """The class of the object."""
+        return type(self.wrapped)
+
+    @property
+    def wrapped_tensor(self) -> Any:
+        """The object, by the name that STen has for it."""
+        return self.wrapped
+
+    def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> Tensor:
+        """The dense tensor; differentiable."""
+        found: Tensor = _ToDense.apply(self)  # type: ignore[no-untyped-call]
+        return found if dtype is None else found.to(dtype)
+
+    def to_sparse_tensor(self) -> SparseTensor | None:
+        """A `SparseTensor` of the same entries, `None` where the class has no `to_sparse`."""
+        return self.wrapped.to_sparse() if hasattr(self.wrapped, "to_sparse") else None
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
+        grad = ", requires_grad" if self.requires_grad else ""
+        return f"UserTensor({self.format.__name__}; shape {list(self.shape)}, {self.dtype}{grad})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in OWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return computed_by[0](func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("detach", "alias", "clone", "view_as", "lift_fresh"):
+            return wrap(args[0].wrapped, tuple(args[0].shape), args[0].dtype)
+        dense = [a.wrapped.to_dense() if isinstance(a, UserTensor) else a for a in args]
+        return func(*dense, **(kwargs or {}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return wrap, (self.wrapped, tuple(self.shape), self.dtype)
+
+
+class _ToDense(torch.autograd.Function):
+    """`tensor -> dense`; the gradient is dense."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: UserTensor) -> Tensor:
+        found: Tensor = tensor.wrapped.to_dense()
+        return found.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class _FromDense(torch.autograd.Function):
+    """`dense -> tensor` around an object that was made of it; gradients in formats of users become dense."""
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, made: Any, drops: bool) -> UserTensor:
+        ctx.made = made if drops else None
+        return wrap(made, tuple(dense.shape), dense.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        found = grad.to_dense() if isinstance(grad, UserTensor | SparseTensor) else grad
+        return (found if ctx.made is None else torch.where(ctx.made.to_dense() != 0, found, 0)), None, None
+
+
+def wrap(stored: Any, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> UserTensor:
+    """A tensor around an object of a registered format.
+
+    Args:
+        stored: an object of a class that `register_format` knows.
+        shape, dtype: of the tensor; those of the object, or of its dense tensor, without them.
+
+    Raises:
+        SparsifierError: an object of another class.
+    """
+    if format_class(type(stored)) is None:
+        raise SparsifierError(
+            f"a tensor in the format {type(stored).__name__}, which is not registered",
+            f"@sparsify.register_format above class {type(stored).__name__}",
+        )
+    if shape is None or dtype is None:
+        like = stored if hasattr(stored, "shape") and hasattr(stored, "dtype") else stored.to_dense()
+        shape, dtype = tuple(like.shape), like.dtype
+    made = torch.Tensor._make_wrapper_subclass(UserTensor, shape, dtype=dtype)
+    made.wrapped = stored
+    return made
+
+
+def made_of(dense: Tensor, made: Any) -> UserTensor:
+    """A tensor around an object with some entries of a dense tensor; gradients reach these."""
+    found: UserTensor = _FromDense.apply(dense, made, True)  # type: ignore[no-untyped-call]
+    return found
+
+
+def from_dense(dense: Tensor, cls: type) -> UserTensor:
+    """A dense tensor in a format of a user, differentiable.
+
+    Raises:
+        ConversionError: the class makes something else of it.
+    """
+    made = cls.from_dense(dense.detach())  # type: ignore[attr-defined]
+    if not isinstance(made, cls):
+        raise ConversionError(
+            f"{cls.__name__}.from_dense returned a {type(made).__name__}", f"a {cls.__name__}"
+        )
+    found: UserTensor = _FromDense.apply(dense, made, False)  # type: ignore[no-untyped-call]
+    return found
+
+
+@overload
+def register_format(cls: C) -> C: ...
+@overload
+def register_format(*, name: str) -> Callable[[C], C]: ...
+
+
+def register_format(cls: Any = None, *, name: str | None = None) -> Any:
+    """Makes a class known as a format of tensors; a decorator.
+
+    The class has `from_dense(tensor)`, a static or class method that returns an object of it, and `to_dense(self)`.
+    With `to_sparse(self)`, which returns a `SparseTensor` of the same entries without loss, the compiler computes what
+    no implementation is registered for; without it such functions are computed densely, with one warning.
+
+    Args:
+        cls: the class.
+        name: to ask for it in `format=`; the name of the class without it. Registering a name again replaces it.
+
+    Raises:
+        SparsifierError: no class, a class without these methods, or a name that other formats have.
+
+    Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, appendix A.3.
+
+    >>> @register_format
+    ... class Rows:
+    ...     def __init__(self, data): self.data = data
+    ...     @staticmethod
+    ...     def from_dense(tensor): return Rows(list(tensor))
+    ...     def to_dense(self): return torch.stack(self.data)
+    >>> from sparsify.sparsification.apply import sparsify
+    >>> from sparsify.sparsification.sparsifiers import KeepAll
+    >>> sparsify(torch.eye(2), KeepAll(), Rows)
+    UserTensor(Rows; shape [2, 2], torch.float32)
+    """
+    if cls is None:
+        return lambda found: register_format(found, name=name)  # type: ignore[call-overload]
+    if not isinstance(cls, type):
+        raise SparsifierError(f"register_format of {cls!r}", "a class; it is a decorator")
+    missing = [n for n in ("from_dense", "to_dense") if not callable(getattr(cls, n, None))]
+    if missing:
+        raise SparsifierError(f"the format {cls.__name__} without {' and '.join(missing)}", "both methods")
+    known = name or cls.__name__
+    from sparsify.storage.format_text import NAMED
+
+    if known in NAMED or not known.isidentifier():
+        raise SparsifierError(f"a format called {known!r}", "a name that no other format has")
+    _formats[known] = cls
+    return cls
+
+
+def format_class(given: Any) -> type | None:
+    """The class of a registered format, by itself or by its name; `None` for other formats."""
+    if isinstance(given, str):
+        return _formats.get(given)
+    return given if isinstance(given, type) and given in _formats.values() else None

@@ -1,0 +1,389 @@
+"""Sparsifiers: exact counts, ties by index, draws by coordinates, any format, gradients, inside kernels and errors."""
+
+import pickle
+
+import pytest
+import torch
+
+import sparsify
+from sparsify import options, sparsifiers
+from sparsify.compiler.einsum.threefry import uniform
+from sparsify.errors import FormatError, InvalidTensorError, ParseError, ShapeError, SparsifierError
+
+FORMATS = ("csr", "csc", "coo", "dcsr", "bcsr(2, 4)", "dia", "dense")
+
+
+def random(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def drawn(shape, seed):
+    """The numbers that entries of a matrix are drawn by."""
+    rows, columns = torch.arange(shape[0])[:, None], torch.arange(shape[1])[None]
+    return torch.from_numpy(uniform(seed, rows.numpy(), columns.numpy()))
+
+
+class Positive(sparsifiers.Sparsifier):
+    """A user's own sparsifier."""
+
+    def mask(self, tensor):
+        return tensor > 0
+
+
+T = random(12, 16)
+ORDER = T.abs().flatten().argsort(descending=True)
+CASES = [
+    (sparsifiers.KeepAll(), torch.ones(12, 16, dtype=torch.bool)),
+    (sparsifiers.RandomFraction(0.3, seed=5), drawn((12, 16), 5) >= 0.3),
+    (sparsifiers.ScalarThreshold(0.7), T.abs() >= 0.7),
+    (sparsifiers.ScalarThreshold(0.2, signed=True), T >= 0.2),
+    (sparsifiers.Where("value * value > least", least=0.5), T.square() > 0.5),
+    (sparsifiers.ScalarFraction(0.75), T.abs() >= T.abs().flatten()[ORDER[47]]),
+    (sparsifiers.TopK(3), T.abs() >= T.abs().sort(1, descending=True).values[:, 2:3]),
+    (sparsifiers.TopK(3, dim=0, by="value"), T.sort(0, descending=True).values[2:3] <= T),
+    (sparsifiers.TopK(3, dim=None), T.abs() >= T.abs().flatten()[ORDER[2]]),
+    (Positive(), T > 0),
+]
+
+
+@pytest.mark.parametrize(("sparsifier", "mask"), CASES, ids=lambda case: str(case)[:30])
+def test_what_stays(sparsifier, mask):
+    """In each format the same entries, and the values of the dense tensor."""
+    assert torch.equal(sparsifier.mask(T), mask)
+    want = torch.where(mask, T, 0)
+    for format in FORMATS:
+        found = sparsify.sparsify(T, sparsifier, format)
+        assert found.format == sparsify.Format(format, rank=2)
+        assert torch.equal(found.to_dense(), want)
+        assert {a.dtype for a in (*found.pattern.pos, *found.pattern.crd) if a is not None} <= {torch.int32}
+        if format in FORMATS[:4]:
+            assert found.nnz == int(mask.sum())
+
+
+@pytest.mark.parametrize(("sparsifier", "mask"), CASES, ids=lambda case: str(case)[:30])
+def test_of_sparse_tensors(sparsifier, mask):
+    """Entries that are not stored do not come back; the others are judged as in a dense tensor."""
+    held = drawn((12, 16), 9) < 0.5
+    A = sparsify.tensor(torch.where(held, T, 0), "csc")
+    found = sparsifier(A)
+    assert found.format == A.format
+    assert set(map(tuple, found.coordinates().T.tolist())) <= set(map(tuple, A.coordinates().T.tolist()))
+    if isinstance(sparsifier, sparsifiers.Streaming | Positive):
+        assert torch.equal(found.to_dense(), torch.where(held & mask, T, 0))
+    elif isinstance(sparsifier, sparsifiers.ScalarFraction):
+        assert torch.equal(found.to_dense(), sparsifier(A.to_dense()).to_dense())
+
+
+@pytest.mark.parametrize("by_kernel", [1, 1 << 20])
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_counts_are_exact_and_the_first_of_equals_stay(fraction, dtype, by_kernel, monkeypatch):
+    monkeypatch.setattr("sparsify.sparsification.sparsifier.BY_KERNEL", by_kernel)
+    tensor = (random(33, 40) * 2).to(dtype)  # many equal magnitudes
+    found = sparsify.sparsify(tensor, sparsifiers.ScalarFraction(fraction), "csr")
+    assert found.nnz == round(33 * 40 * (1 - fraction))
+    order = tensor.abs().flatten().double().argsort(dim=0, descending=True, stable=True)
+    at = found.coordinates()
+    assert sorted((at[0] * 40 + at[1]).tolist()) == sorted(order[: found.nnz].tolist())
+    rows = sparsifiers.TopK(7).mask(tensor)
+    first = tensor.abs().double().argsort(dim=1, descending=True, stable=True)[:, :7]
+    assert torch.equal(rows, torch.zeros(33, 40, dtype=torch.bool).scatter(1, first, True))
+    groups = sparsifiers.PerBlockFraction(3, 20).mask(tensor)
+    small = sparsifiers.PerBlockFraction(3, 8).mask(tensor)
+    for mask, size in ((groups, 20), (small, 8)):
+        first = tensor.abs().double().view(-1, size).argsort(dim=1, descending=True, stable=True)[:, :3]
+        want = torch.zeros(33 * 40 // size, size, dtype=torch.bool).scatter(1, first, True)
+        assert torch.equal(mask, want.view(33, 40))
+
+
+def test_groups_are_stored_as_such():
+    found = sparsify.sparsify(T, sparsifiers.PerBlockFraction(2, 4), "nm(2, 4)")
+    assert found.nnz == T.numel() // 2 and found.format == sparsify.Format("nm(2, 4)")
+    assert torch.equal(found.to_dense() != 0, sparsifiers.PerBlockFraction(2, 4).mask(T))
+    sorted_ = sparsify.sparsify(T, sparsifiers.PerBlockFraction(2, 4), "csr").to(format="nm(2, 4)")
+    assert found.pattern.equals(sorted_.pattern) and torch.equal(found.values(), sorted_.values())
+    found.pattern.validated()
+    torch.testing.assert_close(found @ T.T, found.to_dense() @ T.T)
+    zeros = sparsify.sparsify(torch.zeros(4, 8), sparsifiers.PerBlockFraction(1, 4), "nm(1, 4)")
+    assert zeros.nnz == 8  # explicit zeros keep the pattern
+    shared = sparsifiers.PerBlockFraction(1, 4, group=2).mask(T)
+    blocks = shared.view(3, 4, 2, 8).permute(0, 2, 3, 1).flatten(0, 1)
+    for chunk in blocks:
+        assert chunk.unique(dim=0, return_counts=True)[1].tolist() == [2] * 4
+    turned = sparsifiers.PerBlockFraction(1, 4, group=2, dim=1).mask(T.T.contiguous())
+    assert torch.equal(turned, shared.T)
+
+
+def test_blocks_live_and_die_together():
+    found = sparsify.sparsify(T, sparsifiers.BlockFraction(0.75, (3, 4)), "bcsr(3, 4)")
+    sums = T.abs().view(4, 3, 4, 4).sum((1, 3))
+    kept = sums >= sums.flatten().sort(descending=True).values[3]
+    assert found.nnz == 4 * 12
+    want = kept.repeat_interleave(3, 0).repeat_interleave(4, 1)
+    assert torch.equal(found.to_dense(), torch.where(want, T, 0))
+    cube = random(4, 6, 8)
+    assert sparsifiers.BlockFraction(0.5, (2, 3, 4)).mask(cube).sum() == 4 * 24
+
+
+def test_operands_may_have_any_name():
+    """Operands of conditions are neither index variables nor tensors of the kernel."""
+    for name in ("a", "b", "i", "T", "M", "Y", "seed"):
+        own = sparsifiers.Where(f"value > {name}", **{name: 0.5})
+        want = torch.where(T > 0.5, T, 0)
+        assert torch.equal(own.mask(T), T > 0.5)
+        assert torch.equal(sparsify.sparsify(T, own, "csr").to_dense(), want)
+        found = sparsify.evaluate("Y[i,b] = T[i,b]", T=T, format="csr", sparsifier=own)
+        assert torch.equal(found.to_dense(), want)
+    places = sparsifiers.Where("row < column")
+    assert torch.equal(places.mask(T), torch.ones(12, 16).triu(1).bool())
+    assert torch.equal(sparsify.sparsify(T, places, "csr").to_dense(), T.triu(1))
+    assert sparsify.sparsify(T, sparsifiers.Where("True"), "csr").nnz == T.numel()
+
+
+def test_entries_that_equal_another_fill():
+    A = sparsify.tensor(torch.where(T > 0, T, -torch.inf), "csr", fill=-torch.inf)
+    found = sparsify.sparsify(A, sparsifiers.ScalarThreshold(1.0, signed=True))
+    assert found.fill == 0 and torch.equal(found.to_dense(), torch.where(T >= 1, T, 0))
+
+
+def test_the_pattern_of_a_reference():
+    reference = sparsify.tensor(torch.where(T > 0.5, T, 0), "csc")
+    for tensor in (T, sparsify.tensor(T, "csr"), sparsify.tensor(torch.where(T > 0, T, 0), "csr")):
+        found = sparsify.sparsify(tensor, sparsifiers.SameFormat(reference))
+        assert found.pattern is reference.pattern
+        assert torch.equal(found.to_dense(), reference.to_dense())
+    assert sparsify.sparsify(T, sparsifiers.SameFormat(reference), "csr").format == sparsify.Format("csr")
+
+
+def test_movement_keeps_what_grows():
+    weight = random(6, 8, seed=1).requires_grad_()
+    step = random(6, 8, seed=2)
+    (weight * step).sum().backward()
+    found = sparsify.sparsify(weight, sparsifiers.Movement(0.75), "csr")
+    scores = -(weight * step).detach()
+    want = scores >= scores.flatten().sort(descending=True).values[11]
+    assert torch.equal(found.to_dense() != 0, want)
+    summed = sparsifiers.Movement(0.75, scores * 3)
+    assert torch.equal(summed.mask(weight), want)
+    sparse = sparsify.tensor(torch.where(want, weight.detach(), 0), "csc")
+    assert torch.equal(summed(sparse).to_dense(), sparse.to_dense())
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (4, 5, 6), (2, 3, 4, 5), (0, 5)])
+def test_shapes(shape):
+    tensor = random(*shape) + 3
+    for own in (sparsifiers.KeepAll(), sparsifiers.ScalarThreshold(3.0), sparsifiers.ScalarFraction(0.5)):
+        mask = own.mask(tensor)
+        format = "coo" if shape else "scalar"
+        if not shape and not bool(mask):
+            continue
+        found = sparsify.sparsify(tensor, own, format)
+        assert torch.equal(found.to_dense(), torch.where(mask, tensor, 0))
+
+
+@pytest.mark.parametrize("shape", [(40, 50), (500,), (6, 20, 30), (3, 4, 20, 30)])
+def test_draws_depend_on_coordinates_alone(shape):
+    ones = torch.ones(shape)
+    own = sparsifiers.RandomFraction(0.4, seed=11)
+    whole = sparsify.sparsify(ones, own, "coo").to_dense()
+    assert abs(float(whole.mean()) - 0.6) < 0.08
+    assert not torch.equal(
+        whole, sparsify.sparsify(ones, sparsifiers.RandomFraction(0.4, seed=12), "coo").to_dense()
+    )
+    for settings in ({"threads": 1}, {"threads": 2, "serial_threshold": 0}, {"vector_bytes": 0}):
+        with options.override(**settings):
+            assert torch.equal(
+                sparsify.sparsify(ones, own, "csf" if len(shape) > 2 else "coo").to_dense(), whole
+            )
+    first = tuple(extent // 2 for extent in shape)
+    part = ones[tuple(slice(at, None) for at in first)]
+    shard = sparsify.sparsify(part, sparsifiers.RandomFraction(0.4, seed=11, origin=first), "coo").to_dense()
+    assert torch.equal(shard, whole[tuple(slice(at, None) for at in first)])
+    assert torch.equal(own.mask(ones), whole == 1)
+
+
+def test_what_is_not_a_number_stays():
+    tensor = torch.tensor([[1.0, torch.nan, 0.1, torch.inf]])
+    for own in (sparsifiers.ScalarThreshold(0.5), sparsifiers.ScalarFraction(0.25), sparsifiers.TopK(3)):
+        assert own.mask(tensor).tolist() == [[True, True, False, True]]
+        assert sparsify.sparsify(tensor, own, "csr").nnz == 3
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        sparsifiers.ScalarThreshold(0.5),
+        sparsifiers.RandomFraction(0.5),
+        sparsifiers.ScalarFraction(0.5),
+        sparsifiers.PerBlockFraction(2, 4),
+        sparsifiers.TopK(2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("by_kernel", [1, 1 << 20])
+def test_gradients_reach_what_stays(own, by_kernel, monkeypatch):
+    monkeypatch.setattr("sparsify.sparsification.sparsifier.BY_KERNEL", by_kernel)
+    tensor, factor = random(8, 12, dtype=torch.float64).requires_grad_(), random(8, 12, seed=3).double()
+    found = sparsify.sparsify(tensor, own, "csr")
+    (found.to_dense() * factor).sum().backward()
+    assert torch.equal(tensor.grad, torch.where(own.mask(tensor), factor, 0))
+
+
+PRODUCT = "Y[i,k] = relu(sum(j, X[i,j] * W[k,j]))"
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("own", [case[0] for case in CASES[:5]], ids=str)
+def test_inside_the_kernel(own, format):
+    """Streaming: one kernel computes and drops; the result and its gradients are those of a masked dense product."""
+    X, W = (random(*shape, seed=1).double().requires_grad_() for shape in ((30, 5), (40, 5)))
+    R = random(30, 40, seed=2).double()
+    found = sparsify.evaluate(PRODUCT, X=X, W=W, format=format, sparsifier=own)
+    dense = (X @ W.T).relu()
+    kept = own.mask(dense.detach())
+    want = torch.where(kept, dense, 0)
+    torch.testing.assert_close(found.to_dense(), want)
+    assert found.nnz == int((want != 0).sum())
+    have = torch.autograd.grad((found.to_dense() * R).sum(), (X, W))
+    torch.testing.assert_close(have, torch.autograd.grad((want * R).sum(), (X, W)))
+    text = sparsify.explain(PRODUCT, X=X, W=W, format=format, sparsifier=own)
+    assert "after the kernel" not in text
+
+
+def test_the_loops_store_what_stays_alone():
+    text = sparsify.explain(
+        "Y[i,k] = relu(T[i,k])", T=T, format="csr", sparsifier=sparsifiers.ScalarThreshold(0.5)
+    )
+    assert "entries of row_Y[0 ..k_extent] that are not 0" in text
+    later = sparsify.explain("Y[i,k] = relu(T[i,k])", T=T, format="csr", sparsifier=sparsifiers.TopK(2))
+    assert later.endswith("the result: TopK(k=2, dim=-1, by='magnitude'), then csr")
+
+
+@pytest.mark.parametrize(
+    "own", [case[0] for case in CASES[5:]] + [sparsifiers.PerBlockFraction(1, 4)], ids=str
+)
+def test_behind_the_kernel(own):
+    X, W = random(12, 5, seed=1), random(16, 5, seed=2)
+    found = sparsify.evaluate(PRODUCT, X=X, W=W, format="csr", sparsifier=own)
+    dense = sparsify.evaluate(PRODUCT, X=X, W=W)
+    assert torch.equal(found.to_dense(), torch.where(own.mask(dense), dense, 0))
+
+
+def test_sparsifiers_by_result():
+    text = "A[i,k] = T[i,k] * 2\nB[i,k] = A[i,k] + 1\nC[i] += A[i,k]"
+    wanted = {
+        "A": sparsifiers.ScalarThreshold(1.0),
+        "B": sparsifiers.TopK(2),
+        "C": sparsifiers.ScalarThreshold(2.0),
+    }
+    A, B, C = sparsify.evaluate(
+        text, ["A", "B", "C"], T=T, format={"A": "csr", "B": "coo"}, sparsifier=wanted
+    )
+    kept = torch.where((2 * T).abs() >= 1, 2 * T, 0)
+    torch.testing.assert_close(A.to_dense(), kept)
+    torch.testing.assert_close(B.to_dense(), torch.where(wanted["B"].mask(kept + 1), kept + 1, 0))
+    torch.testing.assert_close(
+        torch.as_tensor(C.to_dense()), torch.where(kept.sum(1).abs() >= 2, kept.sum(1), 0)
+    )
+    named = sparsify.evaluate(text, "A", T=T, format="csr", sparsifier=sparsifiers.ScalarThreshold(1.0))
+    torch.testing.assert_close(named.to_dense(), kept)
+
+
+def test_conditions_of_formats():
+    found = sparsify.evaluate("Y[i,k] = T[i,k]", T=T, format="csr where abs(Y) >= t", t=0.5)
+    assert torch.equal(found.to_dense(), torch.where(T.abs() >= 0.5, T, 0))
+    below = sparsify.evaluate("Y[i,k] = T[i,k]", T=T, format="coo where k <= i")
+    assert torch.equal(below.to_dense(), T.tril())
+    total = sparsify.evaluate("y[i] += T[i,k]", T=T, format="coo where y > 0")
+    torch.testing.assert_close(total.to_dense(), T.sum(1).relu())
+    inferred = sparsify.evaluate(
+        "y[i] += T[i,k]", T=T, sparsifier=sparsifiers.ScalarThreshold(0.0, signed=True)
+    )
+    torch.testing.assert_close(inferred, T.sum(1).relu())
+    A = sparsify.tensor(torch.where(T > 0, T, 0), "csr")
+    both = sparsify.evaluate(
+        "Y[i,k] = A[i,k] + B[i,k]", A=A, B=A, format="csr", sparsifier=sparsifiers.KeepAll()
+    )
+    assert both.nnz == A.nnz
+
+
+@pytest.mark.filterwarnings("ignore:.*torch's operators compute:RuntimeWarning")
+@pytest.mark.parametrize(("own", "mask"), CASES[:5], ids=lambda case: str(case)[:30])
+def test_without_a_compiler(own, mask):
+    with options.override(compiler="/nonexistent/c++"):
+        assert torch.equal(sparsify.sparsify(T, own, "csr").to_dense(), torch.where(mask, T, 0))
+
+
+def test_all_say_what_they_cost():
+    kinds = {"streaming": (1, "O(1)"), "blocking": (2, "O(b)")}
+    for own, _ in [
+        *CASES,
+        (sparsifiers.PerBlockFraction(2, 4), None),
+        (sparsifiers.BlockFraction(0.5), None),
+    ]:
+        if own.kind in kinds:
+            assert (own.passes, own.memory) == kinds[own.kind]
+        else:
+            assert own.kind == "materializing" and own.passes >= 1
+        assert (own.condition() is not None) == (own.kind == "streaming")
+    equal = pickle.loads(pickle.dumps(sparsifiers.RandomFraction(0.5, seed=2)))
+    assert equal == sparsifiers.RandomFraction(0.5, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sparsifiers.ScalarFraction(1.5), r"ScalarFraction\(1.5\); the share of zeros, from 0 to 1"),
+        (lambda: sparsifiers.RandomFraction("much"), "the share of zeros"),
+        (lambda: sparsifiers.RandomFraction(0.5, seed=1.5), "an integer of 64 bits"),
+        (lambda: sparsifiers.ScalarThreshold(float("nan")), "a number in the unit"),
+        (lambda: sparsifiers.PerBlockFraction(5, 4), "n at most m"),
+        (lambda: sparsifiers.PerBlockFraction(2, 4, dim=2, group=4), "n:m:g is for matrices"),
+        (lambda: sparsifiers.TopK(-1), "a whole number, 0 or more"),
+        (lambda: sparsifiers.TopK(1, by="size"), "'magnitude' or 'value'"),
+        (lambda: sparsifiers.BlockFraction(0.5, (0, 4)), "the entries along each mode"),
+        (lambda: sparsifiers.SameFormat(T), "a SparseTensor, whose entries stay"),
+        (lambda: sparsifiers.Where("  "), "a condition as text"),
+        (lambda: sparsifiers.Where("value > t", t=T), "a number, or a tensor without modes"),
+        (lambda: sparsify.sparsify(T, 0.9), "an object of sparsify.sparsifiers"),
+        (lambda: sparsify.sparsify(T, sparsifiers.Movement(0.5)), "call it after backward"),
+        (lambda: sparsify.evaluate("y[i] = T[i,j]", T=T, sparsifier=sparsifiers.TopK), "an object of"),
+        (
+            lambda: sparsify.evaluate(
+                "a[i] = T[i,j]\nb[i] = a[i]", ["a", "b"], T=T, sparsifier=sparsifiers.TopK(1)
+            ),
+            "name them, sparsifier=",
+        ),
+    ],
+)
+def test_mistakes(make, message):
+    with pytest.raises(SparsifierError, match=message):
+        make()
+
+
+class Wrong(sparsifiers.Sparsifier):
+    """A mask of another shape."""
+
+    def mask(self, tensor):
+        return tensor[0]
+
+
+def test_what_does_not_fit():
+    with pytest.raises(ShapeError, match=r"groups of 5 do not divide a weight \[12, 16\]"):
+        sparsify.sparsify(T, sparsifiers.PerBlockFraction(2, 5))
+    with pytest.raises(ShapeError, match="blocks of 5 x 4 do not divide"):
+        sparsify.sparsify(T, sparsifiers.BlockFraction(0.5, (5, 4)))
+    with pytest.raises(ShapeError, match=r"for a tensor \[12, 16\]; one of the shape \[3, 3\]"):
+        sparsify.sparsify(T, sparsifiers.SameFormat(sparsify.tensor(torch.eye(3), "csr")))
+    with pytest.raises(ShapeError, match="a mode that it has"):
+        sparsify.sparsify(T, sparsifiers.TopK(1, dim=5))
+    with pytest.raises(InvalidTensorError, match="prune them first"):
+        sparsify.sparsify(T, sparsifiers.ScalarFraction(0.1), "nm(1, 4)")
+    with pytest.raises(FormatError, match="leave out the sparsifier"):
+        sparsify.evaluate(
+            "Y[i,k] = T[i,k]", T=T, format="csr where Y > 0", sparsifier=sparsifiers.ScalarThreshold(1)
+        )
+    with pytest.raises(ParseError):
+        sparsify.sparsify(T, sparsifiers.Where("value >"), "csr")
+    with pytest.raises(SparsifierError, match="truth values of the shape"):
+        sparsify.sparsify(T, Wrong())
