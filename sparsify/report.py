@@ -194,9 +194,8 @@ class Report:
     `parameter_bytes` are those of all parameters, dense as they came and as the model holds them, `None` before a graph
     is captured. `peak_bytes` are those of the results and intermediates of a call that live at a time,
     `dense_peak_bytes` the same of the dense model; 0 where nothing was run. Calls whose graphs come for the first time
-    and have at most `new_graphs` coordinates of edges run torch's operators.
-    `dense_peak_bytes` the same of the dense model; 0 where nothing was run. `compared_rows` is the number of rows in
-    which results were compared, `None` for all.
+    and have at most `new_graphs` coordinates of edges run torch's operators. `compared_rows` is the number of
+    rows in which results were compared, `None` for all.
 
     >>> report = Report(model="GCN")
     >>> report.left_dense("softmax", "softmax", "", "no sparse operand")

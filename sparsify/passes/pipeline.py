@@ -56,7 +56,9 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "reordered", reorder, whole_graph
     ),  # needs the marks; regions are made of the nodes in their new order
-    Pass("general", front_end, regions_text),  # needs all marks: what is sparse decides which statements make regions
+    Pass(
+        "general", front_end, regions_text
+    ),  # needs all marks: what is sparse decides which statements make regions
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
     Pass("priced", price, regions_text),  # needs the formats of weights
     Pass(

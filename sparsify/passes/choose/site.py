@@ -124,8 +124,9 @@ def extent_before(region: Region, extent: Any) -> fx.Node | None:
     if found is not None:
         return canonicalize.size_node(*found, extent, region.output)
     number = canonicalize.number_of_expression(region.output.graph, size_of(extent))
-    is_known = number is not None and operator_name(number) not in ("sym_size", "size")
-    return number if is_known and number < region.output else None
+    if number is None or operator_name(number) in ("sym_size", "size"):
+        return None
+    return number if number < region.output else None
 
 
 def operand_of_extent(region: Region, extent: Any) -> tuple[fx.Node, int] | None:

@@ -49,8 +49,8 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
     for node in graph.nodes:
         if node in copies or node in within or _is_made_by_readers(node, written):
             continue
-        if node in written and operator_name(node.args[0]) in FACTORIES:  # type: ignore[arg-type]
-            copies[node.args[0]] = _copied(node.args[0], copied, copies)  # type: ignore[index, arg-type]
+        if node in written and operator_name(node.args[0]) in FACTORIES:
+            copies[node.args[0]] = _copied(node.args[0], copied, copies)
         copies[node] = _copied(node, copied, copies, chains.get(node))
         if node in written:
             copies[node].target = written[node]
