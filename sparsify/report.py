@@ -194,8 +194,8 @@ class Report:
     `parameter_bytes` are those of all parameters, dense as they came and as the model holds them, `None` before a graph
     is captured. `peak_bytes` are those of the results and intermediates of a call that live at a time,
     `dense_peak_bytes` the same of the dense model; 0 where nothing was run. Calls whose graphs come for the first time
-    and have at most `new_graphs` coordinates of edges run torch's operators. `compared_rows` is the number of
-    rows in which results were compared, `None` for all.
+    and have at most `new_graphs` coordinates of edges run torch's operators; `by_torch` says why all do.
+    `compared_rows` is the number of rows in which results were compared, `None` for all.
 
     >>> report = Report(model="GCN")
     >>> report.left_dense("softmax", "softmax", "", "no sparse operand")
@@ -218,6 +218,7 @@ class Report:
     peak_bytes: int = 0
     dense_peak_bytes: int = 0
     new_graphs: int = 0
+    by_torch: str = ""
     rules: list[RuleEntry] = field(default_factory=list)
     specialised: list[str] = field(default_factory=list)
     largest_error: float | None = None
@@ -351,7 +352,8 @@ class Report:
             dense = f", the dense model's {kibibytes(self.dense_peak_bytes)}" if self.dense_peak_bytes else ""
             yield f"tensors of a call: at most {kibibytes(self.peak_bytes)} at a time{dense}"
         if self.new_graphs:
-            yield f"graphs of at most {self.new_graphs} coordinates that come for the first time: torch's operators"
+            which = f" ({self.by_torch})" if self.by_torch else " that come for the first time"
+            yield f"graphs of at most {self.new_graphs} coordinates of edges{which}: torch's operators"
         if self.specialised:
             yield "fixed by the capture: " + names(self.specialised)
         yield from (f"warning: {text}" for text in self.warnings)

@@ -58,6 +58,9 @@ class Sparsifier(ABC):
     passes: ClassVar[int] = 2
     memory: ClassVar[str] = "O(nnz)"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def mask(self, tensor: Tensor) -> Tensor:
         """Where the entries are that stay, truth values of the shape of the dense tensor."""

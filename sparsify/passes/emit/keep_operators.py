@@ -4,7 +4,7 @@ In:  regions that read adjacency made of the edges of a call, `Y[i,k] = sum(j, A
 Out: `draft.operators`, the graph as it is without these regions.
 
 To sort the edges of a small graph takes longer than kernels save. What is quicker at which size is timed with the
-variant (`module/new_graphs`).
+variant (`module/operator_graph`).
 """
 
 from torch import fx

@@ -32,7 +32,7 @@ from sparsify.passes.functional.layouts import contiguous_inputs
 from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.module import recurrent
 from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
-from sparsify.passes.module.new_graphs import NewGraphs, measure
+from sparsify.passes.module.operator_graph import OperatorGraph, measure
 from sparsify.passes.module.optimizer_steps import keep_zeros_of
 from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.require_gain import require_gain
@@ -316,10 +316,10 @@ def publish(
     """The variant of a draft, which calls find from now on."""
     captured, report = draft.captured, draft.report
     regions = [call_of(node) for node in draft.graph.nodes if info(node).call is not None]
-    operators = draft.operators if regions else None
-    new = None if operators is None else NewGraphs(operators, draft.edges)
-    is_plain = return_plainly(captured.output, [captured.graph, *([operators] if operators else [])])
-    variant = Variant(captured, report, regions, is_plain, masked=draft.masked, new_graphs=new)
+    kept = draft.operators if regions else None
+    operators = None if kept is None else OperatorGraph(kept, draft.edges)
+    is_plain = return_plainly(captured.output, [captured.graph, *([kept] if kept else [])])
+    variant = Variant(captured, report, regions, is_plain, masked=draft.masked, operators=operators)
     variants = [*module.variants, variant]
     try:
         for name, constant in captured.constants.items():
@@ -333,11 +333,11 @@ def publish(
             with naming_values(module._source, dict(zip(call.shape.tensor_names(), tensors, strict=True))):
                 verify(module, variant, call, tensors, mode)
         hold_weights(module, variants)
-        if captured.is_granted and not draft.is_strict and draft.options.tune_seconds > 0:
+        if operators is not None:
+            measure(module, variant, call, tensors, operators)
+            operators.meet(tensors)  # the edges of the example are known
+        elif captured.is_granted and not draft.is_strict and draft.options.tune_seconds > 0:
             require_gain(module, variant, call, tensors, mode)
-        if new is not None:
-            measure(module, variant, call, tensors, new)
-            new.are_in(tensors)  # those of the example are known
     except BaseException:
         hold_weights(module, module.variants, packs=bool(module.variants))
         for name in captured.constants.keys() - module._captures.constants().keys():
@@ -371,8 +371,8 @@ def compile_graph(module: "SparseModule", variant: Variant) -> None:
     variant.run, variant.code = type(scratch).forward, scratch._code
     variant.written, variant.contiguous = variant.written_inputs(), contiguous_inputs(graph)
     variant.eager = eager(graph, module, variant.run)
-    if (new := variant.new_graphs) is not None:
-        new.run = eager(new.graph, module, type(compiled(new.graph)).forward)
+    if (operators := variant.operators) is not None:
+        operators.run = eager(operators.graph, module, type(compiled(operators.graph)).forward)
     known = dict(module.named_parameters(remove_duplicate=False))  # rules may name buffers, too
     weights = (known[name] for name in variant.pruned() if name in known)
     keep_zeros_of(weight for weight in weights if weight.requires_grad)

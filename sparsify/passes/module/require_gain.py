@@ -13,7 +13,7 @@ from sparsify.errors import CaptureError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.shell import Modes
 from sparsify.passes.module.hooks import drop_gradient_hooks
-from sparsify.passes.module.new_graphs import seconds
+from sparsify.passes.module.operator_graph import seconds
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.module.verify import trained_tensors
 from sparsify.storage.own_memory import runs_natively

@@ -263,9 +263,9 @@ class SparseModule(fx.GraphModule):
             result = variant.run(self, *tensors)
         else:
             assert variant.eager is not None, "captures compile graphs"
-            new = variant.new_graphs
-            if new is not None and new.are_in(tensors):
-                result = new.run(*tensors)  # type: ignore[misc]
+            operators = variant.operators
+            if operators is not None and operators.compute(tensors):
+                result = operators.run(*tensors)  # type: ignore[misc]
             else:
                 result = reading_once(variant.eager, tensors)
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
@@ -321,12 +321,12 @@ class SparseModule(fx.GraphModule):
         return self.report
 
     def _meet(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Has kernels compute calls with these arguments, although their graphs may be small and new."""
+        """Has kernels compute calls with these arguments, although their edges may be few and new."""
         call = self.taken_apart(args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
-        if variant is not None and variant.new_graphs is not None:
-            variant.new_graphs.are_in(tensors)
+        if variant is not None and variant.operators is not None:
+            variant.operators.meet(tensors)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The source model's own result, under the patterns that rules put into its attention, and as kernels draw.

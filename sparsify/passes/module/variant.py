@@ -30,7 +30,7 @@ from sparsify.storage.own_memory import PLAIN
 from sparsify.storage.tensor import SparseTensor
 
 if TYPE_CHECKING:
-    from sparsify.passes.module.new_graphs import NewGraphs
+    from sparsify.passes.module.operator_graph import OperatorGraph
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Variant:
             weights of edges; None where there are none.
         written: the positions of inputs that the graph writes into, once it is compiled.
         contiguous: the positions of inputs that have to be contiguous, likewise.
-        new_graphs: what computes calls whose edges come for the first time; None where kernels do.
+        operators: torch's in place of kernels, for calls that they are faster for; None where there is no choice.
     """
 
     captured: Captured
@@ -60,7 +60,7 @@ class Variant:
     masked: fx.Graph | None = None
     written: list[int] = field(default_factory=list)
     contiguous: list[int] = field(default_factory=list)
-    new_graphs: "NewGraphs | None" = None
+    operators: "OperatorGraph | None" = None
 
     def copied(self) -> "Variant":
         """The same for another module: a graph of its own, not compiled yet."""
@@ -68,8 +68,8 @@ class Variant:
         captured.graph = fx.Graph()
         captured.graph.output(captured.graph.graph_copy(self.captured.graph, {}))
         report = copy.deepcopy(self.report)
-        new = None if self.new_graphs is None else self.new_graphs.copied()
-        return Variant(captured, report, self.regions, self.is_plain, masked=self.masked, new_graphs=new)
+        operators = None if self.operators is None else self.operators.copied()
+        return Variant(captured, report, self.regions, self.is_plain, masked=self.masked, operators=operators)
 
     def masked_result(self, source: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
         """The dense model's result with the patterns of rules and the draws of kernels."""

@@ -1,17 +1,19 @@
-"""Calls whose edges come for the first time: by torch's operators while the graph is small, by kernels from then on.
+"""Torch's operators in place of kernels over edges: for small graphs that come for the first time, or for all.
 
 In:  a variant with regions over adjacency, and the graph of torch's operators.
-Out: `new_graphs.are_in(tensors)`, whether a call brings a small graph that has not been seen; `new_graphs.run`.
+Out: `operators.compute(tensors)`, whether they are faster for the edges of a call, and `operators.run`.
 
 Kernels read edges sorted by row. To sort those of 32 molecules takes longer than kernels save in one call; where the
-same edges come again, as in training on one graph, they are sorted once. The size from which kernels are quicker for
-new edges, too, follows from three times of the captured call: with torch's operators, with kernels whose edges are
-sorted already, and with kernels that sort them.
+same edges come again, as in training on one graph, they are sorted once. The size from which kernels are faster for
+new edges, too, follows from three times of the captured call: by torch's operators, by kernels whose edges are sorted
+already, and by kernels that sort them; with gradients where the variant trains. Where torch's operators are faster than
+kernels whose edges are sorted, they compute all calls of such sizes.
 """
 
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -27,15 +29,18 @@ from sparsify.storage.own_memory import runs_natively
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
 
+# Each way is timed so often, or for so many seconds.
 TURNS: Final = 5
-# Calls that take longer are of large graphs, whose edges are worth sorting.
-LONGEST_S: Final = 0.02
-# What is measured holds for graphs up to so many times as large.
+SECONDS: Final = 0.25
+# Calls that take longer are of large graphs, for which regions were priced.
+LONGEST_S: Final = 0.5
+# What is measured holds for graphs up to so many times as large, and differences from so many times on.
 LARGER: Final = 4.0
+NOISE: Final = 1.05
 
 
-class NewGraphs:
-    """The way of a variant for small graphs that come for the first time.
+class OperatorGraph:
+    """The way of a variant by torch's operators.
 
     Args:
         graph: torch's operators.
@@ -43,27 +48,32 @@ class NewGraphs:
 
     Attributes:
         run: computes the graph of the tensors of a call.
-        most: how many coordinates of edges, of all these tensors together, new graphs have at most.
+        most: how many coordinates of edges, of all these tensors together, a call has at most.
+        is_for_known: whether it is for edges that came before, too.
     """
 
     def __init__(self, graph: fx.Graph, edges: Sequence[int]) -> None:
         self.graph, self.edges = graph, tuple(edges)
         self.run: Callable[..., Any] | None = None
-        self.most = 0
+        self.most, self.is_for_known = 0, False
         self._met: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
-    def copied(self) -> "NewGraphs":
+    def copied(self) -> "OperatorGraph":
         """The same for another module: a graph of its own, not compiled yet."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
-        new = NewGraphs(graph, self.edges)
-        new.most = self.most
+        new = OperatorGraph(graph, self.edges)
+        new.most, new.is_for_known = self.most, self.is_for_known
         return new
 
-    def are_in(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the graph of a call is small, and none of the last few calls had it; it is known from now on."""
+    def compute(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether torch's operators are faster for a call; its edges are known from now on."""
         if not self.most or self.size(tensors) > self.most:
             return False
+        return self.is_for_known or self.meet(tensors)
+
+    def meet(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether none of the last few calls had these edges; they are known from now on."""
         met, is_new = self._met, False
         for at in self.edges:
             tensor = tensors[at]
@@ -82,9 +92,9 @@ class NewGraphs:
 
 
 def measure(
-    module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[Tensor], found: NewGraphs
+    module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[Tensor], found: OperatorGraph
 ) -> None:
-    """Sets the size below which new graphs run torch's operators; with gradients where the variant trains."""
+    """Sets for which sizes torch's operators run, and says so in the report."""
     if not runs_natively([*module._source.parameters(), *tensors]):
         return
     trains = module._asked.is_trainable(variant.captured.training) and torch.is_grad_enabled()
@@ -100,13 +110,18 @@ def measure(
 
     ways = (lambda: operators(*tensors), lambda: reading_once(run, tensors), anew)
     with torch.random.fork_rng(devices=[]):
-        if min(seconds(ways[1], parameters) for _ in range(2)) > LONGEST_S:
+        taken = [seconds(ways[1], parameters) for _ in range(2)]
+        if min(taken) > LONGEST_S:
             return
-        taken = [[seconds(way, parameters) for way in ways] for _ in range(TURNS + 1)][1:]
-    by_torch, known, new = (min(times) for times in zip(*taken, strict=True))
-    sorting, saved = max(0.0, new - known), max(by_torch - known, 0.0)
-    larger = min(LARGER, sorting / saved) if saved else LARGER
-    found.most = int(larger * found.size(tensors))
+        turns = max(1, min(TURNS, int(SECONDS / min(taken))))
+        times = [[seconds(way, parameters) for way in ways] for _ in range(turns + 1)][1:]
+    by_torch, known, new = (min(way) for way in zip(*times, strict=True))
+    found.is_for_known = NOISE * by_torch < known
+    saved, sorting = by_torch - known, new - known
+    larger = inf if saved <= 0 else max(0.0, sorting) / saved
+    found.most = int(min(LARGER, larger) * found.size(tensors))
+    if found.is_for_known:
+        variant.report.by_torch = f"{1e3 * by_torch:.3g} ms, {1e3 * known:.3g} in kernels"
     variant.report.new_graphs = found.most
 
 

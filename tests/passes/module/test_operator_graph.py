@@ -9,7 +9,7 @@ from torch import nn
 
 import sparsify
 from sparsify import options
-from sparsify.passes.module import new_graphs
+from sparsify.passes.module import operator_graph
 
 RULE = {"id": "adjacency", "targets": ["op:message_passing"], "role": "adjacency", "source": "given"}
 RECIPE = {"name": "new", "sparsify": [RULE]}
@@ -36,7 +36,7 @@ def graph(seed, nodes=40, edges=90):
 def applied(monkeypatch):
     """A model whose new graphs run torch's operators up to twice the size of the example."""
     times = chain([1e-3, 1e-3], cycle([5e-3, 1e-3, 9e-3]))
-    monkeypatch.setattr(new_graphs, "seconds", lambda run, parameters: (run(), next(times))[1])
+    monkeypatch.setattr(operator_graph, "seconds", lambda run, parameters: (run(), next(times))[1])
     return timed()
 
 
@@ -52,8 +52,8 @@ def conversions(model):
 
 def test_the_size_follows_from_three_times(applied):
     (variant,) = applied.variants
-    assert variant.new_graphs.most == 2 * 180 == applied.report.new_graphs
-    assert "graphs of at most 360 coordinates" in str(applied.report)
+    assert variant.operators.most == 2 * 180 == applied.report.new_graphs
+    assert "graphs of at most 360 coordinates of edges that come for the first time" in str(applied.report)
 
 
 def test_new_graphs_are_not_sorted_and_known_ones_are(applied):
@@ -113,7 +113,7 @@ def test_what_is_checked_and_timed_runs_in_kernels(applied):
 def test_a_copy_knows_the_size(applied):
     other = copy.deepcopy(applied)
     (variant,) = other.variants
-    assert variant.new_graphs.most == 360
+    assert variant.operators.most == 360
     x, edges = graph(7)
     torch.testing.assert_close(other(x, edges), applied.original(x, edges))
 
@@ -128,16 +128,35 @@ def test_a_copy_knows_the_size(applied):
 )
 def test_no_choice(recipe):
     model = timed(recipe)
-    assert all(variant.new_graphs is None for variant in model.variants)
+    assert all(variant.operators is None for variant in model.variants)
 
 
 def test_strict_models_run_in_kernels():
     model = timed(strict=True)
-    assert all(variant.new_graphs is None for variant in model.variants)
+    assert all(variant.operators is None for variant in model.variants)
 
 
 def test_the_smallest_side_decides(monkeypatch):
     """Kernels that save nothing run for no new graph up to four times the size of the example."""
-    monkeypatch.setattr(new_graphs, "seconds", lambda run, parameters: (run(), 1e-3)[1])
+    monkeypatch.setattr(operator_graph, "seconds", lambda run, parameters: (run(), 1e-3)[1])
     model = timed()
     assert model.report.new_graphs == 4 * 180
+    before = conversions(model)
+    x, edges = graph(8, 300, 300)
+    model(x, edges), model(x, edges)
+    assert conversions(model) == before + 1
+
+
+def test_kernels_that_lose_do_not_run(monkeypatch):
+    times = chain([3e-3, 3e-3], cycle([2e-3, 3e-3, 4e-3]))
+    monkeypatch.setattr(operator_graph, "seconds", lambda run, parameters: (run(), next(times))[1])
+    model = timed()
+    before = conversions(model)
+    for seed in (0, 1, 1):
+        x, edges = graph(seed)
+        torch.testing.assert_close(model(x, edges), model.original(x, edges))
+    assert conversions(model) == before
+    assert "720 coordinates of edges (2 ms, 3 in kernels)" in str(model.report)
+    x, edges = graph(3, 300, 500)  # of this size nothing is known
+    torch.testing.assert_close(model(x, edges), model.original(x, edges))
+    assert conversions(model) == before + 1
