@@ -42,9 +42,7 @@ def windows(
 @row(
     "convolution(x[2,n,7], w[k,n,3], b[k], [1], [1], [1], False, [0], 1)",
     "conv1d(x[2,n,9], w[k,n,3], None, [2], [1])",
-    "conv1d(x[n,9], w[k,n,4], b[k], [1], 'same', [2])",
     "conv2d(x[2,n,6,5], w[k,n,3,2], b[k], [1, 2], [1, 0], [1, 1])",
-    "conv2d(x[2,n,1,4], w[k,n,3,2], b[k], [2, 1], [2, 0])",
     names=("conv1d", "conv2d", "conv3d"),
 )
 def convolution(view: OperatorView) -> str:
