@@ -32,13 +32,13 @@ def bmm(view: OperatorView) -> str:
 
 
 @row(
-    "matrix_power(a[m,m], 2)", "matrix_power(a[p,m,m], 5)", "matrix_power(a[m,m], 1)",
+    "matrix_power(a[m,m], 2)", "matrix_power(a[p,m,m], 5)", "matrix_power(a[m,m], 4)",
     names=("linalg_matrix_power",),
 )  # fmt: skip
 def matrix_power(view: OperatorView) -> str:
     """`sum(j, self[i,j] * self[j,k])` for n = 2, others by repeated squaring."""
     n = view.number("n")
-    require(n >= 1, "an inverse, or the identity")
+    require(n >= 2, "an inverse, the identity or the matrix itself")
     require(view.sizes[-1] not in (0, 1), "a mode of extent 0 or 1")
     *batch, i, k = view.out
 
@@ -60,7 +60,7 @@ def matrix_power(view: OperatorView) -> str:
         root = power(n // 2)
         return multiplied(root, root) if n % 2 == 0 else multiplied(power(n - 1), "")
 
-    return view.at(view["self"]) if n == 1 else halves(n)
+    return halves(n)
 
 
 @row("mv(a[m,n], x[n])")
