@@ -1,9 +1,9 @@
 """Regions that are expected to be slower than the operators of torch that they replace stay these operators.
 
 In: the region of `Y[i,j,l] = sum(k, X[i,j,k] * W[i,k,l])` with few zeros in W. Out: no region, a line in the report.
-Layers are timed for the formats of their weights, convolutions and embeddings of bags by themselves where there is time
-to; what else the front end makes is compared by what is expected. A dense input that a rule declares sparse is read
-once a call, to tell whether its entries have changed: what the regions that read it gain together must be more.
+Layers are timed for the formats of their weights, convolutions and embeddings of bags by themselves; what else the
+front end makes is compared by what is expected. A dense input that a rule declares sparse is read once a call, to tell
+whether its entries have changed: what the regions that read it gain together must be more than that.
 
 What torch's operators take is told before they run: products are as fast as torch's are on the machine, everything else
 as its memory. `index_add(zeros, 0, rows, index_select(x, 0, columns))` over 88,000 edges and 64 features takes about 20
@@ -23,7 +23,6 @@ from sparsify.passes.choose.estimate import UNKNOWN_ROWS, estimated_us
 from sparsify.passes.choose.left_dense import choose_dense
 from sparsify.passes.graph.operators import VIEWS, argument, known_size, operator_name, tensor_value
 from sparsify.passes.region.region import Region
-from sparsify.passes.region.sparse_operand import Bags
 from sparsify.passes.rules.scatters import BAGS
 
 PRODUCTS: Final = frozenset(("mm", "addmm", "linear", "matmul", "bmm", "baddbmm", "mv"))
@@ -37,8 +36,6 @@ EXTREMA: Final = 2
 SCATTERED_US: Final = 0.05
 # Time of torch for an entry of a row in a bag whose largest entries are wanted.
 COMPARED_US: Final = 0.0015
-# Time to make an operand of bags, which are new in each call, beside its memory.
-BAGS_MADE_US: Final = 70.0
 
 
 def eager_us(graph: fx.Graph, machine: Machine) -> float:
@@ -192,21 +189,14 @@ def price(draft: Draft) -> Draft:
 
 def gain_us(draft: Draft, region: Region) -> float:
     """Expected gain of a region; infinite where it is timed instead, or not known."""
-    is_timed = region.is_layer or (region.is_contested and draft.options.tune_seconds > 0)
+    is_timed = region.is_layer or region.is_contested
     us = None if region.equations is None or is_timed else estimated_us(draft, region)
     if us is None:
         return inf
     machine = calibrate.known(draft.options)
-    us += sum(made_us(operand, machine) for operand in region.operands.values() if isinstance(operand, Bags))
     dense_us = sum(operator_us(node, machine) for node in region.covered)
     region.notes.append(f"expected {us:.0f} us, torch's operators {dense_us:.0f}")
     return dense_us - us
-
-
-def made_us(bags: Bags, machine: Machine) -> float:
-    """Time to make an operand of bags: indices are read to tell them apart, checked and copied."""
-    moved = 3 * bytes_of(bags.indices)
-    return BAGS_MADE_US + moved / machine.reads.at(moved)
 
 
 def inputs_told_apart(region: Region) -> list[fx.Node]:

@@ -7,13 +7,16 @@ To sort the edges of a small graph takes longer than kernels save. What is quick
 variant (`module/operator_graph`).
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import fx
 
 from sparsify.passes.call.bind import is_as_it_is, leaves_of
 from sparsify.passes.capture.draft import Draft
-from sparsify.passes.graph.operators import is_mutating, tensor_value
+from sparsify.passes.graph.operators import overwritten, tensor_value
 from sparsify.passes.region.region import Region
-from sparsify.passes.region.sparse_operand import PatternOperand
+from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand
 
 
 def keep_operators(draft: Draft) -> Draft:
@@ -22,7 +25,8 @@ def keep_operators(draft: Draft) -> Draft:
     is_choice = asked.memory != "compact" and asked.allows("torch") and not draft.is_strict
     if not is_choice or draft.masked is not None or draft.options.tune_seconds <= 0:
         return draft
-    if not all(map(reads_edges_alone, draft.regions)) or any(map(is_mutating, draft.graph.nodes)):
+    writes = any(node.op == "placeholder" for node in overwritten(draft.graph))
+    if writes or not all(map(reads_edges_alone, draft.regions)):
         return draft
     edges = {leaf for region in draft.regions for leaf in edge_tensors(region)}
     if edges:
@@ -49,8 +53,15 @@ def edge_tensors(region: Region) -> list[fx.Node]:
     """The inputs of the model that say where the entries of a region's sparse operands are."""
     needed = [
         node
-        for matrix in region.matrices
-        for node in (matrix.rows, *matrix.between, matrix.columns)
-        if node is not None
+        for operand in region.operands.values()
+        for node in places_of(operand)
+        if isinstance(node, fx.Node)
     ]
     return [leaf for leaf in leaves_of(needed) if leaf.op == "placeholder" and tensor_value(leaf) is not None]
+
+
+def places_of(operand: Any) -> Sequence[fx.Node | None]:
+    """The nodes that say where the entries of an operand are: of edges, or of rows in bags."""
+    if isinstance(operand, Matrix):
+        return operand.rows, *operand.between, operand.columns
+    return (operand.indices, operand.offsets) if isinstance(operand, Bags) else ()
