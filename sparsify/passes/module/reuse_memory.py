@@ -2,16 +2,18 @@
 
 In:  `%l = linear(%x, %w); %a = add(%l, %y); %r = relu(%a)`, `%z = zeros(..); %s = scatter_add(%z, 0, %i, %m)`.
 Out: `%a = add_(%l, %y); %r = relu_(%a)`, `%s = scatter_add_(%z, ..)`; each reader of equal zeros has its own.
+In:  `%a = add(%l, %p); %p = linear(%x, %w)`. Out: `%a = add_product_(%l, %x, %w)`, one operator for both.
 
 New memory is slow: the system clears each page at its first use. Nothing is written over that gradients read: autograd
 keeps operands of a writer by itself, and the operators in `FRESH` do not keep their results.
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, tensor_value
@@ -20,12 +22,73 @@ from sparsify.passes.graph.operators import operator_name, tensor_value
 WRITERS: Final = frozenset(
     ("add", "sub", "mul", "div", "neg", "relu", "clamp", "masked_fill", "scatter_add", "index_add")
 )
+DTYPES: Final = (torch.float32, torch.float64)
 FACTORIES: Final = frozenset(("zeros", "ones", "full"))
 # Operators whose results are in memory of their own, and are not kept for gradients.
 FRESH: Final = FACTORIES | {
     *("linear", "mm", "bmm", "addmm", "index_select", "gather", "index", "embedding", "batch_norm"),
     *("add", "sub", "mul", "div", "neg", "masked_fill", "scatter_add", "index_add"),
 }
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A product of rows with a weight, added to a tensor of the same shape.
+
+    Attributes:
+        product: nothing else reads it.
+        added: what it is added to.
+        can_write: whether nothing else reads that, either.
+    """
+
+    product: fx.Node
+    added: fx.Node
+    can_write: bool
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        """Computes both of what is added, of the rows and of the weight."""
+        return add_product_ if self.can_write else add_product
+
+
+def sums(graph: fx.Graph, apart: Collection[fx.Node]) -> dict[fx.Node, Sum]:
+    """The nodes of a graph that add a product to a tensor, in dtypes that torch multiplies by one library.
+
+    Args:
+        apart: nodes that are not computed one by one.
+    """
+    found: dict[fx.Node, Sum] = {}
+    for node in graph.nodes:
+        if node in apart or not is_operator(node, ("add",)) or len(node.args) != 2 or node.kwargs:
+            continue
+        for product, added in (node.args[::-1], node.args):
+            if isinstance(added, fx.Node) and added is not product and is_product(product, node, apart):
+                is_free = list(added.users) == [node] and is_operator(added, FRESH - FACTORIES)
+                if are_alike(added, node):
+                    found[node] = Sum(product, added, is_free and added not in apart)
+                    break
+    return found
+
+
+def is_product(node: Any, reader: fx.Node, apart: Collection[fx.Node]) -> bool:
+    """Whether a node is `linear(x, w)` of a matrix, which one node alone reads."""
+    if not isinstance(node, fx.Node) or node in apart or list(node.users) != [reader]:
+        return False
+    value = tensor_value(node)
+    is_plain = (
+        is_operator(node, ("linear",)) and len(node.args) == 2 and value is not None and value.dim() == 2
+    )
+    return is_plain and value.dtype in DTYPES and are_alike(node, reader)  # type: ignore[union-attr]
+
+
+def add_product(added: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """`added + rows @ weight.T`: shapes [n, k], [n, j], [k, j]."""
+    return torch.addmm(added, rows, weight.t())
+
+
+def add_product_(added: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """The same in the memory of the first operand."""
+    return added.addmm_(rows, weight.t())
 
 
 def writers(graph: fx.Graph, apart: Collection[fx.Node]) -> dict[fx.Node, Callable[..., Any]]:

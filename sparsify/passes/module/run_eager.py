@@ -19,7 +19,7 @@ from sparsify.passes.choose.torch_convolution import Folded, folded
 from sparsify.passes.graph.direct_calls import direct
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.graph.operators import operator_name, updates_statistics
-from sparsify.passes.module.reuse_memory import FACTORIES, writers
+from sparsify.passes.module.reuse_memory import FACTORIES, Sum, sums, writers
 from sparsify.passes.module.variant import Variant
 
 # A dictionary of a module, and a name in it.
@@ -45,13 +45,15 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
             copies[node] = copied.placeholder(node.name)
             read[node] = place
             owners |= _owners(root, str(node.target))
-    written = writers(graph, within | chains.keys())
+    added = sums(graph, within | chains.keys())
+    within |= {one.product for one in added.values()}
+    written = writers(graph, within | chains.keys() | added.keys())
     for node in graph.nodes:
         if node in copies or node in within or _is_made_by_readers(node, written):
             continue
         if node in written and operator_name(node.args[0]) in FACTORIES:
             copies[node.args[0]] = _copied(node.args[0], copied, copies)
-        copies[node] = _copied(node, copied, copies, chains.get(node))
+        copies[node] = _copied(node, copied, copies, chains.get(node), added.get(node))
         if node in written:
             copies[node].target = written[node]
     code = copied.python_code("self")
@@ -62,7 +64,9 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
     places, modules = tuple(read.values()), tuple((*place, module) for place, module in owners.values())
 
     def run(*inputs: Any) -> Any:
-        if written and (forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()):
+        if (written or added) and (
+            forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+        ):
             return otherwise(root, *inputs)  # a batch does not fit into memory of one example
         try:
             values = [store[name] for store, name in places]
@@ -83,9 +87,16 @@ def _is_made_by_readers(node: fx.Node, written: dict[fx.Node, Callable[..., Any]
 
 
 def _copied(
-    node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node], chain: Folded | None = None
+    node: fx.Node,
+    graph: fx.Graph,
+    copies: dict[fx.Node, fx.Node],
+    chain: Folded | None = None,
+    added: Sum | None = None,
 ) -> fx.Node:
-    """A node in a graph that has copies of those above; a chain that ends in it is called in its place."""
+    """A node in a graph that has copies of those above; a chain or a sum that ends in it is called in its place."""
+    if added is not None:
+        read = (added.added, *added.product.args)
+        return graph.call_function(added.function, tuple([copies[one] for one in read]))  # type: ignore[index]
     if chain is not None:
         return graph.call_function(chain, tuple([copies[read] for read in chain.inputs]))
     made = graph.node_copy(node, copies.__getitem__)

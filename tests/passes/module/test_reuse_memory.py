@@ -82,3 +82,45 @@ def test_transforms():
     torch.testing.assert_close(vmap(fast)(y, y), vmap(model)(y, y))
     tangents = torch.randn(4, 4), torch.randn(4, 4)
     torch.testing.assert_close(jvp(fast, (x, y[0]), tangents), jvp(model, (x, y[0]), tangents))
+
+
+SUMS = {
+    "both": lambda m, x, y: (m.a(x) + torch.nn.functional.linear(y, m.b.weight)).relu(),
+    "turned round": lambda m, x, y: torch.nn.functional.linear(y, m.b.weight) + m.a(x),
+    "to an input": lambda m, x, y: x + torch.nn.functional.linear(y, m.b.weight),
+    "three": lambda m, x, y: (
+        m.a(x) + torch.nn.functional.linear(y, m.b.weight) + torch.nn.functional.linear(x, m.b.weight)
+    ),
+    "read again": lambda m, x, y: (p := torch.nn.functional.linear(x, m.b.weight)) + m.a(y) + p,
+    "summand read again": lambda m, x, y: (a := m.a(x)) + torch.nn.functional.linear(y, m.b.weight) + a,
+    "itself": lambda m, x, y: (p := torch.nn.functional.linear(x, m.b.weight)) + p,
+    "broadcast": lambda m, x, y: m.a.bias + torch.nn.functional.linear(y, m.b.weight),
+    "times": lambda m, x, y: torch.add(m.a(x), torch.nn.functional.linear(y, m.b.weight), alpha=2),
+    "read by its sum": lambda m, x, y: (a := m.a(x)) + torch.nn.functional.linear(a, m.b.weight),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_products(name):
+    torch.manual_seed(0)
+    model = Model(SUMS[name]).double().eval()
+    x, y = (torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    fast = sparsify.apply(model, example_inputs=(x, y), recipe={"name": "nothing", "sparsify": []})
+    leaves = [x, y, *model.parameters()]
+    for run in (fast, model):
+        with torch.no_grad():
+            torch.testing.assert_close(run(x, y), model(x, y))
+    found, wanted = (
+        torch.autograd.grad(run(x, y).square().sum(), leaves, allow_unused=True) for run in (fast, model)
+    )
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_sum_is_one_operator():
+    model = Model(SUMS["both"]).eval()
+    x = torch.randn(4, 4)
+    fast = sparsify.apply(model, example_inputs=(x, x.clone()), recipe={"name": "nothing", "sparsify": []})
+    with torch.profiler.profile() as profile, torch.no_grad():
+        fast(x, x)
+    names = [event.name for event in profile.events()]
+    assert "aten::addmm_" in names and names.count("aten::linear") == 1
