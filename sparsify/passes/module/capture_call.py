@@ -349,7 +349,7 @@ def publish(
         module._example = example, references
     module._captures.add((mode, call.shape), variant)
     module.show(module._captures.shown(modes(module)) or variant)
-    module._call_index.variants.clear()
+    module._call_index.clear()
     return variant
 
 

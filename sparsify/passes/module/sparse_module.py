@@ -211,6 +211,8 @@ class SparseModule(fx.GraphModule):
         quick = None if is_cast else earlier.read(args, kwargs)
         if quick is not None and (known := earlier.find(*quick)) is not None:
             return self.finish_or_source(known, quick[1], args, kwargs)
+        if quick is not None and quick[0] in earlier.refused:
+            return self._run_source(args, kwargs)
         caches = transformers_cache.given((*args, *kwargs.values()))
         if generate.leaves_past(self._asked, caches):
             return generate.with_past(self, args, kwargs)
@@ -220,6 +222,9 @@ class SparseModule(fx.GraphModule):
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
+            is_refused = (modes(self), call.shape) in self._captures.refused
+            if quick is not None and is_refused and not self._asked.has_masks:
+                earlier.refuse(quick[0])
             return self.original(*args, **kwargs)
         if not variant.takes(tensors):
             return self.original(*args, **kwargs)
@@ -346,10 +351,15 @@ class SparseModule(fx.GraphModule):
             elif (variant := self.variant_for(call, tensors)) is None:
                 name, why = type(self._source).__name__, self._captures.refused[like]
                 raise CaptureError(f"{name} cannot run with the masks of its recipe: {why}")
+        if variant is None or variant.masked is None:
+            return self._run_source(args, kwargs)
         with self._weights.running(self) as own:
-            if variant is None or variant.masked is None:
-                return calls.run_source(own(self._source), args, kwargs)
             return variant.masked_result(own(self._source), tensors)
+
+    def _run_source(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of the source model; our sparse tensors are torch's for it."""
+        with self._weights.running(self) as own:
+            return calls.run_source(own(self._source), args, kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Parameters and buffers; packed weights are dense, with `keep_vars` those of whole numbers alone."""
@@ -407,7 +417,7 @@ class SparseModule(fx.GraphModule):
                 for name in self._captures.constants():
                     del self._buffers[name]
                 self._captures.forget()
-                self._call_index.variants.clear()
+                self._call_index.clear()
                 self._autocast.known.clear()
         return self
 

@@ -280,7 +280,7 @@ Key = tuple[Any, ...]
 
 
 class CallIndex:
-    """The variants of the kinds of calls that came last, by the keys of their arguments.
+    """The variants of the kinds of calls that came last, by the keys of their arguments, and calls that have none.
 
     Arguments are tensors in main memory, sparse matrices, and constants that equal each other only where they are the
     same; every other call is taken apart each time. Sizes are no part of a key: the variants say which they fit.
@@ -293,6 +293,18 @@ class CallIndex:
     def __init__(self, modules: Sequence[nn.Module], matrices: SparseInputs) -> None:
         self.modules, self.matrices = tuple(modules), matrices
         self.variants: dict[Key, tuple[Variant, ...]] = {}
+        self.refused: set[Key] = set()
+
+    def clear(self) -> None:
+        """Forgets all calls."""
+        self.variants.clear()
+        self.refused.clear()
+
+    def refuse(self, key: Key) -> None:
+        """Keeps that the source model runs for calls with a key, which were not captured."""
+        if len(self.refused) >= MOST:
+            self.refused.clear()
+        self.refused.add(key)
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[torch.Tensor]] | None:
         """The key of a call and the tensors of its graph, `None` for arguments that have no key."""

@@ -6,6 +6,7 @@ from torch import nn
 
 import sparsify
 from sparsify.passes.apply import apply
+from sparsify.passes.capture import calls
 from sparsify.passes.module import sparse_module
 
 RECIPE = {
@@ -136,3 +137,31 @@ def test_matrices_of_other_shapes_and_layouts_in_one_model(made):
         for maker in MAKERS.values():
             torch.testing.assert_close(sparse(features, maker(dense)), model(features, dense))
         torch.testing.assert_close(sparse(features, dense), model(features, dense))
+
+
+class Deciding(nn.Module):
+    """A model that no graph holds: its data decide what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        return self.lin(x) if torch.equal(x, y) else self.lin(y) * 2
+
+
+def test_calls_that_are_not_captured_are_not_taken_apart(monkeypatch):
+    model = Deciding().eval()
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    with pytest.warns(RuntimeWarning, match="source model runs"):
+        sparse = sparsify.apply(model, example_inputs=(x, y), recipe={"name": "none", "sparsify": []})
+    torch.testing.assert_close(sparse(x, y), model(x, y))
+    monkeypatch.setattr(calls, "flatten", lambda *args, **kwargs: pytest.fail("taken apart"))
+    torch.testing.assert_close(sparse(x, y), model(x, y))
+    torch.testing.assert_close(sparse(y[:2], y[:2]), model(y[:2], y[:2]))
+    model.lin.weight.data.mul_(2)
+    torch.testing.assert_close(sparse(x, y), model(x, y))
+    monkeypatch.undo()
+    assert torch.equal(sparse(x.double().float(), y=y), model(x, y))
+    sparse.double()
+    torch.testing.assert_close(sparse(x.double(), y.double()), model(x.double(), y.double()))
