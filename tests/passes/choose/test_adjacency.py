@@ -17,6 +17,7 @@ from sparsify.compiler import recall
 from sparsify.compiler.least import Least
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.choose import adjacency, autotune
+from sparsify.passes.module import capture_call
 
 ADJACENCY = {"schema": 1, "name": "own", "sparsify": [{"targets": ["input:edge_index"], "format": "csr"}]}
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums in another order
@@ -27,6 +28,12 @@ OTHERS = ("torch's CSR", "its own operators")
 def model() -> TwoLayers:
     torch.manual_seed(0)
     return TwoLayers(HandWritten).eval()
+
+
+@pytest.fixture(autouse=True)
+def regions_alone(monkeypatch):
+    """Alternatives of single regions are looked at: whole calls by torch's operators are no choice."""
+    monkeypatch.setattr(capture_call, "measure", lambda *_: None)
 
 
 def won_by(monkeypatch: pytest.MonkeyPatch, name: str, agreeing: int = 1) -> list[list[str]]:
