@@ -61,6 +61,14 @@ FOUND = {
         ["aten.cosine_similarity(x0, x1)"], Leaf("x0", "input", (5, 5), density=0.5, form="csr"),
         Leaf("x1", "input", (5, 5), torch.bool),
     ),
+    "fills with many digits": made(
+        ["aten.log_sigmoid(x0)", "aten.mm(t0, x1)"],
+        Leaf("x0", "csr", (5, 5), density=0.1, form="dcsc"), Leaf("x1", "csr", (5, 6), density=0.1, form="dcsr"),
+    ),
+    "a number and sparse factors": made(
+        ["aten.addcmul(x1, x0, x0, value=0.5)"], Leaf("x0", "csc", (5, 5), density=0.0, form="dense, compressed"),
+        Leaf("x1", "input", ()),
+    ),
 }  # fmt: skip
 
 
