@@ -69,6 +69,11 @@ FOUND = {
         ["aten.addcmul(x1, x0, x0, value=0.5)"], Leaf("x0", "csc", (5, 5), density=0.0, form="dense, compressed"),
         Leaf("x1", "input", ()),
     ),
+    "gradient of another dtype": made(
+        ["aten.sin(x0)", "aten.to(t0, torch.float32)", "aten.mul(t1, x1)"],
+        Leaf("x0", "param", (5, 8), density=0.5, form="dcsc"), Leaf("x1", "input", (5, 8), is_differentiable=True),
+        is_trained=True,
+    ),
 }  # fmt: skip
 
 
