@@ -74,6 +74,9 @@ FOUND = {
         Leaf("x0", "param", (5, 8), density=0.5, form="dcsc"), Leaf("x1", "input", (5, 8), is_differentiable=True),
         is_trained=True,
     ),
+    "detached truth values": made(
+        ["aten.to(x0, torch.bool)", "aten.detach(t0)"], Leaf("x0", "csr", (6, 8), density=0.3, form="dcsc")
+    ),
 }  # fmt: skip
 
 
