@@ -77,6 +77,9 @@ FOUND = {
     "detached truth values": made(
         ["aten.to(x0, torch.bool)", "aten.detach(t0)"], Leaf("x0", "csr", (6, 8), density=0.3, form="dcsc")
     ),
+    "truth values in blocks over the edge": made(
+        ["aten.any(x0, 1)"], Leaf("x0", "input", (9, 7), torch.bool, density=0.5, form="bcsr(2, 2)")
+    ),
 }  # fmt: skip
 
 
