@@ -196,8 +196,8 @@ def _annihilated(name: str, fills: Sequence[Fill]) -> Fill | None:
     """The fill where a zero decides it alone, `None` where it does not."""
     start: Fill = 0
     match name.removeprefix("_foreach_").removesuffix("_"), tuple(fills):
-        case "addcmul", (start, *factors):
-            function, operands = "mul", factors
+        case "addcmul", (start, first, second):  # a number among them is no fill
+            function, operands = "mul", [first, second]
         case "addcdiv", (start, dividend, _):
             function, operands = "div", [dividend]
         case "mul", (*factors,):

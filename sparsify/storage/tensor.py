@@ -368,7 +368,9 @@ def values_at(tensor: Tensor, pattern: Pattern) -> Tensor:
         return tensor[tuple(coordinates)].reshape(-1)
     coordinates, inside = coordinates.to(tensor.device), inside.to(tensor.device)
     safe = torch.where(inside, coordinates, 0)
-    return torch.where(inside, tensor[tuple(safe)], 0)
+    return torch.where(
+        inside, tensor[tuple(safe)], tensor.new_zeros(())
+    )  # 0 alone makes integers of truth values
 
 
 def _fill() -> None:

@@ -178,6 +178,7 @@ def test_pointwise_operators_act_on_values_and_fill():
         lambda a: torch.relu(1 - a).sqrt(),
         lambda a: torch.lerp(a, a + 2, 0.25),
         lambda a: torch.addcmul(a, a, a, value=2),
+        lambda a: torch.addcmul(torch.tensor(3.0, dtype=torch.float64), a, a, value=2),
         lambda a: torch.clamp(a, 0.25, 0.75) ** 2,
         lambda a: -a,
         lambda a: torch.ones_like(a) + torch.zeros_like(a) + torch.full_like(a, 3),

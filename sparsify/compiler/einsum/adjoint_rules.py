@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Final, cast
 
-from sparsify.compiler.dtypes import COMPLEX, Kind, category
+from sparsify.compiler.dtypes import COMPLEX, FLOATING, Kind, category
 from sparsify.compiler.einsum.affine import Affine, affine
 from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
 from sparsify.compiler.einsum.infer_dtype import kind_of
-from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce
+from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Reduce
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
 from sparsify.compiler.node import Node, find, map_children
@@ -53,7 +53,14 @@ def pull_back(
                     same = result if expr.function == "where" else None
                     found += pull_back(arg, passed, active, kinds, same)
             return found
+        case Cast(dtype, value) if is_continuous(dtype) and is_continuous(kind_of(value, kinds).dtype):
+            return pull_back(value, gradient, active, kinds)
     return []
+
+
+def is_continuous(dtype: str) -> bool:
+    """Whether gradients reach values of a dtype."""
+    return category(dtype) in (FLOATING, COMPLEX)
 
 
 def _passed(

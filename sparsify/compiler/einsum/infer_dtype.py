@@ -50,6 +50,7 @@ OF_BOOL = {
     "min": "logical_and",
     "heaviside": "logical_or",
     "sign": "logical_or",
+    "detach": "logical_or",
 }
 WORDS = {BOOL: "truth values", COMPLEX: "complex numbers"}
 

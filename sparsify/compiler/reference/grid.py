@@ -26,7 +26,7 @@ from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind,
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.reference.functions import compute
-from sparsify.storage.fill import decided
+from sparsify.storage.fill import Fill, decided
 
 Mask = Tensor | None
 
@@ -54,8 +54,17 @@ class Grid:
 
 def number(value: float | int | bool, kind: Kind) -> Grid:
     """A constant."""
-    dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float64)
-    return Grid(torch.tensor(value, dtype=dtype), None, kind, is_number=True)
+    return Grid(exact(value), None, kind, is_number=True)
+
+
+def exact(value: Fill, device: torch.device | None = None) -> Tensor:
+    """A number without modes, none of its digits rounded off.
+
+    >>> exact(0.1).item()
+    0.1
+    """
+    dtypes = {bool: torch.bool, int: torch.int64, complex: torch.complex128}
+    return torch.tensor(value, dtype=dtypes.get(type(value), torch.float64), device=device)
 
 
 def computed_dtype(kind: Kind) -> torch.dtype:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsify.compiler.dtypes import Kind
 from sparsify.compiler.einsum.nodes import Call, Const, Expr, Extent, Index
-from sparsify.compiler.reference.grid import Grid, Mask, in_dtype
+from sparsify.compiler.reference.grid import Grid, Mask, exact, in_dtype
 from sparsify.compiler.reference.keys import Keys, find
 from sparsify.compiler.reference.space import Space
 from sparsify.storage.fill import Fill
@@ -60,9 +60,7 @@ class DenseValues:
         values = self.values[tuple(places)]
         is_fill = None if self.is_fill is None else self.is_fill[tuple(places)]
         if inside is not None:
-            values = torch.where(
-                inside, values, in_dtype(torch.tensor(self.fill, device=values.device), self.kind)
-            )
+            values = torch.where(inside, values, in_dtype(exact(self.fill, values.device), self.kind))
             is_fill = ~inside if is_fill is None else is_fill | ~inside
         return Grid(values, is_fill, self.kind)
 
@@ -94,7 +92,7 @@ class Entries:
     @cached_property
     def fill_value(self) -> Tensor:
         """The fill, without modes."""
-        return in_dtype(torch.tensor(self.fill, device=self.values.device), self.kind)
+        return in_dtype(exact(self.fill, self.values.device), self.kind)
 
     def read(self, indices: Sequence[Expr], space: Space, extents: Mapping[str, int]) -> Grid:
         """The entries at the points of a space."""
@@ -211,7 +209,7 @@ def _sorted(pattern: Pattern) -> Sorted:
 def _nothing(like: Mask, fill: Fill, kind: Kind) -> Grid:
     """Fill entries everywhere."""
     assert like is not None, "an empty tensor has a mode without coordinates"
-    value = in_dtype(torch.tensor(fill, device=like.device), kind)
+    value = in_dtype(exact(fill, like.device), kind)
     return Grid(value.expand(like.shape), torch.ones_like(like), kind)
 
 

@@ -61,6 +61,25 @@ FOUND = {
         ["aten.cosine_similarity(x0, x1)"], Leaf("x0", "input", (5, 5), density=0.5, form="csr"),
         Leaf("x1", "input", (5, 5), torch.bool),
     ),
+    "fills with many digits": made(
+        ["aten.log_sigmoid(x0)", "aten.mm(t0, x1)"],
+        Leaf("x0", "csr", (5, 5), density=0.1, form="dcsc"), Leaf("x1", "csr", (5, 6), density=0.1, form="dcsr"),
+    ),
+    "a number and sparse factors": made(
+        ["aten.addcmul(x1, x0, x0, value=0.5)"], Leaf("x0", "csc", (5, 5), density=0.0, form="dense, compressed"),
+        Leaf("x1", "input", ()),
+    ),
+    "gradient of another dtype": made(
+        ["aten.sin(x0)", "aten.to(t0, torch.float32)", "aten.mul(t1, x1)"],
+        Leaf("x0", "param", (5, 8), density=0.5, form="dcsc"), Leaf("x1", "input", (5, 8), is_differentiable=True),
+        is_trained=True,
+    ),
+    "detached truth values": made(
+        ["aten.to(x0, torch.bool)", "aten.detach(t0)"], Leaf("x0", "csr", (6, 8), density=0.3, form="dcsc")
+    ),
+    "truth values in blocks over the edge": made(
+        ["aten.any(x0, 1)"], Leaf("x0", "input", (9, 7), torch.bool, density=0.5, form="bcsr(2, 2)")
+    ),
 }  # fmt: skip
 
 
