@@ -19,21 +19,24 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, fx
 
+from sparsify.errors import VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant
-from sparsify.passes.module.verify import gradients, trained_tensors
+from sparsify.passes.module.verify import compare, gradients, trained_tensors
 from sparsify.passes.operands.content_memo import REMEMBERED, reading_once
 from sparsify.storage.own_memory import runs_natively
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
 
+_saved_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
 # Each way is timed so often, or for so many seconds.
 TURNS: Final = 5
 SECONDS: Final = 0.25
-# Calls that take longer are of large graphs, for which regions were priced.
+# Calls that take longer, or have more coordinates, are of large graphs: messages of all their edges are not made.
 LONGEST_S: Final = 0.5
+LARGEST: Final = 1 << 20
 # What is measured holds for graphs up to so many times as large, and differences from so many times on.
 LARGER: Final = 4.0
 NOISE: Final = 1.05
@@ -68,9 +71,12 @@ class OperatorGraph:
 
     def compute(self, tensors: Sequence[Tensor]) -> bool:
         """Whether torch's operators are faster for a call; its edges are known from now on."""
-        if not self.most or self.size(tensors) > self.most:
+        if not self.most or self.size(tensors) > self.most or torch._C._are_functorch_transforms_active():
             return False
-        return self.is_for_known or self.meet(tensors)
+        if self.is_for_known:
+            return True
+        # What checkpoints save in a call, its repetition saves, too: by then the edges would be known.
+        return _saved_hooks(True) is None and self.meet(tensors)
 
     def meet(self, tensors: Sequence[Tensor]) -> bool:
         """Whether none of the last few calls had these edges; they are known from now on."""
@@ -94,8 +100,8 @@ class OperatorGraph:
 def measure(
     module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[Tensor], found: OperatorGraph
 ) -> None:
-    """Sets for which sizes torch's operators run, and says so in the report."""
-    if not runs_natively([*module._source.parameters(), *tensors]):
+    """Sets for which sizes torch's operators run, and says so in the report; none where their results differ."""
+    if found.size(tensors) > LARGEST or not runs_natively([*module._source.parameters(), *tensors]):
         return
     trains = module._asked.is_trainable(variant.captured.training) and torch.is_grad_enabled()
     parameters = trained_tensors(module, call) if trains else []
@@ -111,7 +117,12 @@ def measure(
     ways = (lambda: operators(*tensors), lambda: reading_once(run, tensors), anew)
     with torch.random.fork_rng(devices=[]):
         taken = [seconds(ways[1], parameters) for _ in range(2)]
-        if min(taken) > LONGEST_S:
+        if min(taken) > LONGEST_S or seconds(ways[0], parameters) > LONGEST_S:
+            return
+        try:
+            compare(ways[1], ways[0], module._asked.recipe.verify, parameters)
+        except VerificationError:
+            variant.operators = None
             return
         turns = max(1, min(TURNS, int(SECONDS / min(taken))))
         times = [[seconds(way, parameters) for way in ways] for _ in range(turns + 1)][1:]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from sparsify.passes.graph.node_info import info
-from sparsify.passes.graph.operators import operator_name, tensor_value
+from sparsify.passes.graph.operators import is_mutating, operator_name, tensor_value
 
 # Operators with a form that writes into the first operand.
 WRITERS: Final = frozenset(
@@ -58,6 +58,8 @@ def sums(graph: fx.Graph, apart: Collection[fx.Node]) -> dict[fx.Node, Sum]:
         apart: nodes that are not computed one by one.
     """
     found: dict[fx.Node, Sum] = {}
+    if any(map(is_mutating, graph.nodes)):
+        return found  # a product that is computed with its sum may read what was written in between
     for node in graph.nodes:
         if node in apart or not is_operator(node, ("add",)) or len(node.args) != 2 or node.kwargs:
             continue

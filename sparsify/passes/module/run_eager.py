@@ -51,9 +51,10 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
     for node in graph.nodes:
         if node in copies or node in within or _is_made_by_readers(node, written):
             continue
+        own = copies
         if node in written and operator_name(node.args[0]) in FACTORIES:
-            copies[node.args[0]] = _copied(node.args[0], copied, copies)
-        copies[node] = _copied(node, copied, copies, chains.get(node), added.get(node))
+            own = {**copies, node.args[0]: _copied(node.args[0], copied, copies)}
+        copies[node] = _copied(node, copied, own, chains.get(node), added.get(node))
         if node in written:
             copies[node].target = written[node]
     code = copied.python_code("self")

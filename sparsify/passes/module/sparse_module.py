@@ -223,7 +223,7 @@ class SparseModule(fx.GraphModule):
         variant = self.variant_for(call, tensors)
         if variant is None:
             is_refused = (modes(self), call.shape) in self._captures.refused
-            if quick is not None and is_refused and not self._asked.has_masks:
+            if quick is not None and is_refused and not (self._asked.has_masks or call.shape.sizes()):
                 earlier.refuse(quick[0])
             return self.original(*args, **kwargs)
         if not variant.takes(tensors):

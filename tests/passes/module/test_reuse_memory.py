@@ -1,5 +1,7 @@
 """Eager graphs write over results that nothing else reads, and over nothing else."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -31,6 +33,13 @@ CASES = {
     "same zeros": lambda m, x, y: (
         torch.zeros(4, 4).scatter_add(0, INDEX, m.a(x))
         + torch.zeros(4, 4).scatter_add(0, INDEX, m.b(y)) * torch.zeros(4, 4).scatter_add(1, INDEX, m.b(x))
+    ),
+    "zeros read later": lambda m, x, y: (z := torch.zeros(4, 4), z.scatter_add(0, INDEX, m.a(x)), z.exp())[
+        1:
+    ],
+    "zeros returned": lambda m, x, y: (z := torch.zeros(4, 4), z.scatter_add(0, INDEX, m.a(x)))[::-1],
+    "zeros beside": lambda m, x, y: torch.cat(
+        [(z := torch.zeros(4, 4)).scatter_add(0, INDEX, m.a(x)), z, m.b(y).add(z)]
     ),
     "zeros added": lambda m, x, y: torch.zeros(4, 4).add(torch.zeros(4, 4)) + x,
     "input": lambda m, x, y: (x.relu() + y).clamp(min=0.1) / 2,
@@ -98,6 +107,30 @@ SUMS = {
     "times": lambda m, x, y: torch.add(m.a(x), torch.nn.functional.linear(y, m.b.weight), alpha=2),
     "read by its sum": lambda m, x, y: (a := m.a(x)) + torch.nn.functional.linear(a, m.b.weight),
 }
+
+
+class Writing(nn.Module):
+    """A product whose operand is written to before it is added."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.randn(4, 4))
+        self.a = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x):
+        product = self.a(self.seen)
+        self.seen.mul_(2)
+        return x.sin() + product
+
+
+def test_products_do_not_move_over_writes():
+    torch.manual_seed(0)
+    model = Writing().eval()
+    other = copy.deepcopy(model)
+    x = torch.randn(4, 4)
+    fast = sparsify.apply(model, example_inputs=(x,), recipe={"name": "nothing", "sparsify": []})
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), other(x))
 
 
 @pytest.mark.parametrize("name", SUMS)
