@@ -80,6 +80,18 @@ FOUND = {
     "truth values in blocks over the edge": made(
         ["aten.any(x0, 1)"], Leaf("x0", "input", (9, 7), torch.bool, density=0.5, form="bcsr(2, 2)")
     ),
+    "places of a part of each row": made(
+        ["aten.gather(x0, 0, x1)"], Leaf("x0", "csc", (6, 6), form="csr"),
+        Leaf("x1", "places", (6, 2), torch.int64, most=6),
+    ),
+    "places of a part of each row, written to": made(
+        ["aten.scatter_add(x0, 0, x1, x2)"], Leaf("x0", "input", (6, 6), form="csr"),
+        Leaf("x1", "places", (6, 3), torch.int64, most=6), Leaf("x2", "input", (6, 3), form="csr"),
+    ),
+    "places of no column": made(
+        ["aten.gather(x0, 0, x1)"], Leaf("x0", "csc", (4, 4), form="csr"),
+        Leaf("x1", "places", (4, 0), torch.int64, most=4),
+    ),
 }  # fmt: skip
 
 
