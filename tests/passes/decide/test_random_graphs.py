@@ -92,6 +92,11 @@ FOUND = {
         ["aten.gather(x0, 0, x1)"], Leaf("x0", "csc", (4, 4), form="csr"),
         Leaf("x1", "places", (4, 0), torch.int64, most=4),
     ),
+    "parts of an operator that stays torch's": made(
+        ["aten.argmax(x0, 1, True)", "aten.scatter_reduce(t0, 0, x1, t0, 'amax', include_self=False)"],
+        Leaf("x0", "input", (5, 6), density=0.3, form="dense, compressed"),
+        Leaf("x1", "places", (5, 1), torch.int64, most=5),
+    ),
 }  # fmt: skip
 
 
