@@ -97,6 +97,14 @@ FOUND = {
         Leaf("x0", "input", (5, 6), density=0.3, form="dense, compressed"),
         Leaf("x1", "places", (5, 1), torch.int64, most=5),
     ),
+    "edges in blocks": made(
+        ["aten.scatter_reduce(x0, 1, x1, x2, 'amin')"], Leaf("x0", "coo", (1, 7), form="bcsr(2, 2)"),
+        Leaf("x1", "places", (1, 5), torch.int64, most=7), Leaf("x2", "param", (1, 5)), is_trained=True,
+    ),
+    "edges in rows of one length": made(
+        ["aten.scatter_reduce(x0, 1, x1, x2, 'amax')"], Leaf("x0", "coo", (1, 7), form="ell"),
+        Leaf("x1", "places", (1, 5), torch.int64, most=7), Leaf("x2", "param", (1, 5)),
+    ),
 }  # fmt: skip
 
 
