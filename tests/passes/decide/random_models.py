@@ -16,6 +16,8 @@ from functools import cache
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import sparsify
 from sparsify.errors import CaptureError, UnsupportedOperatorError
@@ -573,10 +575,26 @@ def computed(found, values):
         return [*results, own(*found.given(values, found.dtype, is_sparse=False))]
 
 
+@cache
 def noise_of(found):
-    """The relative error of a step: that of float32 where a step computes in it."""
-    has_casts = any("float32" in step.text for step in found.steps)
-    return max(NOISE[found.dtype], NOISE[torch.float32] if has_casts else 0.0)
+    """The relative error of a step: that of float32 where one computes in it, as functions of whole numbers do."""
+    mode = Dtypes()
+    with mode:
+        evaluated(found)
+    return max(NOISE.get(dtype, 0.0) for dtype in {found.dtype, *mode.known})
+
+
+class Dtypes(TorchDispatchMode):
+    """Collects the dtypes of all that torch computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.known = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        self.known.update(part.dtype for part in tree_leaves(result) if isinstance(part, torch.Tensor))
+        return result
 
 
 def same(have, want, shaken_ones, found, what):
