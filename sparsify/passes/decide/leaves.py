@@ -14,6 +14,9 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.declare import Operand
+from sparsify.compiler.einsum.nodes import Stored
+from sparsify.compiler.node import find
+from sparsify.compiler.unblock import whole
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
@@ -216,9 +219,24 @@ def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.N
     return Matrix(
         name=relation.name, extents=extents, rows=rows, columns=columns, values=others[0] if others else None,
         dense=None, transposed=False, dtype=getattr(torch, relation.dtype), mark=mark,
-        packed=RELATION if len(extents) > 2 else None,
+        packed=RELATION if len(extents) > 2 else unpadded_format(program, relation.name, mark),
         joins=JOINS.get(relation.by, "sum"),
     )  # fmt: skip
+
+
+def unpadded_format(program: ModelProgram, name: str, mark: Mark) -> Format | None:
+    """The format of a relation that statements ask for its edges, where the one of the rule would store others.
+
+    `min(j, where(stored(A[i,j]), x[j], inf))` of an A in blocks would read the padding of blocks as edges.
+    """
+    accesses = (part.access for s in program.statements.values() for part in find(s.value, Stored))
+    form = storage_format(mark, MATRIX)
+    if form is None or not any(access.tensor == name for access in accesses):
+        return None
+    is_padded = not form.is_short or form.levels[-1].level.is_padded
+    if not is_padded:
+        return None
+    return Format("csr") if form.is_dense else whole(form)
 
 
 def bags_operand(program: ModelProgram, relation: Relation, nodes: list[fx.Node], mark: Mark) -> Bags:

@@ -627,9 +627,14 @@ def merge_equal(program: ModelProgram) -> None:
 
 def drop_choices(program: ModelProgram) -> None:
     """Leaves to torch the gathers and scatters that are not lifted, and what nothing needs any more, in place."""
-    for name, statement in list(program.statements.items()):
-        if choices_in(statement.value):
-            del program.statements[name]
-            if name in program.nodes:
-                program.opaque[name] = UNLIFTED
+    waiting = [name for name, statement in program.statements.items() if choices_in(statement.value)]
+    readers = program.readers() if waiting else {}
+    while waiting:
+        name = waiting.pop()
+        if program.statements.pop(name, None) is None:
+            continue
+        if name in program.nodes:
+            program.opaque[name] = UNLIFTED
+        else:
+            waiting += readers.get(name, ())  # torch computes no part of an operator by itself
     program.drop_unneeded()

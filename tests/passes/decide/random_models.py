@@ -16,9 +16,11 @@ from functools import cache
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import sparsify
-from sparsify.errors import CaptureError, UnsupportedOperatorError
+from sparsify.errors import CaptureError, UnsupportedOperatorError, VerificationError
 from sparsify.passes.program.table import ROWS
 
 TENSOR = re.compile(r"\b([a-z]\w*)\[([\w+*,]*)\](?::(\w+))?(?=[,)\]])")
@@ -36,6 +38,9 @@ FORMATS = {
     4: ("coo", "csf", "auto"),
 }
 LAYOUTS = ("csr", "csc", "coo", "bsr")
+# Operators by which torch ends the process for tensors without entries: it divides by their number, in gradients too,
+# or reads statistics that are not there.
+NOT_EMPTY = ("window", "normalise")
 # Relative noise after each step that tells how much rounding may change a result.
 NOISE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 SCOPE = {
@@ -276,9 +281,10 @@ class Draw:
             return False
         leaves, known = list(self.leaves), dict(self.known)
         names = self.arguments(row, slots)
-        text = self.text(example, *names, is_changed=row.section != "window")
-        if row.section == "window" and any(0 in self.known[name].shape for name in names[0].values()):
-            text = None  # torch divides by 0
+        # Torch reads beyond the end of offsets that are none.
+        text = self.text(example, *names, is_changed=row.section != "window" and "arange" not in example)
+        if row.section in NOT_EMPTY and any(0 in self.known[name].shape for name in names[0].values()):
+            text = None
         if text is not None:
             step = Step(
                 f"t{len(self.steps)}", text, tuple(n for n in self.known if re.search(rf"\b{n}\b", text))
@@ -428,7 +434,10 @@ def matched(spec, shape, sizes):
             if part == letter:
                 sizes[letter] = size
             elif "+" in part:
-                sizes[letter] = size - int(part.partition("+")[2])
+                rest = part.partition("+")[2]
+                for other in letters([rest]):
+                    sizes.setdefault(other, 0)
+                sizes[letter] = size - extent(rest, sizes)
             else:
                 sizes[letter] = size // int(part.partition("*")[0])
             if sizes[letter] < 0:
@@ -484,10 +493,11 @@ def possible(found):
     for change in (*others, {**others[2], "dtype": torch.float64}):
         other = replace(found, **change)
         values = other.values()
-        given = other.given(values, other.dtype, is_sparse=False)
-        model = other.model(values, other.dtype)
         try:
-            gradients(model(*given), model, given)
+            for dtype in {other.dtype, torch.float64}:
+                given = other.given(values, dtype, is_sparse=False)
+                model = other.model(values, dtype)
+                gradients(model(*given), model, given)
             model(*other.given(other.values(1), other.dtype, is_sparse=False))
         except (RuntimeError, NotImplementedError, IndexError):
             continue
@@ -539,6 +549,10 @@ def outcome(found):
             results = [applied(*found.given(values, found.dtype, is_sparse=True)) for values in exact]
     except CaptureError as error:
         return Outcome(0, refused=str(error).splitlines()[0])
+    except VerificationError as error:
+        if not has_nan_gradients(found, first):
+            raise
+        return Outcome(0, refused=str(error).splitlines()[0])
     for turn, (values, result) in enumerate(zip(exact, results, strict=True)):
         fixed = {leaf.name: first[leaf.name] for leaf in found.leaves if leaf.kind == "param"}
         values.update(fixed)
@@ -553,6 +567,13 @@ def outcome(found):
             )
     count = compare_gradients(found, model, applied, first) if found.is_trained else 0
     return Outcome(len(applied.report.regions), count)
+
+
+def has_nan_gradients(found, values):
+    """Whether gradients of the dense model are NaN, as torch's are for 0 times infinity: they cannot be verified."""
+    model, given = found.model(values, found.dtype), found.given(values, found.dtype, is_sparse=False)
+    known = gradients(model(*given), model, given) if found.is_trained else None
+    return any(bool(g.isnan().any()) for g in (known or {}).values())
 
 
 def computed(found, values):
@@ -574,10 +595,29 @@ def computed(found, values):
         return [*results, own(*found.given(values, found.dtype, is_sparse=False))]
 
 
+@cache
 def noise_of(found):
-    """The relative error of a step: that of float32 where a step computes in it."""
-    has_casts = any("float32" in step.text for step in found.steps)
-    return max(NOISE[found.dtype], NOISE[torch.float32] if has_casts else 0.0)
+    """The relative error of a step: that of float32 where one computes in it, as functions of whole numbers do."""
+    mode = Dtypes()
+    with mode:
+        evaluated(found)
+    known = {found.dtype, *mode.known}
+    if any("hardsigmoid" in step.text for step in found.steps):
+        known.add(torch.float32)  # torch's gradient of float64 multiplies by a sixth in float32
+    return max(NOISE.get(dtype, 0.0) for dtype in known)
+
+
+class Dtypes(TorchDispatchMode):
+    """Collects the dtypes of all that torch computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.known = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        self.known.update(part.dtype for part in tree_leaves(result) if isinstance(part, torch.Tensor))
+        return result
 
 
 def same(have, want, shaken_ones, found, what):
@@ -609,6 +649,10 @@ def compare_gradients(found, model, applied, values):
     ]
     if wanted[0] is None:
         return 0
+    # Rounding where gradients cancel, as those of a normalisation do.
+    own, given = found.model(values, found.dtype), found.given(values, found.dtype, is_sparse=False)
+    rounded = gradients(own(*given), own, given)
+    wanted.append({name: rounded[name].double() if name in rounded else g for name, g in wanted[0].items()})
     given = found.given(values, found.dtype, is_sparse=True)
     try:
         have = gradients(applied(*given), applied, given)

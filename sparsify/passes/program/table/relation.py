@@ -11,7 +11,8 @@ from torch import fx
 
 from sparsify.compiler.einsum.nodes import Expr
 from sparsify.passes.graph.draws import drawn_factor
-from sparsify.passes.program.model import Refusal
+from sparsify.passes.graph.operators import known_size
+from sparsify.passes.program.model import Refusal, size_of
 from sparsify.passes.program.operator_view import OperatorView, literal
 from sparsify.passes.program.table.row import is_boolean, require, row
 
@@ -75,7 +76,7 @@ def gather(view: OperatorView) -> str:
     tensor, mode = view["self"], view.mode(view["self"])
     places = require_places(view, view["index"])
     others = [*view.out[:mode], *view.out[mode + 1 :]]
-    require_same(view, without(view.shape(tensor), mode), without(view.shape(places), mode))
+    require_same(view, without(extents(tensor), mode), without(extents(places), mode))
     return read(view, tensor, mode, view.at(places, view.out), others)
 
 
@@ -150,9 +151,8 @@ def index_add(view: OperatorView) -> str:
     """`self[i,k] + sum(e, where(index[e] == i, source[e,k], 0))`."""
     mode = view.mode(view["self"])
     places, e = require_places(view, view["index"]), view.index(view.shape(view["index"])[0])
-    require_same(view, without(view.shape(view["source"]), mode), without(view.sizes, mode))
+    require_same(view, without(extents(view["source"]), mode), without(view.value.shape, mode))
     factor = view.number("alpha", 1)
-    require_same(view, without(view.shape(view["source"]), mode), without(view.sizes, mode))
     entry = view.at(view["source"], replaced(view.out, mode, e))
     entry = entry if factor == 1 else f"{literal(factor)} * {entry}"
     return written(view, mode, view.at(places, [e]), [e], entry, "sum", is_included=True)
@@ -206,9 +206,9 @@ def scatter_add(view: OperatorView) -> str:
     require(how in MONOIDS, f"reduce={how!r}")
     mode = view.mode(view["self"])
     places, source = require_places(view, view["index"]), view["src"]
-    shape = view.shape(places)
-    require_same(view, shape, view.shape(source))
-    require_same(view, without(shape, mode), without(view.sizes, mode))
+    shape = extents(places)
+    require_same(view, shape, extents(source))
+    require_same(view, without(shape, mode), without(view.value.shape, mode))
     e = view.index(shape[mode])
     names = replaced(view.out, mode, e)
     included = bool(view.get("include_self", default=True)) if "include_self" in view.arguments else True
@@ -263,11 +263,19 @@ def without(sizes: Sequence[Any], mode: int) -> list[Any]:
     return [*sizes[:mode], *sizes[mode + 1 :]]
 
 
+def extents(tensor: fx.Node) -> list[Any]:
+    """The extents of a tensor as numbers and symbols of the capture, which know those of the example."""
+    return list(tensor.meta["val"].shape)
+
+
 def require_same(view: OperatorView, first: Sequence[Any], second: Sequence[Any]) -> None:
     """Raises a refusal where places are named of a part of a tensor alone; extents that a call knows are equal.
 
     Raises:
-        Refusal: they differ.
+        Refusal: they differ in the example.
     """
     require(len(first) == len(second), "the places of a part alone")
-    view.require_equal(*zip(first, second, strict=True))
+    for one, other in zip(first, second, strict=True):
+        examples = {known_size(one), known_size(other)} - {None}
+        require(len(examples) < 2, "the places of a part alone")
+        view.require_equal((size_of(one), size_of(other)))
