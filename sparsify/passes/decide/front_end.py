@@ -97,7 +97,7 @@ def front_end(draft: Draft) -> Draft:
 
 def windows(draft: Draft) -> list[Region]:
     """The regions of convolutions with sparse weights."""
-    if not marked_weights(draft.graph):
+    if not draft.has_general or not marked_weights(draft.graph):
         return []
     program = translate(draft.graph)
     return convolution_regions(draft, program, kept_alone(draft, program), covered_by(draft.regions))
