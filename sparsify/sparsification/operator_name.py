@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import get_testing_overrides, resolve_name
 
-ALIASES: Final = {"truediv": "div", "and": "logical_and", "or": "logical_or", "iadd": "add", "pow": "pow"}
+ALIASES: Final = {"truediv": "div", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
 FIRST: Final = ("input", "self")
 
 
@@ -20,14 +20,27 @@ FIRST: Final = ("input", "self")
 def canonical(operator: Callable[..., Any]) -> Callable[..., Any]:
     """The function of `torch` that a method or a sign stands for; other functions themselves.
 
+    Methods that write into their tensor stand for themselves.
+
     >>> canonical(torch.Tensor.__add__) is torch.add, canonical(torch.Tensor.mm) is torch.mm
     (True, True)
     """
     name = getattr(operator, "__name__", "")
-    is_method = getattr(Tensor, name, None) is operator
+    is_method = getattr(Tensor, name, None) is operator and not is_in_place(name)
     plain = name.strip("_")
     found = getattr(torch, ALIASES.get(plain, plain), None)
     return found if is_method and callable(found) else operator
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a method or a sign of this name writes into its tensor.
+
+    >>> is_in_place("add_"), is_in_place("__iadd__"), is_in_place("__invert__"), is_in_place("__add__")
+    (True, True, False, False)
+    """
+    if name.startswith("__") and name.endswith("__"):
+        return name == "__setitem__" or (name[2:3] == "i" and hasattr(Tensor, f"__{name[3:]}"))
+    return name.endswith("_")
 
 
 def written(operator: Callable[..., Any]) -> str:

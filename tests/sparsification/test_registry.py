@@ -140,6 +140,37 @@ def test_arguments_in_order():
     assert arguments(torch.mm, (), {"input": 1, "mat2": 2}) == (1, 2)
 
 
+def test_methods_that_write_are_no_functions_that_return():
+    """`A.mul_`, `A += B` and a step of SGD write into their tensor where the operator is registered, too."""
+    dense = halved(4, 4)
+
+    @sparsify.register_operator(torch.mul, inputs=("csr", None))
+    def multiply(ctx, inputs, output_sparsifiers):
+        return inputs[0] * inputs[1]
+
+    @sparsify.register_operator(torch.add, inputs=("csr", "csr"))
+    def add(ctx, inputs, output_sparsifiers):
+        return inputs[0] + inputs[1]
+
+    A, B = sparsify.tensor(dense, "csr"), sparsify.tensor(dense, "csr")
+    same = A
+    A.mul_(3.0)
+    A += B
+    assert A is same
+    torch.testing.assert_close(A.to_dense(), 4 * dense)
+    weight = torch.nn.Parameter(sparsify.tensor(dense, "csr"))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.to_dense().square().sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(weight.to_dense().detach(), 0.8 * dense)
+
+
+def test_signs_of_whole_numbers():
+    assert canonical(torch.Tensor.__and__) is torch.bitwise_and
+    assert canonical(torch.Tensor.__iadd__) is torch.Tensor.__iadd__
+    assert canonical(torch.Tensor.add_) is torch.Tensor.add_
+
+
 def test_the_order_of_dispatch():
     """The user's implementation, the compiler, a lossless conversion, densely with one warning."""
     dense, x = halved(6, 8), random(8, 3, seed=1)
