@@ -252,10 +252,11 @@ def bags_operand(program: ModelProgram, relation: Relation, nodes: list[fx.Node]
 
 
 def vector(node: fx.Node, user: fx.Node) -> fx.Node:
-    """A tensor over edges, whose other modes have extent 1, as a vector."""
+    """A tensor over edges, whose other modes have extent 1, as a vector: before `user`, or where it is made."""
     shape = node.meta["val"].shape
     units = [mode for mode, extent in enumerate(shape) if type(extent) is int and extent == 1]
-    return insert.call_before(user, aten.squeeze.dims, node, units) if units else node
+    where = user if node < user else node.next
+    return insert.call_before(where, aten.squeeze.dims, node, units) if units else node
 
 
 def numbers_of(rows: fx.Node, count: Any, user: fx.Node) -> fx.Node:

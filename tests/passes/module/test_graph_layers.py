@@ -77,3 +77,20 @@ def test_explainers_are_told_what_to_explain(applied):
     with pytest.raises(CaptureError, match="give the explainer the source model"):
         Explainer(sparse, **how)(x.double(), edge_index)
     torch.testing.assert_close(sparse(x.double(), edge_index), model(x.double(), edge_index))
+
+
+class EdgeNumbers(nn.Module):
+    """Messages weighted by numbers of edges, and by what follows from them."""
+
+    def forward(self, x, edge_index, numbers):
+        column = numbers.view(-1, 1)
+        once = torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]] * column)
+        return torch.zeros_like(x).index_add(0, edge_index[1], once[edge_index[0]] * column.exp())
+
+
+def test_numbers_of_edges_that_follow_from_others():
+    model, numbers = EdgeNumbers(), torch.rand(50)
+    x, edge_index = torch.randn(20, 8), torch.randint(0, 20, (2, 50))
+    sparse = apply(model, MESSAGES, (x, edge_index, numbers))
+    assert sparse.report.regions
+    torch.testing.assert_close(sparse(x, edge_index, numbers), model(x, edge_index, numbers))
