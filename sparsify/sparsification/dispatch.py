@@ -9,6 +9,7 @@ Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -237,7 +238,13 @@ def run(
     if any(g.closeness(values, ()) is not None for g in registry.gradients.get(canonical(operator), ())):
         return _UserOperator.apply(operator, implementation, sparsifiers, *values)  # type: ignore[no-untyped-call]
     found = _results(operator, implementation.compute(Context(), tuple(values), sparsifiers))
-    if not isinstance(found, Tensor) or found.requires_grad:
+    return tree_map(partial(_with_message, operator, values, leaves), found)
+
+
+def _with_message(operator: Any, values: Sequence[Any], leaves: Sequence[Tensor], found: Any) -> Any:
+    """A result; where torch lost its gradient, backward says what to register."""
+    is_differentiable = isinstance(found, Tensor) and (found.is_floating_point() or found.is_complex())
+    if not is_differentiable or found.requires_grad:
         return found
     return _NoGradient.apply(operator, values, found, *leaves)  # type: ignore[no-untyped-call]
 

@@ -362,6 +362,28 @@ def test_gradients_of_sparse_parameters():
     torch.testing.assert_close(A.grad.to_dense(), torch.where(dense > 0, dense.grad, 0))
 
 
+def test_each_result_that_torch_cannot_differentiate_says_so():
+    weight = torch.nn.Parameter(sparsify.tensor(halved(6, 8), "csr"))
+
+    @sparsify.register_operator(torch.topk, inputs=("csr", None))
+    def selected(ctx, inputs, output_sparsifiers):
+        return torch.topk(inputs[0].detach().to_dense(), inputs[1])
+
+    values, places = torch.topk(weight, 2)
+    assert values.requires_grad and not places.requires_grad
+    with pytest.raises(UnsupportedOperatorError, match=r"@sparsify.register_backward\(torch.topk"):
+        values.sum().backward()
+
+
+def test_second_gradients_of_sparsified_gradients_are_refused():
+    multiply = sparsify.sparsified(torch.mul, None, Parts(external=sparsifiers.KeepAll(), format="csr"))
+    x = random(2, 2).requires_grad_()
+    (first,) = torch.autograd.grad(multiply(x, x).square().sum(), x, create_graph=True)
+    torch.testing.assert_close(first.detach(), 4 * x.detach() ** 3)
+    with pytest.raises(UnsupportedOperatorError, match="a second gradient"):
+        torch.autograd.grad(first.sum(), x)
+
+
 def test_implementations_that_torch_differentiates():
     A = sparsify.tensor(halved(6, 8), "csr")
     x = random(8, 3, seed=1).requires_grad_()
