@@ -9,17 +9,18 @@ Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsify.errors import SparsifierError, UnsupportedOperatorError
 from sparsify.options import current
-from sparsify.sparsification import registry, user_tensor
+from sparsify.sparsification import registry
 from sparsify.sparsification.layout import fits, layout_of, shown, shown_tuple
-from sparsify.sparsification.operator_name import argument_names, arguments, canonical, written
+from sparsify.sparsification.operator_name import argument_names, arguments, canonical, is_in_place, written
 from sparsify.sparsification.registry import Implementation, closest, registration
 from sparsify.sparsification.streaming import KeepAll
 from sparsify.sparsification.user_tensor import UserTensor, format_class, wrap
@@ -43,7 +44,7 @@ class Choice:
         way: `user`, `compiler`, `converted`, `dense`, or `torch` where nothing is sparse.
         reason: why, in a few words.
         implementation: of the user.
-        formats: by argument the format that it is converted to.
+        formats: by argument the format that it is converted to, for an implementation.
     """
 
     way: Way
@@ -73,21 +74,18 @@ def choose(operator: Callable[..., Any], values: Sequence[Any], outputs: Outputs
     known = registry.operators.get(canonical(operator), ())
     if (found := closest(known, values, outputs)) is not None:
         return Choice("user", f"{_called(found)} is registered for these layouts", found)
-    own = [v for v in values if isinstance(v, UserTensor)]
-    if not own and not any(isinstance(v, SparseTensor) for v in values):
+    leaves = tree_leaves(list(values))
+    own = [v for v in leaves if isinstance(v, UserTensor)]
+    if not own and not any(isinstance(v, SparseTensor) for v in leaves):
         return Choice("torch", "no argument is sparse")
     if not own and _is_compiled(operator):
         return Choice("compiler", "no registered pattern fits, the compiler has the operator")
     converted = _cheapest(known, values, outputs)
     if converted is not None:
         return converted
-    if own and _is_compiled(operator):
-        places = {n: SparseTensor for n, v in enumerate(values) if isinstance(v, UserTensor)}
-        if all(hasattr(v.wrapped, "to_sparse") for v in own):
-            names = ", ".join(sorted({v.format.__name__ for v in own}))
-            return Choice(
-                "converted", f"{names} becomes a SparseTensor without loss, for the compiler", None, places
-            )
+    if own and _is_compiled(operator) and all(hasattr(v.wrapped, "to_sparse") for v in own):
+        names = ", ".join(sorted({v.format.__name__ for v in own}))
+        return Choice("converted", f"{names} becomes a SparseTensor without loss, for the compiler")
     return Choice("dense", "no registered pattern fits, nor does one behind a lossless conversion")
 
 
@@ -159,7 +157,7 @@ def _converted(values: Sequence[Any], formats: Mapping[int, Any], *, like: bool 
             continue
         sparse = value.to_sparse_tensor() if isinstance(value, UserTensor) else value
         assert sparse is not None, "only what converts without loss is converted"
-        found[number] = sparse if wanted is SparseTensor else sparse.to(format=wanted)
+        found[number] = sparse.to(format=wanted)
     return found
 
 
@@ -176,19 +174,37 @@ def call(
     """The result of an operator, and whether an implementation of a user applied the sparsifiers of `outputs`."""
     values = arguments(operator, args, kwargs)
     choice = choose(operator, values, outputs)
-    if choice.way == "converted":
-        values = tuple(_converted(values, choice.formats))
     if choice.implementation is not None:
+        values = tuple(_converted(values, choice.formats))
         return run(operator, choice.implementation, values, outputs), True
+    has_own = any(isinstance(v, UserTensor) for v in tree_leaves(list(values)))
+    if has_own and _writes(operator, values, kwargs):
+        if getattr(operator, "__name__", "") == "__setitem__":
+            raise UnsupportedOperatorError(
+                "a write into a part of a tensor in a format of a user", "make it dense first, .to_dense()"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return operator(*args, **kwargs), False
     if choice.way == "converted":
-        names = argument_names(operator)
-        named = {names[n]: v for n, v in enumerate(values) if n >= len(args) and v is not None}
-        return operator(*values[: len(args)], **named), False
-    if choice.way == "dense" and any(isinstance(v, UserTensor) for v in values):
+        sparse_args, sparse_kwargs = tree_map(_sparse, (list(args), dict(kwargs)))
+        return operator(*sparse_args, **sparse_kwargs), False
+    if choice.way == "dense" and has_own:
         _refuse_or_warn(operator, values, outputs)
         dense_args, dense_kwargs = tree_map(_dense, (list(args), dict(kwargs)))
         return operator(*dense_args, **dense_kwargs), False
     return operator(*args, **kwargs), False
+
+
+def _writes(operator: Callable[..., Any], values: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call writes into its arguments: `add_`, `+=`, `out=` and `inplace=True`."""
+    named = dict(zip(argument_names(operator), values, strict=False)) | dict(kwargs)
+    in_place = is_in_place(getattr(operator, "__name__", "")) or named.get("inplace") is True
+    return in_place or named.get("out") is not None
+
+
+def _sparse(value: Any) -> Any:
+    """Tensors in formats of users as `SparseTensor`s."""
+    return value.to_sparse_tensor() if isinstance(value, UserTensor) else value
 
 
 def _dense(value: Any) -> Any:
@@ -222,7 +238,13 @@ def run(
     if any(g.closeness(values, ()) is not None for g in registry.gradients.get(canonical(operator), ())):
         return _UserOperator.apply(operator, implementation, sparsifiers, *values)  # type: ignore[no-untyped-call]
     found = _results(operator, implementation.compute(Context(), tuple(values), sparsifiers))
-    if not isinstance(found, Tensor) or found.requires_grad:
+    return tree_map(partial(_with_message, operator, values, leaves), found)
+
+
+def _with_message(operator: Any, values: Sequence[Any], leaves: Sequence[Tensor], found: Any) -> Any:
+    """A result; where torch lost its gradient, backward says what to register."""
+    is_differentiable = isinstance(found, Tensor) and (found.is_floating_point() or found.is_complex())
+    if not is_differentiable or found.requires_grad:
         return found
     return _NoGradient.apply(operator, values, found, *leaves)  # type: ignore[no-untyped-call]
 
@@ -385,14 +407,12 @@ def _convert_first(operator: Any, args: Any, kwargs: Any, reason: Any) -> Any:
 _without_conversion: list[Any] = []
 
 
-def _install() -> None:
+def install() -> None:
     """Makes sparse tensors ask for users' implementations first."""
+    if _without_conversion:
+        return
     if not storage._is_filled:
         storage._fill()
     storage.overriding.append(_override)
     _without_conversion.append(storage.unsupported[0])
     storage.unsupported.insert(0, _convert_first)
-
-
-registry.on_first_operator.append(_install)
-user_tensor.computed_by.append(lambda operator, args, kwargs: call(operator, args, kwargs)[0])

@@ -73,8 +73,6 @@ gradients: dict[Any, list[Implementation]] = {}
 sparsifiers: list[tuple[type, Implementation]] = []
 # Classes of sparsifiers by the names of recipes.
 named_sparsifiers: dict[str, type] = {}
-# Called when the first operator is registered.
-on_first_operator: list[Callable[[], None]] = []
 
 
 def register_operator(
@@ -117,9 +115,9 @@ def register_operator(
     _require_operator(operator)
     made = tuple(require_pattern(pattern) for pattern in _listed("inputs", inputs))
     results = tuple(map(_output, _listed("outputs", outputs)))
-    for install in on_first_operator:
-        install()
-    on_first_operator.clear()
+    from sparsify.sparsification.dispatch import install
+
+    install()
     return _registering(operators.setdefault(canonical(operator), []), made, results, priority)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsify.errors import SparsifierError
+from sparsify.errors import SparsifierError, UnsupportedOperatorError
 from sparsify.sparsification import dispatch
 from sparsify.sparsification.apply import sparsify
 from sparsify.sparsification.layout import layout_of
@@ -173,4 +173,21 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         found = ctx.parts.apply(gradient.detach())
         is_sparse = isinstance(found, SparseTensor | UserTensor)
-        return (found.to_dense() if is_sparse and not ctx.takes_any else found), None, None
+        found = found.to_dense() if is_sparse and not ctx.takes_any else found
+        if torch.is_grad_enabled() and gradient.requires_grad:
+            found = _FirstGradient.apply(gradient, found)  # type: ignore[no-untyped-call]
+        return found, None, None
+
+
+class _FirstGradient(torch.autograd.Function):
+    """`(g, sparsified g) -> sparsified g`; it has no gradient itself."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, found: Tensor) -> Tensor:
+        return found.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise UnsupportedOperatorError(
+            "a second gradient through a sparsified gradient", "first gradients alone"
+        )

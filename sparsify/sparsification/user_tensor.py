@@ -6,24 +6,25 @@ and a gradient as other tensors have them, around objects of the class.
 torch's functions on them go to the implementations that users register; without one they are converted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final, TypeVar, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from sparsify.errors import ConversionError, SparsifierError
+from sparsify.errors import ConversionError, InvalidTensorError, SparsifierError, UnsupportedOperatorError
 from sparsify.storage.tensor import SparseTensor
 
 C = TypeVar("C", bound=type)
-# What computes torch's functions of tensors in formats of users; `dispatch` puts itself here.
-computed_by: list[Callable[..., Any]] = []
 _formats: dict[str, type] = {}
 # torch's functions that are about the tensor itself, or copy it for autograd.
 OWN: Final = frozenset(
     {
         *("__get__", "__set__", "__delete__", "dim", "size", "numel", "is_floating_point", "is_complex"),
         *("backward", "requires_grad_", "detach", "__repr__", "register_hook", "retain_grad", "__hash__"),
+        "clone",
     }
 )
 
@@ -41,7 +42,13 @@ class UserTensor(Tensor):
     tensor(6.)
     """
 
-    wrapped: Any
+    # The object, in a list that tensors of the same memory share.
+    _held: list[Any]
+
+    @property
+    def wrapped(self) -> Any:
+        """The object; a write into the tensor puts another one in its place."""
+        return self._held[0]
 
     @property
     def format(self) -> type:
@@ -73,20 +80,72 @@ class UserTensor(Tensor):
         if getattr(func, "__name__", "") in OWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return computed_by[0](func, args, kwargs or {})
+        from sparsify.sparsification.dispatch import call
+
+        return call(func, args, kwargs or {})[0]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = func.overloadpacket.__name__
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
         if name in ("detach", "alias", "clone", "view_as", "lift_fresh"):
-            return wrap(args[0].wrapped, tuple(args[0].shape), args[0].dtype)
-        dense = [a.wrapped.to_dense() if isinstance(a, UserTensor) else a for a in args]
-        return func(*dense, **(kwargs or {}))
+            made = wrap(args[0].wrapped, tuple(args[0].shape), args[0].dtype)
+            if name != "clone":
+                made._held = args[0]._held
+            return made
+        dense = dict[int, Tensor]()
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, UserTensor) and id(leaf) not in dense:
+                dense[id(leaf)] = leaf.wrapped.to_dense().clone()
+        result = func(
+            *tree_map(lambda a: dense.get(id(a), a), args), **tree_map(lambda a: dense.get(id(a), a), kwargs)
+        )
+        originals = {id(dense[id(a)]): a for a in tree_leaves((args, kwargs)) if id(a) in dense}
+        for written in _written(func, args, kwargs):
+            _write(written, dense[id(written)])
+        return tree_map(lambda a: originals.get(id(a), a), result) if func._schema.is_mutable else result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "UserTensor":
+        if id(self) in memo:
+            found: UserTensor = memo[id(self)]
+            return found
+        if not self.is_leaf:
+            raise InvalidTensorError(
+                "a deep copy of a tensor that is the result of a computation", "detach it first"
+            )
+        copied = wrap(deepcopy(self.wrapped, memo), tuple(self.shape), self.dtype)
+        if isinstance(self, nn.Parameter):
+            copied = nn.Parameter(copied, self.requires_grad)  # type: ignore[assignment]
+        copied.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            copied.grad = deepcopy(self.grad, memo)
+        memo[id(self)] = copied
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return wrap, (self.wrapped, tuple(self.shape), self.dtype)
+
+
+def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[UserTensor]:
+    """The tensors in formats of users that an operator writes into, by its schema."""
+    for number, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, UserTensor))
+
+
+def _write(tensor: UserTensor, dense: Tensor) -> None:
+    """Puts new entries into a tensor.
+
+    Raises:
+        UnsupportedOperatorError: the write changed the shape or the dtype.
+    """
+    if dense.shape != tensor.shape or dense.dtype != tensor.dtype:
+        raise UnsupportedOperatorError(
+            f"a write that makes {tensor!r} {dense.dtype} {list(dense.shape)}", "make another tensor"
+        )
+    tensor._held[0] = tensor.format.from_dense(dense)  # type: ignore[attr-defined]
 
 
 class _ToDense(torch.autograd.Function):
@@ -135,7 +194,7 @@ def wrap(stored: Any, shape: tuple[int, ...] | None = None, dtype: torch.dtype |
         like = stored if hasattr(stored, "shape") and hasattr(stored, "dtype") else stored.to_dense()
         shape, dtype = tuple(like.shape), like.dtype
     made = torch.Tensor._make_wrapper_subclass(UserTensor, shape, dtype=dtype)
-    made.wrapped = stored
+    made._held = [stored]
     return made
 
 

@@ -1,5 +1,8 @@
 """Formats, operators, gradients and sparsifiers of users: patterns, the order of dispatch, messages and gradients."""
 
+import copy
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -171,6 +174,83 @@ def test_signs_of_whole_numbers():
     assert canonical(torch.Tensor.add_) is torch.Tensor.add_
 
 
+def test_writes_into_tensors_in_formats_of_users():
+    """In-place methods, `out=`, optimizers, loading and `.data` change what the tensor stores."""
+    dense = halved(3, 3)
+    u = sparsify.sparsify(dense, sparsifiers.KeepAll(), Scipy)
+    same = u
+    u.add_(1.0)
+    u *= 2.0
+    assert u is same
+    torch.testing.assert_close(u.to_dense(), 2 * (dense + 1))
+    torch.mm(dense, dense, out=u)
+    torch.testing.assert_close(u.to_dense(), dense @ dense)
+    with pytest.raises(UnsupportedOperatorError, match="a write into a part"):
+        u[0] = 1.0
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(sparsify.sparsify(dense, sparsifiers.KeepAll(), Scipy))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    module.weight.to_dense().square().sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(module.weight.to_dense().detach(), 0.8 * dense)
+    module.load_state_dict({"weight": dense})
+    torch.testing.assert_close(module.weight.to_dense().detach(), dense)
+    module.weight.data.mul_(3.0)
+    torch.testing.assert_close(module.weight.to_dense().detach(), 3 * dense)
+
+
+def test_copies_of_tensors_in_formats_of_users():
+    dense = halved(3, 3)
+    u = sparsify.sparsify(dense, sparsifiers.KeepAll(), Scipy)
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(u)
+    copied = copy.deepcopy(module)
+    cloned = u.clone()
+    assert isinstance(cloned, UserTensor) and isinstance(copied.weight, UserTensor)
+    assert isinstance(copied.weight, torch.nn.Parameter) and copied.weight.requires_grad
+    u.zero_()
+    for kept in (cloned, copied.weight.detach()):
+        torch.testing.assert_close(kept.to_dense(), dense)
+
+
+def test_lists_and_names_of_arguments():
+    dense = halved(3, 3)
+    for form in ("lossless", Scipy):
+        u = sparsify.sparsify(dense, sparsifiers.KeepAll(), form)
+        for operator in (torch.cat, torch.stack):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = operator([u, u])
+            found = found.to_dense() if isinstance(found, sparsify.SparseTensor) else found
+            torch.testing.assert_close(found, operator([dense, dense]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for found in (torch.sum(u, dim=0), u.sum(dim=0)):
+                torch.testing.assert_close(found.to_dense(), dense.sum(0))
+
+
+FRESH = """
+import torch, sparsify
+A = sparsify.sparsify(torch.eye(2), sparsify.sparsifiers.ScalarThreshold(0.5), "csr")
+@sparsify.register_format
+class Plain:
+    def __init__(self, data): self.data = data
+    @staticmethod
+    def from_dense(tensor): return Plain(tensor.clone())
+    def to_dense(self): return self.data
+u = sparsify.sparsify(torch.eye(2), sparsify.sparsifiers.KeepAll(), Plain)
+{first}
+@sparsify.register_operator(torch.mm, inputs=("csr", torch.Tensor))
+def product(ctx, inputs, output_sparsifiers): return torch.full((2, 1), 7.0)
+assert torch.mm(A, torch.ones(2, 1)).tolist() == [[7.0], [7.0]]
+"""
+
+
+@pytest.mark.parametrize("first", ["", "assert (u + 1).sum() == 6"])
+def test_registrations_of_a_fresh_process(first):
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FRESH.format(first=first)], check=True)
+
+
 def test_the_order_of_dispatch():
     """The user's implementation, the compiler, a lossless conversion, densely with one warning."""
     dense, x = halved(6, 8), random(8, 3, seed=1)
@@ -280,6 +360,28 @@ def test_gradients_of_sparse_parameters():
     dense = halved(6, 8).requires_grad_()
     (dense @ x).square().sum().backward()
     torch.testing.assert_close(A.grad.to_dense(), torch.where(dense > 0, dense.grad, 0))
+
+
+def test_each_result_that_torch_cannot_differentiate_says_so():
+    weight = torch.nn.Parameter(sparsify.tensor(halved(6, 8), "csr"))
+
+    @sparsify.register_operator(torch.topk, inputs=("csr", None))
+    def selected(ctx, inputs, output_sparsifiers):
+        return torch.topk(inputs[0].detach().to_dense(), inputs[1])
+
+    values, places = torch.topk(weight, 2)
+    assert values.requires_grad and not places.requires_grad
+    with pytest.raises(UnsupportedOperatorError, match=r"@sparsify.register_backward\(torch.topk"):
+        values.sum().backward()
+
+
+def test_second_gradients_of_sparsified_gradients_are_refused():
+    multiply = sparsify.sparsified(torch.mul, None, Parts(external=sparsifiers.KeepAll(), format="csr"))
+    x = random(2, 2).requires_grad_()
+    (first,) = torch.autograd.grad(multiply(x, x).square().sum(), x, create_graph=True)
+    torch.testing.assert_close(first.detach(), 4 * x.detach() ** 3)
+    with pytest.raises(UnsupportedOperatorError, match="a second gradient"):
+        torch.autograd.grad(first.sum(), x)
 
 
 def test_implementations_that_torch_differentiates():
