@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        help="A registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit, autoencoder, dlrm."
+        help="A registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit, autoencoder, dlrm, resnet50."
     ),
 ]
 Pairs = Annotated[
@@ -48,7 +48,7 @@ Dataset = Annotated[
 Batch = Annotated[
     int | None,
     typer.Option(
-        help="Rows, texts or images of one pass of models without a graph; texts: as many as have 1024 tokens."
+        help="Rows, images or texts of one pass of models without a graph; texts: 1024 tokens together if left out."
     ),
 ]
 BatchSize = Annotated[
