@@ -12,7 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sparsify.compiler.einsum.nodes import Index
+from sparsify.compiler.einsum.extents import accesses
+from sparsify.compiler.einsum.nodes import Assign, Index
+from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.einsum.restrict import place, stored_under
 from sparsify.errors import FormatError, SparsifierError
 from sparsify.storage.format import Format
@@ -118,6 +120,12 @@ def under(format: Format | str | None, condition: str) -> str:
     return f"{text if known is None else known[0]} where {condition}"
 
 
+def _is_read(name: str, statements: Sequence[Assign]) -> bool:
+    """Whether statements read a result of other ones."""
+    others = [statement for statement in statements if statement.target.tensor != name]
+    return any(access.tensor == name for access in accesses(others))
+
+
 def evaluate_sparsified(
     evaluate: Callable[..., Any],
     text: str,
@@ -140,12 +148,20 @@ def evaluate_sparsified(
         return evaluate(text, outputs, format=formats, **how, **operands, **more)
     if isinstance(sparsifier, Mapping):
         kept = {name: form for name, form in dict(formats).items() if name not in left}  # type: ignore[arg-type]
-        names = [outputs] if isinstance(outputs, str) else list(outputs or left)
+        statements = parse(text, indices=how.get("sizes") or ())
+        last = statements[-1].target.tensor
+        names = [outputs] if isinstance(outputs, str) else list(outputs or dict.fromkeys([*left, last]))
         unknown = [name for name in left if name not in names]
         if unknown:
             raise SparsifierError(
                 f"{left[unknown[0]]} of {unknown[0]}, which is not returned",
                 f"name it in outputs=, or a streaming sparsifier; {', '.join(names)} are returned",
+            )
+        read = [name for name in left if names != [name] and _is_read(name, statements)]
+        if read:
+            raise SparsifierError(
+                f"{left[read[0]]} of {read[0]}, which later statements read",
+                "a streaming sparsifier, or the later statements in a call of their own",
             )
         found = evaluate(text, names, format=kept or None, **how, **operands, **more)
         results = [found] if len(names) == 1 else list(found)

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsify.errors import SparsifierError, public
 from sparsify.sparsification.layout import fits_layout, layout_of, shown
 from sparsify.sparsification.registry import closest_sparsifier
-from sparsify.sparsification.sparsifier import Sparsifier
+from sparsify.sparsification.sparsifier import Sparsifier, as_operand
 from sparsify.sparsification.streaming import KeepAll
 from sparsify.sparsification.user_tensor import UserTensor, format_class, from_dense, made_of
 from sparsify.storage.format import Format
@@ -42,6 +42,8 @@ def sparsify(tensor: Any, sparsifier: Any, format: Format | str | type | None = 
     >>> sparsify(torch.tensor([[1.0, -3.0], [2.0, 0.5]]), ScalarFraction(0.5), "csr").values()
     tensor([-3.,  2.])
     """
+    if not isinstance(tensor, SparseTensor | UserTensor):
+        tensor = as_operand(tensor)
     cls = format_class(format)
     layout = cls or (
         format if format is torch.Tensor or isinstance(tensor, UserTensor) else _wanted(tensor, format)

@@ -144,6 +144,8 @@ class TopK(Sparsifier):
 
     def mask(self, tensor: Tensor) -> Tensor:
         """Where the largest entries are."""
+        if self.by == "value" and tensor.is_complex():
+            raise SparsifierError(f"{self} of {tensor.dtype}, which has no order", "by='magnitude'")
         scores = magnitudes(tensor) if self.by == "magnitude" else ordered(tensor.detach())
         if self.dim is None:
             return largest_of(scores, self.k)

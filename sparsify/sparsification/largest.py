@@ -18,12 +18,18 @@ COMPARED = 16
 def magnitudes(tensor: Tensor) -> Tensor:
     """The absolute values of a tensor, as numbers that have an order; those that are not a number are infinite."""
     found = tensor.detach()
-    found = found.to(torch.uint8) if found.dtype == torch.bool else found.abs()
-    return ordered(found)
+    if found.dtype == torch.bool:
+        return ordered(found)
+    if not found.dtype.is_floating_point and not found.dtype.is_complex:
+        # The least number of a dtype has no positive counterpart in it.
+        return found.long().clamp(min=-torch.iinfo(torch.int64).max).abs()
+    return ordered(found.abs())
 
 
 def ordered(scores: Tensor) -> Tensor:
-    """Scores of which those that are not a number are infinite."""
+    """Scores of which those that are not a number are infinite; truth values as numbers."""
+    if scores.dtype == torch.bool:
+        return scores.to(torch.uint8)
     if not scores.dtype.is_floating_point:
         return scores
     return scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -71,8 +71,6 @@ class Implementation:
 operators: dict[Any, list[Implementation]] = {}
 gradients: dict[Any, list[Implementation]] = {}
 sparsifiers: list[tuple[type, Implementation]] = []
-# Classes of sparsifiers by the names of recipes.
-named_sparsifiers: dict[str, type] = {}
 
 
 def register_operator(
@@ -159,9 +157,9 @@ def register_backward(
 def register_sparsifier(
     cls: Any = None, *, sparsifier: type | None = None, input: Any = ANY, output: Any = ANY, priority: int = 0
 ) -> Any:
-    """Makes a class of sparsifiers known, or a function its implementation for some layouts; a decorator.
+    """Makes a function the implementation of a class of sparsifiers for some layouts; a decorator.
 
-    Above a class: recipes and messages know it by its name. Above a function, with `sparsifier=`: the function is
+    Above a class it marks the class for readers. Above a function, with `sparsifier=`, the function is
     called with `(sparsifier, tensor)` and returns the tensor without what is dropped, or an object of a registered
     format. A class that derives from `sparsifiers.Sparsifier` has a mask, and needs no implementation.
 
@@ -190,7 +188,6 @@ def register_sparsifier(
     if cls is not None:
         if not isinstance(cls, type):
             raise SparsifierError(f"register_sparsifier of {cls!r}", "a class, or sparsifier= and a function")
-        named_sparsifiers[cls.__name__] = cls
         return cls
     if not isinstance(sparsifier, type):
         raise SparsifierError(f"register_sparsifier(sparsifier={sparsifier!r})", "a class of sparsifiers")

@@ -6,6 +6,7 @@ part of the kernel that computes a tensor.
 Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, table 1.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -13,12 +14,15 @@ from typing import Any, Final
 
 import torch
 
+from sparsify.compiler.einsum.parse import CONSTANTS
 from sparsify.compiler.einsum.restrict import SPREAD
 from sparsify.compiler.sparsified import Condition
 from sparsify.errors import SparsifierError
 from sparsify.sparsification.sparsifier import Streaming
 
 LARGEST_SEED: Final = 2**63 - 1
+# Names of a condition that are no functions.
+NAME: Final = r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*\()"
 
 
 def require_fraction(name: str, fraction: Any) -> float:
@@ -147,7 +151,7 @@ class Where(Streaming):
         operands: numbers and tensors without modes, by name.
 
     Raises:
-        SparsifierError: a condition that is no text, an operand that has modes.
+        SparsifierError: a condition that is no text, a name without an operand, an operand that has modes.
         ParseError: when it is used, a condition that is not index notation.
 
     Source: STen, section 2: a streaming sparsifier is applied to each output value before it is written.
@@ -162,6 +166,13 @@ class Where(Streaming):
         for name, value in operands.items():
             if not isinstance(value, Real) and not (isinstance(value, torch.Tensor) and value.dim() == 0):
                 raise SparsifierError(f"Where(..., {name}={value!r})", "a number, or a tensor without modes")
+        known = {"value", "row", "column", *CONSTANTS, *operands}
+        unknown = [name for name in re.findall(NAME, text) if name not in known]
+        if unknown:
+            raise SparsifierError(
+                f"Where({text!r}) with the name {unknown[0]}",
+                f"a number for it, Where(..., {unknown[0]}=0.5)",
+            )
         self._condition = Condition(text, tuple(operands.items()))
 
     def condition(self) -> Condition:

@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+import scipy.sparse
 import torch
 
 import sparsify
@@ -289,6 +290,39 @@ def test_sparsifiers_by_result():
     torch.testing.assert_close(named.to_dense(), kept)
 
 
+def test_results_that_later_statements_read():
+    text = "A[i,k] = T[i,k] * 2\nC[i] += A[i,k]"
+    own = {"A": sparsifiers.TopK(1)}
+    for outputs in (["A", "C"], None):
+        with pytest.raises(SparsifierError, match="which later statements read"):
+            sparsify.evaluate(text, outputs, T=T, sparsifier=own)
+    A = sparsify.evaluate(text, "A", T=T, sparsifier=own)
+    torch.testing.assert_close(A.to_dense(), torch.where(own["A"].mask(2 * T), 2 * T, 0))
+    apart = "A[i,k] = T[i,k] * 2\nC[i] += T[i,k]"
+    A, C = sparsify.evaluate(apart, T=T, sparsifier=own)
+    torch.testing.assert_close(A.to_dense(), torch.where(own["A"].mask(2 * T), 2 * T, 0))
+    torch.testing.assert_close(C, T.sum(1))
+
+
+def test_scores_of_dtypes():
+    """The least whole number is the largest by magnitude, truth values have an order, complex numbers none."""
+    least = torch.tensor([[-128, 1, 2, -127]], dtype=torch.int8)
+    assert sparsifiers.ScalarFraction(0.75).mask(least).tolist() == [[True, False, False, False]]
+    truths = torch.tensor([[False, True]])
+    assert sparsifiers.TopK(1, by="value").mask(truths).tolist() == [[False, True]]
+    with pytest.raises(SparsifierError, match="has no order"):
+        sparsifiers.TopK(1, by="value").mask(torch.tensor([[1 + 1j, 2]]))
+
+
+@pytest.mark.parametrize(
+    "convert", [torch.Tensor.to_sparse_csr, lambda t: scipy.sparse.csr_array(t.numpy()), torch.Tensor.numpy]
+)
+@pytest.mark.parametrize("format", [torch.Tensor, "csc", None])
+def test_tensors_of_other_libraries(convert, format):
+    found = sparsify.sparsify(convert(T), sparsifiers.ScalarThreshold(0.5), format)
+    torch.testing.assert_close(torch.as_tensor(found.to_dense()), torch.where(T.abs() >= 0.5, T, 0))
+
+
 def test_conditions_of_formats():
     found = sparsify.evaluate("Y[i,k] = T[i,k]", T=T, format="csr where abs(Y) >= t", t=0.5)
     assert torch.equal(found.to_dense(), torch.where(T.abs() >= 0.5, T, 0))
@@ -344,6 +378,7 @@ def test_all_say_what_they_cost():
         (lambda: sparsifiers.BlockFraction(0.5, (0, 4)), "the entries along each mode"),
         (lambda: sparsifiers.SameFormat(T), "a SparseTensor, whose entries stay"),
         (lambda: sparsifiers.Where("  "), "a condition as text"),
+        (lambda: sparsifiers.Where("value > a"), "the name a"),
         (lambda: sparsifiers.Where("value > t", t=T), "a number, or a tensor without modes"),
         (lambda: sparsify.sparsify(T, 0.9), "an object of sparsify.sparsifiers"),
         (lambda: sparsify.sparsify(T, sparsifiers.Movement(0.5)), "call it after backward"),
