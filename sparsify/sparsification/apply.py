@@ -64,7 +64,7 @@ def sparsify(tensor: Any, sparsifier: Any, format: Format | str | type | None = 
     if cls is None and format is not torch.Tensor:
         return sparsifier(tensor, format)  # type: ignore[arg-type]
     dense = tensor.to_dense() if isinstance(tensor, SparseTensor) else torch.as_tensor(tensor)
-    kept = dense if isinstance(sparsifier, KeepAll) else torch.where(sparsifier.mask(dense), dense, 0)
+    kept = dense if isinstance(sparsifier, KeepAll) else dense.masked_fill(~sparsifier.mask(dense), 0)
     return kept if cls is None else from_dense(kept, cls)
 
 

@@ -310,6 +310,7 @@ def test_scores_of_dtypes():
     assert sparsifiers.ScalarFraction(0.75).mask(least).tolist() == [[True, False, False, False]]
     truths = torch.tensor([[False, True]])
     assert sparsifiers.TopK(1, by="value").mask(truths).tolist() == [[False, True]]
+    assert sparsify.sparsify(truths, sparsifiers.TopK(1), torch.Tensor).dtype == torch.bool
     with pytest.raises(SparsifierError, match="has no order"):
         sparsifiers.TopK(1, by="value").mask(torch.tensor([[1 + 1j, 2]]))
 
