@@ -72,7 +72,7 @@ def bigbird(
 
     >>> mask = bigbird(1024, block=64)
     >>> tuple(mask.shape), round(mask.density, 2)
-    ((1024, 1024), 0.5)
+    ((1024, 1024), 0.55)
     """
     columns = _extents(rows, columns, block=block)
     _at_least(0, window=window, global_=global_, random=random, seed=seed)
