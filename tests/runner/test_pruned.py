@@ -75,11 +75,11 @@ def test_a_recommendation_model(mode):
     sizes = {"rows": 60, "tables": 2, "columns": 16, "hidden": 64, "mode": mode}
     result = run("dlrm", overrides=sizes, batch=40, seconds=0.0, quiet=True)
     assert result.verified
-    assert sum("W[j,k]" in entry.einsum for entry in result.report.regions) == 2
+    assert sum("A[i,j,f]" in entry.einsum for entry in result.report.regions) == 2
     shown = preview(resolve("dlrm", overrides=sizes, batch=40))
     found = [row for row in shown.rows if row.rule == "bags"]
     assert [row.format for row in found] == ["dense, coordinate, coordinate"] * 2
-    assert all("A[b,p,j]" in row.kernels[0] for row in found)
+    assert all("A[i,j,f]" in row.kernels[0] for row in found)
 
 
 def test_dry_run_shows_the_format_that_would_be_chosen():
