@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar, cast
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Expr, Index, Program, Reduce
 from sparsify.compiler.node import Node, find, map_children
 
 N = TypeVar("N", bound=Node)
@@ -28,8 +28,8 @@ def rename_indices(node: N, names: Mapping[str, str]) -> N:
     return cast(N, visit(node))
 
 
-def rename_tensors(program: Program, names: Mapping[str, str]) -> Program:
-    """`program` with the results renamed whose declarations have new names."""
+def rename_accesses(node: N, names: Mapping[str, str]) -> N:
+    """`node` with tensors under other names."""
 
     def visit(current: Node) -> Node:
         current = map_children(current, visit)
@@ -37,9 +37,14 @@ def rename_tensors(program: Program, names: Mapping[str, str]) -> Program:
             return Access(names[current.tensor], current.indices)
         return current
 
+    return cast(N, visit(node))
+
+
+def rename_tensors(program: Program, names: Mapping[str, str]) -> Program:
+    """`program` with the results renamed whose declarations have new names."""
     return dataclasses.replace(
         program,
-        statements=tuple([cast(Assign, visit(statement)) for statement in program.statements]),
+        statements=tuple([rename_accesses(statement, names) for statement in program.statements]),
         declarations=tuple(
             [
                 dataclasses.replace(d, pattern_of=names.get(d.pattern_of or "", d.pattern_of))

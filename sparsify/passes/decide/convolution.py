@@ -19,6 +19,7 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program
+from sparsify.compiler.einsum.rename import rename_accesses
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.capture.draft import Draft, Mark
@@ -302,27 +303,14 @@ def text_of(product: Product, computed: Mapping[fx.Node, Expr], scales: fx.Node 
     names |= {node.name: f"r{number}" for number, node in enumerate(rows)}
     names |= {node.name: f"Z{number or ''}" for number, node in enumerate(added)}
     total = PRODUCT if scales is None else Call("mul", (Access(names[scales.name], ROW), PRODUCT))
-    values = {names[node.name]: under(value, names) for node, value in computed.items()}
+    values = {names[node.name]: rename_accesses(value, names) for node, value in computed.items()}
     law = RowFactors(frozenset(names[node.name] for node in rows), ROW)
     values = joined({SUM: total} | values, "Y")
     temporaries = {name: f"T{number or ''}" for number, name in enumerate(values)} | {"Y": "Y"}
-    found = {temporaries[name]: under(law(value), temporaries) for name, value in values.items()}
+    found = {temporaries[name]: rename_accesses(law(value), temporaries) for name, value in values.items()}
     ranks = {} if scales is None else {names[scales.name]: 1}
     ranks |= {names[a.tensor]: len(a.indices) for a in accesses if known[a.tensor] in rows}
     return Text(found, rows, added, law.vectors, ranks)
-
-
-def under(value: Expr, names: Mapping[str, str]) -> Expr:
-    """An expression with tensors under other names."""
-
-    def visit(node: Node) -> Node:
-        if isinstance(node, Access):
-            return Access(names.get(node.tensor, node.tensor), node.indices)
-        return map_children(node, visit)
-
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
 
 
 def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], asked: Compile) -> Region:

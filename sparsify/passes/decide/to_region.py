@@ -15,8 +15,9 @@ from torch import fx
 from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.infer_format import dense_format
-from sparsify.compiler.einsum.nodes import Access, Expr, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.einsum.nodes import Access, Reduce
+from sparsify.compiler.einsum.rename import rename_accesses
+from sparsify.compiler.node import find
 from sparsify.errors import SparsifyError
 from sparsify.passes.decide.cut import Cut, is_layer
 from sparsify.passes.decide.gates import Tokens, tokens_of
@@ -83,7 +84,7 @@ def region_of(
         names[results[-1].name] = text.names[name]
     back = {short: name for name, short in names.items()}
     return Region(
-        statements=[(results[-1], (), read_by_name(text.statements[-1].value, back))],
+        statements=[(results[-1], (), rename_accesses(text.statements[-1].value, back))],
         operands=operands,
         covered=list(dict.fromkeys([*(n for n in inside if n not in operands.values()), *results])),
         names=names,
@@ -161,19 +162,6 @@ def is_product(program: ModelProgram, storage: Storage, found: Cut) -> bool:
     read = [a for part in find(found.statements[0].value, Reduce) for a in find(part, Access)]
     others = [access.tensor for access in read if access.tensor not in program.weights]
     return all(len(access.indices) <= MATRIX for access in read) and not any(map(storage.is_sparse, others))
-
-
-def read_by_name(value: Expr, names: Mapping[str, str]) -> Expr:
-    """An expression with operands under the names of their nodes."""
-
-    def visit(node: Node) -> Node:
-        if isinstance(node, Access):
-            return Access(names.get(node.tensor, node.tensor), node.indices)
-        return map_children(node, visit)
-
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
 
 
 def nodes_of(
