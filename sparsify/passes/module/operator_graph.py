@@ -23,7 +23,7 @@ from sparsify.errors import VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant
-from sparsify.passes.module.verify import compare, gradients, trained_tensors
+from sparsify.passes.module.verify import compare, compare_training, gradients, trained_tensors
 from sparsify.passes.operands.content_memo import REMEMBERED, reading_once
 from sparsify.storage.own_memory import runs_natively
 
@@ -120,7 +120,11 @@ def measure(
         if min(taken) > LONGEST_S or seconds(ways[0], parameters) > LONGEST_S:
             return
         try:
-            compare(ways[1], ways[0], module._asked.recipe.verify, parameters)
+            if parameters:
+                compare_training(ways[1], ways[0], module._asked.recipe.verify, parameters, tuple)
+            else:
+                with torch.no_grad():
+                    compare(ways[1], ways[0], module._asked.recipe.verify)
         except VerificationError:
             variant.operators = None
             return
