@@ -75,7 +75,7 @@ def explain(
 
 
 def _with_conditions(named: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """What `evaluate_kernel` takes in place of sparsifiers, and what is said of those that follow the kernel."""
+    """Arguments of `evaluate_kernel` without sparsifiers, and lines about those that follow the kernel."""
     sparsifier = named.pop("sparsifier", None)
     if sparsifier is None:
         return named, ""
@@ -88,6 +88,6 @@ def _with_conditions(named: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _a_kind(subject: Any) -> str:
-    """What an object is, for messages: `a Linear`."""
+    """The kind of an object, for messages: `a Linear`."""
     name = type(subject).__name__
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

@@ -106,7 +106,7 @@ def conditions_by_result(
 def _asked(
     statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
 ) -> Mapping[str, Format | str]:
-    """What is asked for, by result."""
+    """The formats that are asked for, by result."""
     if wanted is None or isinstance(wanted, Mapping):
         return wanted or {}
     return {statements[-1].target.tensor: wanted}

@@ -50,7 +50,7 @@ class SortedEdges:
 
 
 class _Edges(ctypes.Structure):
-    """As the C++ text has it."""
+    """The arguments of `sparsify_sort_edges` in C++."""
 
     _fields_ = (
         *[(name, ctypes.c_void_p) for name in ("rows", "columns")],
@@ -61,7 +61,7 @@ class _Edges(ctypes.Structure):
 
 
 class _Matrix(ctypes.Structure):
-    """As the C++ text has it."""
+    """The arguments of `sparsify_turn` in C++."""
 
     _fields_ = (
         *[(name, ctypes.c_void_p) for name in ("pos", "crd")],

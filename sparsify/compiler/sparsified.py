@@ -26,7 +26,7 @@ LAST = ""
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Which entries stay, as index notation over `value`, `row`, `column` and operands.
+    """The condition under which an entry stays, in index notation over `value`, `row`, `column` and operands.
 
     Attributes:
         text: the condition; "" where all entries stay.
@@ -59,10 +59,10 @@ class Condition:
 
 @runtime_checkable
 class Sparsifier(Protocol):
-    """What `sparsify.sparsifiers` has: a condition, or a function of whole tensors."""
+    """An object of `sparsify.sparsifiers`: a condition, or a function of whole tensors."""
 
     def condition(self) -> Condition | None:
-        """Which entries stay, `None` where single entries do not say it."""
+        """The condition under which an entry stays; `None` where it depends on others."""
 
     def __call__(self, tensor: torch.Tensor, format: Any = None) -> torch.Tensor:
         """The tensor without what is dropped."""

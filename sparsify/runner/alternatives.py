@@ -1,4 +1,4 @@
-"""What a run of a graph model is compared with beside the dense and the sparse model.
+"""Alternatives that a run of a graph model times beside the dense and the sparse model.
 
 In: the request of `gcn`, its graph. Out: the same passes by torch alone, and by the first rules of the recipe alone.
 """

@@ -38,7 +38,7 @@ class Timing:
 
 
 def once(call: Call) -> tuple[Any, float]:
-    """What `call` returns, and the milliseconds that it took."""
+    """The result of a call, and the milliseconds that it took."""
     started = time.perf_counter_ns()
     found = call()
     return found, (time.perf_counter_ns() - started) / 1e6

@@ -1,4 +1,4 @@
-"""What a run was asked for, checked and completed before anything is loaded.
+"""The request of a run, checked and completed before anything is loaded.
 
 In: `resolve("gcn", overrides={"hidden": "64"})`. Out: the model, its recipe, data set and arguments.
 """

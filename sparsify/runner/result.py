@@ -1,4 +1,4 @@
-"""What came out of a run: one table, plain data, files.
+"""The result of a run: one table, plain data, files.
 
 In: what `run` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`. `Result` is what all runs
 share, `RunResult` that of a model on a graph.
@@ -312,7 +312,7 @@ class RunResult(Result):
 
 
 def rules_text(other: Alternative) -> str:
-    """What an alternative is, as a row of the table says it."""
+    """The row of an alternative in the table."""
     return other.name if other.name == BY_HAND else f"rules up to {other.name}"
 
 

@@ -225,13 +225,13 @@ def accuracy(graph: Graph | None, scores: Tensor) -> float | None:
 
 
 def described_training(request: Request, training: Trained) -> dict[str, Any]:
-    """What a reader needs to know of the weights."""
+    """The note about weights under the table."""
     known = {"reused": training.reused, "weights": str(training.file), "trains_sparse": request.trains_sparse}
     return {**asdict(training.training), **known}
 
 
 def described(graph: Graph) -> dict[str, Any]:
-    """What a reader needs to know of the data."""
+    """The note about data under the table."""
     return {
         "name": graph.name,
         "nodes": graph.nodes,

@@ -76,7 +76,7 @@ def _wanted(tensor: Any, format: Any) -> Format | None:
 
 
 def _stored(sparsifier: Any, tensor: Tensor, made: Any, layout: Any) -> Tensor:
-    """What an implementation made, in the layout that is asked for.
+    """The result of an implementation, in the layout that is asked for.
 
     Raises:
         SparsifierError: it is in another one.
@@ -94,7 +94,7 @@ def _stored(sparsifier: Any, tensor: Tensor, made: Any, layout: Any) -> Tensor:
 
 
 def _kind(made: Any) -> str:
-    """What something is, for messages."""
+    """The kind of an object, for messages."""
     return f"a tensor {shown(layout_of(made))}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
 
 

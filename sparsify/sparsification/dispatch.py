@@ -1,4 +1,4 @@
-"""Which way an operator of torch is computed: a user's implementation, the compiler, a conversion, or densely.
+"""Dispatch of torch's operators: a user's implementation, the compiler, a conversion, or densely.
 
 In: `torch.mm(A, B)`, A in a format of a user. Out: the function that was registered for it; without one the compiler's
 product where A becomes a `SparseTensor` without loss; else the dense product, with one warning that shows what to
@@ -54,7 +54,7 @@ class Choice:
 
 
 class Context:
-    """What an implementation leaves to its gradient: `save_for_backward`, `saved_tensors` and attributes."""
+    """The context that an implementation leaves to its gradient: saved tensors and attributes."""
 
     saved_tensors: tuple[Any, ...] = ()
 
@@ -250,7 +250,7 @@ def _with_message(operator: Any, values: Sequence[Any], leaves: Sequence[Tensor]
 
 
 def _results(operator: Callable[..., Any], found: Any) -> Any:
-    """What an implementation returned, as tensors.
+    """The results of an implementation, as tensors.
 
     Raises:
         SparsifierError: something else.
@@ -334,7 +334,7 @@ class _NoGradient(torch.autograd.Function):
 
 
 def _no_gradient(operator: Any, values: Sequence[Any], grads: Sequence[Any]) -> str:
-    """What is missing, and the lines that register it."""
+    """The missing implementation, and the lines that register it."""
     layouts = shown_tuple(shown(layout_of(v)) if isinstance(v, Tensor) else "None" for v in values)
     gradients = shown_tuple(shown(layout_of(g)) if isinstance(g, Tensor) else "'*'" for g in grads)
     return (
@@ -347,7 +347,7 @@ def _no_gradient(operator: Any, values: Sequence[Any], grads: Sequence[Any]) -> 
 def explain_call(
     operator: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> str:
-    """Which way a call is computed and why, and what would be registered for it.
+    """How a call is computed and why, and the registration that would change it.
 
     >>> from sparsify.storage.interop import tensor
     >>> print(explain_call(torch.mm, (tensor(torch.eye(2), "csr"), torch.ones(2, 2))).splitlines()[1])

@@ -56,7 +56,7 @@ class Implementation:
         return self.priority, sum(n for n in found if n is not None), self.number
 
     def compute(self, *args: Any) -> Any:
-        """What the function returns; the same call within it goes to the next implementation."""
+        """The result of the function; the same call within it goes to the next implementation."""
         token = _running.set(_running.get() | {self.number})
         try:
             return self.function(*args)

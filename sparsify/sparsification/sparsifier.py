@@ -1,4 +1,4 @@
-"""What a sparsifier is: a rule that decides which entries of a tensor stay.
+"""Sparsifiers: rules that decide which entries of a tensor stay.
 
 In: `ScalarFraction(0.9)` and a dense tensor [3072, 768]. Out: its mask, `True` where an entry stays; called with the
 tensor and a format, the `SparseTensor` of the entries that stay.
@@ -66,7 +66,7 @@ class Sparsifier(ABC):
         """Where the entries are that stay, truth values of the shape of the dense tensor."""
 
     def condition(self) -> Condition | None:
-        """Which entries stay as index notation; `None` where single entries do not say it."""
+        """The condition under which an entry stays; `None` where it depends on others."""
         return None
 
     @public
@@ -97,7 +97,7 @@ class Sparsifier(ABC):
         return of_entries(at.T, values, tensor.shape, format)
 
     def stored_mask(self, tensor: SparseTensor) -> Tensor:
-        """Which of the stored entries of a sparse tensor stay [nnz]; others than the stored ones never do."""
+        """The mask of the stored entries of a sparse tensor that stay, bool [nnz]; others never do."""
         mask = self.mask(tensor.detach().to_dense())
         at = tensor.coordinates()
         inside = torch.stack([at[n] < extent for n, extent in enumerate(tensor.shape)]).all(0)
@@ -116,7 +116,7 @@ class Streaming(Sparsifier):
 
     @abstractmethod
     def condition(self) -> Condition:
-        """Which entries stay as index notation over `value`, `row` and `column`; "" for all."""
+        """The condition under which an entry stays, over `value`, `row` and `column`; "" for all."""
 
     def mask(self, tensor: Tensor) -> Tensor:
         """Where the entries are that stay, as its condition says."""

@@ -33,9 +33,9 @@ FILLED_BY: Final = ("sparsify.storage.methods", "sparsify.ops")
 _is_filled = False
 
 overriding: list[Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]] = []
-"""What computes a function before all others, users' own implementations; `NotImplemented` where there is none."""
+"""Computes a function by users' own implementations, before all others; `NotImplemented` where there is none."""
 unsupported: list[Callable[[Operator, tuple[Any, ...], dict[str, Any], UnsupportedOperatorError], Any]] = []
-"""What computes a function that no implementation is known for, from its arguments and the reason."""
+"""Computes a function that has no implementation, from its arguments and the reason."""
 
 
 class SparseTensor(torch.Tensor):

@@ -274,7 +274,7 @@ def is_fixed(norm: fx.Node) -> bool:
 
 
 def summand(add: fx.Node, one: fx.Node) -> fx.Node | None:
-    """What is added to `one`, a tensor of the same shape; `None` for others, or more than once."""
+    """The summand beside `one`, a tensor of the same shape; `None` for others, or more than once."""
     others = [arg for arg in add.args[:2] if arg is not one]
     if len(others) != 1 or argument(add, 2, "alpha", 1) != 1 or not isinstance(others[0], fx.Node):
         return None
@@ -302,7 +302,7 @@ def pool_behind(chain: Chain) -> fx.Node | None:
 
 
 def asked(chain: Chain) -> str:
-    """What is compared: the operators with their numbers, and the shapes of what they read."""
+    """The key of a contest: the operators with their numbers, and the shapes that they read."""
     nodes = Folded(chain, "rows")
     shapes = [extents(node) for node in nodes.inputs]
     calls = [(str(n.target), [a for a in n.args if not isinstance(a, fx.Node)]) for n in nodes.covered]

@@ -139,7 +139,7 @@ def described(found: Winner) -> str:
 
 
 def asked(draft: Draft, region: Region) -> str:
-    """What is compared: the program, the operators in its place, and the images of a convolution."""
+    """The key of a contest: the program, the operators in its place, and the images of a convolution."""
     what = "a step of training" if draft.is_trainable else "a call"
     operators = ", ".join(str(node.target) for node in region.covered)
     if module_of(draft, region) is not None:

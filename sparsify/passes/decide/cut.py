@@ -1,4 +1,4 @@
-"""Which statements of a model program become regions, and where each region ends.
+"""The cut of a model program into regions: their statements, and where each ends.
 
 In: a program, and how its tensors are stored. Out: cuts, in an order in which they can be computed: statements that
 touch something sparse, with dense ones behind them that compute each entry from the same entry of a result.

@@ -96,7 +96,7 @@ def dropped_weights(weights: Tensor, seed: Tensor, *, rate: float) -> Tensor:
 
 
 def is_kept(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
-    """Which of the weights of a shape, [.., queries, keys], are not dropped."""
+    """The mask of the weights, [.., queries, keys], that are not dropped."""
     rows, columns = (torch.arange(extent) for extent in shape[-2:])
     numbers = kept_bits(seed.long()[..., None, None], rows[:, None], columns) * 2.0**-KEPT_BITS
     kept: Tensor = numbers >= threshold(rate)

@@ -78,7 +78,7 @@ class Placed:
             self.memory.most = max(self.most, len(sizes))
 
     def kept(self, grids: Iterable[Grid]) -> list[Grid]:
-        """Those of some sizes of images for which places are kept."""
+        """The sizes of images for which places are kept."""
         return list(dict.fromkeys(grids))[: self.most]
 
 
@@ -163,7 +163,7 @@ class FlatImages:
         return images.unsqueeze(0) if self.is_single else images
 
     def vectors(self, *rows: Tensor) -> list[Tensor]:
-        """What the program of vectors gives for its operands, which have any shape."""
+        """The results of the program of vectors, for operands of any shape."""
         assert self.by_row is not None, "others have no vectors"
         operands = {}
         for number, row in enumerate(rows):

@@ -81,7 +81,7 @@ class Matrix:
 
     @property
     def format(self) -> Format:
-        """How it is stored."""
+        """The format in which it is stored."""
         if self.packed is not None:
             return self.packed
         return Format("csr" if self.mark.format == "auto" else self.mark.format)

@@ -85,7 +85,7 @@ def windowed(program: ModelProgram, node: fx.Node, weight: fx.Node) -> Windowed 
 
 
 def without_conditions(image: Expr) -> tuple[Access, list[Expr]]:
-    """What `where(2*y + r - 1 == 0, x, 0)` reads, and the indices of modes of extent 1, in order."""
+    """The access in `where(2*y + r - 1 == 0, x, 0)`, and the indices of modes of extent 1, in order."""
     places: list[Expr] = []
     while True:
         match image:

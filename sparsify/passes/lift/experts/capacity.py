@@ -71,7 +71,7 @@ def in_groups(rows: Tensor, weights: Tensor, modes: list[int]) -> Tensor:
 def tokens_of_slots(
     weights: Tensor, choice: Tensor, chosen: Tensor, order: list[int], choice_order: list[int]
 ) -> Tensor:
-    """Which experts compute a token, truth values [groups.., tokens, experts].
+    """The mask of the experts that compute a token, bool [groups.., tokens, experts].
 
     A token with a weight that is not a number takes no slot from others; experts compute it, and its result is NaN.
 

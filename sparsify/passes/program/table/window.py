@@ -63,7 +63,7 @@ def convolution(view: OperatorView) -> str:
 
 
 def padding_of(view: OperatorView) -> Any:
-    """What lies before an image: a number or one for each mode; more may lie behind it."""
+    """The padding before an image: a number or one for each mode; more may lie behind it."""
     if not isinstance(view["padding"], str):
         return view["padding"]
     sizes, rank = view.shape(view["weight"])[2:], view.rank(view["weight"]) - 2
