@@ -138,7 +138,9 @@ def test_known_calls_do_not_wait_for_captures(in_capture):
             begun = time.perf_counter()
             sparse(x, edges)
             durations.append(time.perf_counter() - begun)
-    assert sorted(durations)[25] < 1  # the capture lasts until the test ends: a call that waits for it takes 60 s
+    assert (
+        sorted(durations)[25] < 1
+    )  # the capture lasts until the test ends: a call that waits for it takes 60 s
     assert len(sparse.variants) == 1
 
 
