@@ -1,0 +1,53 @@
+"""Masks under which dense weights train, kept beside the weights while they live.
+
+In: `remember(weight, mask)`. Out: `entries(weight)` is that mask, also where an entry in it is 0; of other weights it
+is `weight != 0`. Gradients of weights that remember a mask are 0 outside of it.
+
+A dense tensor cannot say which of its zeros are entries: those that grew a moment ago start at 0. Copies of a weight do
+not have its mask.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_masks: Any = WeakTensorKeyDictionary()
+
+
+def remember(weight: Tensor, mask: Tensor) -> None:
+    """From now on a dense weight [*shape] trains under a mask, bool [*shape]."""
+    is_known = weight in _masks
+    _masks[weight] = mask
+    if weight.requires_grad and not is_known:
+        reference = weakref.ref(weight)
+
+        def mask_gradient(gradient: Tensor) -> Tensor:
+            owner = reference()
+            return gradient if owner is None or owner not in _masks else masked(gradient, _masks[owner])
+
+        weight.register_hook(mask_gradient)
+
+
+def entries(weight: Tensor) -> Tensor:
+    """The entries of a dense weight, bool [*shape]: the mask that it remembers, or what is not 0.
+
+    A weight that was written to outside of its mask, as by `load_state_dict`, has forgotten it.
+    """
+    is_set = weight.detach() != 0
+    mask: Tensor | None = _masks.get(weight)
+    if mask is None or bool((is_set & ~mask).any()):
+        return is_set
+    return mask
+
+
+def masked(gradient: Tensor, mask: Tensor) -> Tensor:
+    """A gradient that is 0 outside of a mask; of a table whose rows are listed, its values."""
+    if gradient.layout != torch.sparse_coo:
+        return torch.where(mask, gradient, 0)
+    listed = gradient.coalesce()
+    rows = mask[tuple(listed.indices())]
+    values = torch.where(rows, listed.values(), 0)
+    return torch.sparse_coo_tensor(listed.indices(), values, listed.shape, is_coalesced=True)

@@ -1,0 +1,135 @@
+"""Masks of trained parameters, dense and sparse: what stays, what is lost, what starts at 0."""
+
+import pytest
+import torch
+from torch import nn, optim
+
+import sparsify
+from sparsify.errors import DtypeError, FormatError, ShapeError
+from sparsify.training import mask_of, set_mask
+
+FORMATS = ["dense", "csr", "csc", "coo", "dcsr", "bcsr(2, 2)", "nm(2, 4)", "dense, compressed(crd=int16)"]
+OPTIMIZERS = {
+    "sgd": lambda ps: optim.SGD(ps, 0.1, momentum=0.9, nesterov=True),
+    "adam": lambda ps: optim.Adam(ps, 0.1, amsgrad=True),
+    "adamw": lambda ps: optim.AdamW(ps, 0.1, foreach=True),
+    "adagrad": lambda ps: optim.Adagrad(ps, 0.1, initial_accumulator_value=0.5),
+    "nadam": lambda ps: optim.NAdam(ps, 0.1),
+    "rmsprop": lambda ps: optim.RMSprop(ps, 0.01, momentum=0.9, centered=True),
+}
+
+
+def masks(format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two masks [8, 12] of which some entries are the same."""
+    torch.manual_seed(1)
+    if format.startswith("nm"):
+        halves = [torch.rand(8, 3, 4).argsort(-1) < 2 for _ in range(2)]
+        return halves[0].view(8, 12), halves[1].view(8, 12)
+    if format.startswith("bcsr"):
+        blocks = [torch.rand(4, 6) < 0.5 for _ in range(2)]
+        return tuple(b.repeat_interleave(2, 0).repeat_interleave(2, 1) for b in blocks)
+    return torch.rand(8, 12) < 0.4, torch.rand(8, 12) < 0.4
+
+
+def trained(format: str, kind: str) -> tuple[nn.Linear, optim.Optimizer]:
+    """A layer under the first mask after three steps."""
+    torch.manual_seed(0)
+    layer = nn.Linear(12, 8, bias=False, dtype=torch.float64)
+    start = torch.where(masks(format)[0], layer.weight.detach(), 0)
+    if format == "dense":
+        with torch.no_grad():
+            layer.weight.copy_(start)
+        set_mask(layer.weight, masks(format)[0])
+    else:
+        layer.weight = nn.Parameter(sparsify.tensor(start, format))
+    optimizer = OPTIMIZERS[kind]([layer.weight])
+    step(layer, optimizer, 3)
+    return layer, optimizer
+
+
+def step(layer: nn.Module, optimizer: optim.Optimizer, count: int) -> None:
+    x = torch.randn(5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
+    for _ in range(count):
+        optimizer.zero_grad()
+        (layer(x) - 1).square().sum().backward()
+        optimizer.step()
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to_dense()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_entries_that_stay_keep_everything(format, kind) -> None:
+    layer, optimizer = trained(format, kind)
+    weight, (old, new) = layer.weight, masks(format)
+    assert (old & new).any() and (old & ~new).any() and (~old & new).any()
+    assert torch.equal(mask_of(weight), old)
+    before = {n: dense(v).clone() for n, v in optimizer.state[weight].items() if torch.is_tensor(v)}
+    value, gradient, stored = dense(weight).clone(), dense(weight.grad).clone(), type(weight)
+    set_mask(weight, new, optimizer)
+    assert layer.weight is weight and type(weight) is stored and isinstance(weight, nn.Parameter)
+    assert torch.equal(mask_of(weight), new)
+    assert torch.equal(dense(weight), torch.where(old & new, value, 0))
+    assert torch.equal(dense(weight.grad), torch.where(old & new, gradient, 0))
+    for name, tensor in optimizer.state[weight].items():
+        if torch.is_tensor(tensor) and tensor.dim():
+            start = {"sum": 0.5}.get(name, 0.0)
+            wanted = torch.where(old & new, before[name], torch.where(new, start, 0.0).double())
+            assert torch.equal(torch.where(new, dense(tensor), 0), wanted), name
+        elif torch.is_tensor(tensor):
+            assert torch.equal(tensor, before[name])
+    step(layer, optimizer, 2)
+    assert torch.equal(mask_of(weight), new)
+    grown = dense(weight)[~old & new]
+    assert grown.count_nonzero() == grown.numel()
+    assert not dense(weight)[~new].any()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_sparse_and_dense_parameters_train_alike(kind) -> None:
+    results = []
+    for format in ("dense", "csr"):
+        layer, optimizer = trained(format, kind)
+        new = masks("csr")[1]
+        set_mask(layer.weight, masks("csr")[0] & new, optimizer)
+        set_mask(layer.weight, new, optimizer)
+        step(layer, optimizer, 4)
+        results.append(dense(layer.weight))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("format", ["dense", "csr", "bcsr(2, 2)"])
+def test_masks_that_do_not_fit_change_nothing(format) -> None:
+    layer, optimizer = trained(format, "adam")
+    before, state = dense(layer.weight).clone(), dense(optimizer.state[layer.weight]["exp_avg"]).clone()
+    new = masks(format)[1]
+    with pytest.raises(ShapeError, match=r"a mask \[12, 8\] for a parameter \[8, 12\]"):
+        set_mask(layer.weight, new.T, optimizer)
+    with pytest.raises(DtypeError, match=r"a mask of torch.float32; a dense tensor of torch.bool"):
+        set_mask(layer.weight, new.float(), optimizer)
+    if format == "bcsr(2, 2)":
+        new = new.clone()
+        new[0, 0] = ~new[0, 0]
+        with pytest.raises(FormatError, match="whole blocks"):
+            set_mask(layer.weight, new, optimizer)
+    assert torch.equal(dense(layer.weight), before)
+    assert torch.equal(dense(optimizer.state[layer.weight]["exp_avg"]), state)
+
+
+def test_weights_written_outside_of_their_mask_forget_it() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, 2.0, 0.0]))
+    set_mask(weight, torch.tensor([True, False, True]))
+    assert mask_of(weight).tolist() == [True, False, True]
+    with torch.no_grad():
+        weight.copy_(torch.tensor([0.0, 5.0, 0.0]))
+    assert mask_of(weight).tolist() == [False, True, False]
+
+
+def test_no_entries_and_all() -> None:
+    weight = nn.Parameter(sparsify.tensor(torch.eye(3), "csr"))
+    set_mask(weight, torch.zeros(3, 3, dtype=torch.bool))
+    assert weight.nnz == 0
+    set_mask(weight, torch.ones(3, 3, dtype=torch.bool))
+    assert weight.nnz == 9 and not weight.values().any()
