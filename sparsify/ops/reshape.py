@@ -111,7 +111,9 @@ def _apart(key: Tensor | int, extents: Sequence[int], entries: Entries) -> list[
 def _by_shape(function: Any) -> Any:
     """The implementation of a function of torch that changes nothing but the shape."""
 
-    def change(input: SparseTensor, *args: Any, **kwargs: Any) -> Tensor:
+    def change(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(input, SparseTensor):  # in the shape of a sparse one
+            return input.reshape(args[0].shape)
         if any(isinstance(argument, torch.dtype) for argument in (*args, *kwargs.values())):
             raise refuse("values read as another dtype", "A.to(dtype)")
         try:

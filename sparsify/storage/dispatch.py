@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from sparsify.errors import UnsupportedOperatorError
 from sparsify.storage import validate
 from sparsify.storage.fill import Fill, decided, same
-from sparsify.storage.tensor import SparseTensor, wrap
+from sparsify.storage.tensor import SparseTensor, values_at, wrap
 
 aten = torch.ops.aten
 
@@ -248,16 +248,32 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, source = args[0], args[1]
     if not isinstance(target, SparseTensor):
         return target.copy_(source.to_dense(), *args[2:], **kwargs)
-    if not isinstance(source, SparseTensor) or not source._pattern.equals(target._pattern):
-        found = (
-            source._pattern if isinstance(source, SparseTensor) else f"a dense tensor of {list(source.shape)}"
-        )
+    if not isinstance(source, SparseTensor):
+        source = on_pattern(source, target)
+    if not source._pattern.equals(target._pattern):
         raise UnsupportedOperatorError(
-            f"copy_ into {target._pattern} from {found}",
-            "a source of the same pattern; patterns cannot be changed",
+            f"copy_ into {target._pattern} from {source._pattern}",
+            "a source of the same pattern; sparsify.training.set_mask changes that of a parameter",
         )
     target._vals.copy_(source._vals, *args[2:], **kwargs)
     return _written(target, source._fill)
+
+
+def on_pattern(dense: Tensor, like: SparseTensor) -> SparseTensor:
+    """The entries of a dense tensor that lie on the pattern of a sparse one.
+
+    Raises:
+        UnsupportedOperatorError: another shape, or an entry elsewhere that is not the fill.
+    """
+    pattern = like._pattern
+    if dense.shape == like.shape:
+        found = wrap(pattern, values_at(dense, pattern).to(like.dtype), like._fill)
+        if torch.equal(found.to_dense(), dense.to(like.dtype)):
+            return found
+    raise UnsupportedOperatorError(
+        f"{pattern} from a dense tensor of {list(dense.shape)} with entries elsewhere",
+        "a source with the same entries; sparsify.training.set_mask changes those of a parameter",
+    )
 
 
 def _written(target: SparseTensor, fill: Fill) -> SparseTensor:
@@ -265,6 +281,28 @@ def _written(target: SparseTensor, fill: Fill) -> SparseTensor:
     increment_version(target._vals)
     target._fill = fill
     return target
+
+
+def _foreach_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """`copy_` of each of several tensors."""
+    for target, source in zip(args[0], args[1], strict=True):
+        target.copy_(source, *args[2:], **kwargs)
+
+
+def _entrywise_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator that writes into lists of tensors entry by entry, as the step of a fused optimizer: on the values.
+
+    Tensors in the same place of the lists have one pattern.
+    """
+    lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+    for place, first in enumerate(lists[0]):
+        if isinstance(first, SparseTensor):
+            operands = [one[place] for one in lists if len(one) == len(lists[0]) and one[place].dim()]
+            _check_operands(func, operands, [a for a in operands if isinstance(a, SparseTensor)])
+    result = func(*(_values_of(a) for a in args), **kwargs)
+    for target in (a for one in lists for a in one if isinstance(a, SparseTensor)):
+        _written(target, target._fill)
+    return result
 
 
 def _same_entries(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -328,4 +366,7 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.equal: _equal,
     aten.is_same_size: _same_size,
     aten.new_empty_strided: _empty_strided,
+    aten._foreach_copy_: _foreach_copy,
+    aten._amp_foreach_non_finite_check_and_unscale_: _entrywise_step,
+    **{getattr(aten, f"_fused_{name}_"): _entrywise_step for name in ("sgd", "adam", "adamw", "adagrad")},
 }

@@ -5,12 +5,15 @@ raises, because there is none.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsify.errors import ConversionError, InvalidTensorError, ShapeError
+from sparsify.errors import ConversionError, InvalidTensorError, ShapeError, UnsupportedOperatorError
+from sparsify.storage.dispatch import on_pattern
+from sparsify.storage.own_memory import PLAIN
 from sparsify.storage.tensor import SparseTensor, operators
 
 
@@ -62,13 +65,16 @@ def _is_shared(tensor: SparseTensor) -> bool:
 
 
 def _set_data(tensor: SparseTensor, data: Tensor) -> None:
-    """`tensor.data = data`: another sparse tensor of the shape and dtype takes its place."""
+    """`tensor.data = data`: another sparse tensor of the shape and dtype takes its place, or entries on its pattern."""
+    if type(data) in PLAIN and data.shape == tensor.shape and data.dtype == tensor.dtype:
+        with suppress(UnsupportedOperatorError):  # the message below is about the argument
+            data = on_pattern(data, tensor)
     if not isinstance(data, SparseTensor) or data.shape != tensor.shape or data.dtype != tensor.dtype:
         kind = type(data).__name__
         raise InvalidTensorError(
             f"the data of a SparseTensor {list(tensor.shape)} of {tensor.dtype} set to "
             f"a {kind} {list(data.shape)} of {data.dtype}",
-            "a SparseTensor of the same shape and dtype",
+            "a SparseTensor of the same shape and dtype, or a dense tensor that is the fill outside of the pattern",
         )
     names, _ = tensor.__tensor_flatten__()
     for name in names:
