@@ -2,9 +2,10 @@
 
 In: modules with `nn.Parameter(SparseTensor)`, or dense parameters with zeros, and their optimizers. Out: the same
 objects under new masks; gradients summed over processes; safetensors files of values and coordinates.
-Read `set_mask.py` first.
+Read `set_mask.py`, then `all_reduce.py`.
 """
 
+from sparsify.training.all_reduce import all_reduce_gradients, broadcast_parameters
 from sparsify.training.set_mask import mask_of, set_mask
 
-__all__ = ["mask_of", "set_mask"]
+__all__ = ["all_reduce_gradients", "broadcast_parameters", "mask_of", "set_mask"]
