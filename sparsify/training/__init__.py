@@ -2,10 +2,11 @@
 
 In: modules with `nn.Parameter(SparseTensor)`, or dense parameters with zeros, and their optimizers. Out: the same
 objects under new masks; gradients summed over processes; safetensors files of values and coordinates.
-Read `set_mask.py`, then `all_reduce.py`.
+Read `set_mask.py`, then `all_reduce.py` and `file.py`.
 """
 
 from sparsify.training.all_reduce import all_reduce_gradients, broadcast_parameters
+from sparsify.training.file import load_file, save_file
 from sparsify.training.set_mask import mask_of, set_mask
 
-__all__ = ["all_reduce_gradients", "broadcast_parameters", "mask_of", "set_mask"]
+__all__ = ["all_reduce_gradients", "broadcast_parameters", "load_file", "mask_of", "save_file", "set_mask"]

@@ -1,0 +1,147 @@
+"""States with sparse tensors in one safetensors file: values and coordinates as they are, nothing dense in between.
+
+In: `save_file(model.state_dict(), "model.safetensors")`. Out: the file; `load_file("model.safetensors")` gives the
+state back, and `load_file(path, model, optimizers)` puts it into a model, whose parameters take the masks of the file.
+
+A sparse tensor `w` is the arrays `w._vals`, `w._pos1`, `w._crd1`, `w._fill`; the header has its format and shape.
+Arrays in the same memory are stored once.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file as write
+from torch import Tensor, nn
+
+from sparsify.errors import DataError, path_of, public
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import shared
+from sparsify.storage.tensor import SparseTensor
+from sparsify.training.set_mask import Optimizers, mask_of, set_mask
+
+SPARSE: Final = "sparsify.sparse"
+SAME: Final = "sparsify.same"
+VALUES: Final = "_vals"
+FILL: Final = "_fill"
+
+
+@public
+def save_file(state: nn.Module | Mapping[str, Any], path: str | PathLike[str]) -> Path:
+    """Writes a state into a safetensors file; an earlier file stays until the new one is complete.
+
+    Args:
+        state: of a module, or the module.
+        path: of the file.
+
+    Raises:
+        DataError: a part of the state is no tensor, or the file cannot be written.
+    """
+    place = path_of(path, "the file").expanduser()
+    arrays: dict[str, Tensor] = {}
+    sparse: dict[str, Any] = {}
+    for name, value in (state.state_dict() if isinstance(state, nn.Module) else state).items():
+        if not isinstance(value, Tensor) or value.is_meta:
+            raise DataError(f"{name} is no tensor with values", "register it as a buffer")
+        parts = {name: value}
+        if isinstance(value, SparseTensor):
+            parts = {f"{name}.{part}": getattr(value, part) for part in value.__tensor_flatten__()[0]}
+            parts[f"{name}.{FILL}"] = torch.tensor(value.fill, dtype=value.dtype)
+            sparse[name] = {"format": str(value.format), "shape": list(value.shape)}
+        if taken := arrays.keys() & parts.keys():
+            raise DataError(f"{min(taken)} is the name of two tensors", "rename one of them")
+        arrays |= {part: array.detach() for part, array in parts.items()}
+    kept, same = _distinct(arrays)
+    header = {SPARSE: json.dumps(sparse), SAME: json.dumps(same)}
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        write(kept, draft, metadata=header)
+        os.replace(draft, place)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise DataError(f"cannot write {place}: {error}", "an earlier file is unchanged") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return place
+
+
+@public
+def load_file(
+    path: str | PathLike[str], model: nn.Module | None = None, optimizers: Optimizers = ()
+) -> dict[str, Tensor]:
+    """The state in a file that `save_file` wrote, or any safetensors file of dense tensors.
+
+    Args:
+        path: of the file.
+        model: gets the state. Its parameters take the masks of the file and stay the same objects.
+        optimizers: whose state follows the masks, as in `set_mask`; load their own state afterwards.
+
+    Raises:
+        DataError: the file cannot be read, or its names and shapes are not those of the model, which has not changed.
+    """
+    place = path_of(path, "the file").expanduser()
+    try:
+        with safe_open(place, "pt") as file:
+            header = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
+        sparse, same = (json.loads(header.get(key, "{}")) for key in (SPARSE, SAME))
+        arrays |= {name: arrays[first] for name, first in same.items()}
+        state: dict[str, Tensor] = {name: _assembled(arrays, name, told) for name, told in sparse.items()}
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise DataError(f"cannot read {place}: {error}", "save it again") from error
+    state |= arrays
+    if model is not None:
+        _load(place, model, state, optimizers)
+    return state
+
+
+def _distinct(arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The arrays, those in the same memory once, and the first name of the others."""
+    first: dict[Any, str] = {}
+    kept, same = {}, {}
+    for name, array in arrays.items():
+        key = (array.data_ptr(), array.dtype, array.shape, array.stride()) if array.numel() else name
+        known = first.setdefault(key, name)
+        if known == name:
+            is_whole = array.is_contiguous() and array.untyped_storage().nbytes() == array.nbytes
+            kept[name] = array if is_whole else array.contiguous().clone()
+        else:
+            same[name] = known
+    return kept, same
+
+
+def _assembled(arrays: dict[str, Tensor], name: str, told: Mapping[str, Any]) -> SparseTensor:
+    """A sparse tensor of its arrays, which are taken out of the others."""
+    format = Format(told["format"])
+    levels = range(len(format.levels))
+    pos, crd = ([arrays.pop(f"{name}.{role}{n}", None) for n in levels] for role in ("_pos", "_crd"))
+    values = arrays.pop(f"{name}.{VALUES}")
+    fill = arrays.pop(f"{name}.{FILL}").item()
+    return SparseTensor(shared(format, told["shape"], pos, crd), values, fill)
+
+
+def _load(place: Path, model: nn.Module, state: Mapping[str, Tensor], optimizers: Optimizers) -> None:
+    """Puts a state into a model, the masks of its sparse parameters first."""
+    several: Any = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+    present = model.state_dict(keep_vars=True)
+    for name, value in state.items():
+        if name not in present or present[name].shape != value.shape:
+            found = f"{list(value.shape)} and {list(present[name].shape)}" if name in present else "not there"
+            raise DataError(f"{name} of {place} does not fit the model: {found}", "build the model as it was")
+    if missing := present.keys() - state.keys():
+        raise DataError(f"{place} does not hold {min(missing)}", "build the model as it was")
+    for name, parameter in present.items():
+        if isinstance(parameter, SparseTensor):
+            set_mask(parameter, mask_of(state[name]), several)
+    model.load_state_dict({name: _stored_as(value, present[name]) for name, value in state.items()})
+
+
+def _stored_as(value: Tensor, like: Tensor) -> Tensor:
+    """A tensor in the format of another one."""
+    if not isinstance(value, SparseTensor):
+        return value
+    return value.to(format=like.format) if isinstance(like, SparseTensor) else value.to_dense()
