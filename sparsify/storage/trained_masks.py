@@ -8,6 +8,7 @@ not have its mask.
 """
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,6 +42,14 @@ def entries(weight: Tensor) -> Tensor:
     if mask is None or bool((is_set & ~mask).any()):
         return is_set
     return mask
+
+
+def known(weights: Iterable[Any]) -> list[Tensor]:
+    """The masks that some of these remember."""
+    if not len(_masks):
+        return []
+    masks = (_masks.get(weight) for weight in weights if isinstance(weight, Tensor))
+    return [mask for mask in masks if mask is not None]
 
 
 def masked(gradient: Tensor, mask: Tensor) -> Tensor:

@@ -133,3 +133,34 @@ def test_no_entries_and_all() -> None:
     assert weight.nnz == 0
     set_mask(weight, torch.ones(3, 3, dtype=torch.bool))
     assert weight.nnz == 9 and not weight.values().any()
+
+
+@pytest.mark.filterwarnings("ignore:.*stays dense")
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)), torch.randn(32, 64)),
+        (lambda: nn.ConvTranspose1d(4, 3, 3), torch.randn(2, 4, 9)),
+    ],
+    ids=["kernels", "torch"],
+)
+def test_applied_models_train_under_other_masks(make, x) -> None:
+    torch.manual_seed(0)
+    prune = {"method": "magnitude", "sparsity": 0.5}
+    rule = {"targets": ["param:*weight"], "role": "weight", "prune": prune}
+    sparse = sparsify.apply(make().train(), {"schema": 1, "name": "pruned", "sparsify": [rule]}, (x,))
+    weight = next(p for name, p in sparse.named_parameters() if name.endswith("weight"))
+    optimizer = optim.AdamW(sparse.parameters(), 0.01)
+    old = mask_of(weight)
+    new = old.roll(1, 0)
+    set_mask(weight, new, optimizer)
+    plain = make()
+    plain.load_state_dict({name: value.to_dense() for name, value in sparse.state_dict().items()})
+    for model in (sparse, plain):
+        (model(x) - 1).square().sum().backward()
+    wanted = next(p for name, p in plain.named_parameters() if name.endswith("weight")).grad * new
+    assert wanted[new & ~old].any()
+    torch.testing.assert_close(dense(weight.grad), wanted, rtol=1e-4, atol=1e-4)
+    optimizer.step()
+    assert torch.equal(mask_of(weight), new)
+    assert torch.equal(dense(weight) != 0, new & ((wanted != 0) | (old & new)))

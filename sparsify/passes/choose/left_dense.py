@@ -171,9 +171,9 @@ def readers_of(root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 
 def is_where_stored(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a node is `w != 0` of `w * (w != 0)`, which keeps zeros of weights in training."""
+    """Whether a node is `entries(w)` of `w * entries(w)`, which keeps zeros of weights in training."""
     is_factor = all(operator_name(user) == "mul" and operand in user.args for user in node.users)
-    return operator_name(node) == "ne" and is_factor
+    return operator_name(node) == operators.TRAINED_ENTRIES and is_factor
 
 
 def is_read_sparse(node: fx.Node, operand: fx.Node) -> bool:

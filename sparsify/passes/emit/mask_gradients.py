@@ -1,7 +1,8 @@
 """Weights with zeros that torch's operators read in training: what is 0 gets no gradient, as in kernels.
 
 In: `%y = conv_transpose1d(%x, %w)` for a `%w` that a rule prunes, in no region.
-Out: `%k = ne(%w, 0); %v = mul(%w, %k); %y = conv_transpose1d(%x, %v)`.
+Out: `%k = trained_entries(%w); %v = mul(%w, %k); %y = conv_transpose1d(%x, %v)`, where entries are what is not 0,
+or the mask that the weight remembers.
 """
 
 from typing import Any
@@ -9,12 +10,21 @@ from typing import Any
 import torch
 from torch import fx
 
+from sparsify.compiler.torch_operator import Operator, register
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info
-from sparsify.passes.graph.operators import is_mutating, operator_name, tensor_value
+from sparsify.passes.graph.operators import TRAINED_ENTRIES, is_mutating, operator_name, tensor_value
+from sparsify.storage.trained_masks import entries
 
 aten = torch.ops.aten
+_library = register(
+    Operator(
+        f"{TRAINED_ENTRIES}(Tensor weight) -> Tensor",
+        entries,
+        lambda w: w.new_empty(w.shape, dtype=torch.bool),
+    )
+)
 
 
 def keep_zeros(draft: Draft) -> Draft:
@@ -38,20 +48,22 @@ def is_sparse(mark: Any) -> bool:
 
 
 def is_kept_sparse(weight: fx.Node) -> bool:
-    """Whether nothing reads a weight in a way that gives its zeros gradients: regions alone do, or `w * (w != 0)`."""
+    """Whether nothing reads a weight in a way that gives its zeros gradients: regions alone do, or `w * entries(w)`."""
     return all(is_call(user) or _is_mask(user) for user in weight.users)
 
 
 def _is_mask(user: fx.Node) -> bool:
     """Whether a reader of a weight is one of those that `mask` makes."""
     other = user.args[1] if operator_name(user) == "mul" else None
-    return operator_name(user) == "ne" or (isinstance(other, fx.Node) and operator_name(other) == "ne")
+    return operator_name(user) == TRAINED_ENTRIES or (
+        isinstance(other, fx.Node) and operator_name(other) == TRAINED_ENTRIES
+    )
 
 
 def mask(weight: fx.Node, readers: list[fx.Node]) -> None:
-    """Gives some readers `w * (w != 0)` in place of a weight."""
+    """Gives some readers `w * entries(w)` in place of a weight."""
     with weight.graph.inserting_before(min(readers)):
-        is_kept = weight.graph.call_function(aten.ne.Scalar, (weight, 0))
+        is_kept = weight.graph.call_function(torch.ops.sparsify.trained_entries.default, (weight,))
         entries = weight.graph.call_function(aten.mul.Tensor, (weight, is_kept))
     value = weight.meta["val"]
     is_kept.meta["val"], entries.meta["val"] = value != 0, value

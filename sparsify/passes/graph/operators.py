@@ -43,6 +43,8 @@ ALIASES = {
     "feature_dropout": "dropout",
     "_softmax": "softmax",
 }
+# The mask of a trained weight in a graph.
+TRAINED_ENTRIES = "trained_entries"
 FILL_PRESERVING = frozenset(
     [
         "relu",

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sparsify.storage.trained_masks import entries
 from sparsify.warn import warn
 
 # An entry whose gradients are all 0 stays 0; of LBFGS too, which adds up gradients with factors for all entries.
@@ -67,7 +68,7 @@ def _before(optimizer: optim.Optimizer, *_: Any) -> None:
             "parameters since: it does not train them; make the optimizer after `train()`"
         )
     if not is_entrywise:
-        _masks[optimizer] = [(weight, weight.detach() == 0) for weight in parameters if weight in _watched]
+        _masks[optimizer] = [(weight, ~entries(weight)) for weight in parameters if weight in _watched]
 
 
 def _after(optimizer: optim.Optimizer, *_: Any) -> None:

@@ -29,7 +29,7 @@ from sparsify.passes.operands.content_memo import REMEMBERED, Memo, needs_gradie
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
-from sparsify.storage import transformed
+from sparsify.storage import trained_masks, transformed
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, values_at
@@ -214,7 +214,8 @@ class Structure:
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for leaves of these entries, computed now when nothing is remembered."""
-        return self.memory.get(leaves, partial(self.compute, leaves))
+        masks = trained_masks.known(leaves)  # a zero that grew changes the pattern and not the entries
+        return self.memory.get((*leaves, *masks), partial(self.compute, leaves))
 
     def compute(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for these leaves."""
@@ -284,8 +285,8 @@ class Structure:
             return spec.align(raw)
         if spec.dense is not None:
             decides = raw[spec.dense if spec.places is None else spec.places]
-            dense = decides.t() if spec.transposed else decides
-            return align_entries(dense, spec.format)
+            stored = trained_masks.entries(decides)
+            return align_entries(stored.t() if spec.transposed else stored, spec.format)
         shape = tuple([int(raw[extent]) for extent in spec.extents])
         if spec.between:
             return align_coordinates(
