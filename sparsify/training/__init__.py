@@ -6,7 +6,17 @@ Read `set_mask.py`, then `all_reduce.py` and `file.py`.
 """
 
 from sparsify.training.all_reduce import all_reduce_gradients, broadcast_parameters
+from sparsify.training.callbacks import lightning_callback, trainer_callback
 from sparsify.training.file import load_file, save_file
 from sparsify.training.set_mask import mask_of, set_mask
 
-__all__ = ["all_reduce_gradients", "broadcast_parameters", "load_file", "mask_of", "save_file", "set_mask"]
+__all__ = [
+    "all_reduce_gradients",
+    "broadcast_parameters",
+    "lightning_callback",
+    "load_file",
+    "mask_of",
+    "save_file",
+    "set_mask",
+    "trainer_callback",
+]
