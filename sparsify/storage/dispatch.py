@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsify.errors import UnsupportedOperatorError
 from sparsify.storage import validate
 from sparsify.storage.fill import Fill, decided, same
-from sparsify.storage.tensor import SparseTensor, values_at, wrap
+from sparsify.storage.tensor import SparseTensor, take_place, values_at, wrap
 
 aten = torch.ops.aten
 
@@ -244,13 +245,20 @@ def _name(func: Any) -> str:
 
 
 def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`target.copy_(source)`: into a dense tensor all entries, into a sparse one those of the same pattern."""
+    """`target.copy_(source)`: into a dense tensor all entries, into a sparse one those of the same pattern.
+
+    A parameter takes the pattern of a sparse source, in its own format: `load_state_dict` gives it other entries.
+    """
     target, source = args[0], args[1]
     if not isinstance(target, SparseTensor):
         return target.copy_(source.to_dense(), *args[2:], **kwargs)
     if not isinstance(source, SparseTensor):
         source = on_pattern(source, target)
     if not source._pattern.equals(target._pattern):
+        if isinstance(target, Parameter) and source.shape == target.shape:
+            values = source._vals.detach().to(target.dtype, copy=True)
+            take_place(target, wrap(source._pattern, values, source._fill).to(format=target.format))
+            return _written(target, source._fill)
         raise UnsupportedOperatorError(
             f"copy_ into {target._pattern} from {source._pattern}",
             "a source of the same pattern; sparsify.training.set_mask changes that of a parameter",
@@ -266,14 +274,19 @@ def on_pattern(dense: Tensor, like: SparseTensor) -> SparseTensor:
         UnsupportedOperatorError: another shape, or an entry elsewhere that is not the fill.
     """
     pattern = like._pattern
-    if dense.shape == like.shape:
-        found = wrap(pattern, values_at(dense, pattern).to(like.dtype), like._fill)
-        if torch.equal(found.to_dense(), dense.to(like.dtype)):
-            return found
-    raise UnsupportedOperatorError(
-        f"{pattern} from a dense tensor of {list(dense.shape)} with entries elsewhere",
-        "a source with the same entries; sparsify.training.set_mask changes those of a parameter",
-    )
+    if dense.shape != like.shape:
+        raise UnsupportedOperatorError(
+            f"{pattern} from a dense tensor of {list(dense.shape)}", "a source of the same shape"
+        )
+    found = wrap(pattern, values_at(dense, pattern).to(like.dtype), like._fill)
+    read, given = found.to_dense(), dense.to(like.dtype)
+    differ = (read != given) & ~(read.isnan() & given.isnan())
+    if outside := int(differ.sum()):
+        raise UnsupportedOperatorError(
+            f"{pattern} from a dense tensor with {outside} entries outside of the pattern that are not {like._fill}",
+            "sparsify.tensor(source, format) as the source, or set_mask(parameter, source != 0) first",
+        )
+    return found
 
 
 def _written(target: SparseTensor, fill: Fill) -> SparseTensor:

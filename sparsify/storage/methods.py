@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsify.errors import ConversionError, InvalidTensorError, ShapeError, UnsupportedOperatorError
 from sparsify.storage.dispatch import on_pattern
 from sparsify.storage.own_memory import PLAIN
-from sparsify.storage.tensor import SparseTensor, operators
+from sparsify.storage.tensor import SparseTensor, operators, take_place
 
 
 def _reversed_modes(tensor: SparseTensor) -> SparseTensor:
@@ -76,12 +76,7 @@ def _set_data(tensor: SparseTensor, data: Tensor) -> None:
             f"a {kind} {list(data.shape)} of {data.dtype}",
             "a SparseTensor of the same shape and dtype, or a dense tensor that is the fill outside of the pattern",
         )
-    names, _ = tensor.__tensor_flatten__()
-    for name in names:
-        delattr(tensor, name)
-    tensor._pattern, tensor._fill = data._pattern, data._fill
-    for name in data.__tensor_flatten__()[0]:
-        setattr(tensor, name, getattr(data, name))
+    take_place(tensor, data)
 
 
 def _without_memory(name: str) -> Callable[..., Any]:

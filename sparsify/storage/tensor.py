@@ -283,6 +283,15 @@ def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:
     return result
 
 
+def take_place(tensor: SparseTensor, data: SparseTensor) -> None:
+    """Gives a tensor the pattern, values and fill of another one of its shape and dtype; it stays the same object."""
+    for name in tensor.__tensor_flatten__()[0]:
+        delattr(tensor, name)
+    tensor._pattern, tensor._fill = data._pattern, data._fill
+    for name in data.__tensor_flatten__()[0]:
+        setattr(tensor, name, getattr(data, name))
+
+
 def _of_tensors(pattern: Pattern) -> tuple[list[int], list[tuple[str, Tensor]]]:
     """What tensors over a pattern have of it: strides, and its arrays as attributes."""
     named = [(f"{role}{n}", a) for role in ("_pos", "_crd") for n, a in enumerate(getattr(pattern, role))]

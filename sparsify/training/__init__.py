@@ -8,7 +8,7 @@ Read `set_mask.py`, then `all_reduce.py` and `file.py`.
 from sparsify.training.all_reduce import all_reduce_gradients, broadcast_parameters
 from sparsify.training.callbacks import lightning_callback, trainer_callback
 from sparsify.training.file import load_file, save_file
-from sparsify.training.set_mask import mask_of, set_mask
+from sparsify.training.set_mask import mask_of, set_mask, set_pattern
 
 __all__ = [
     "all_reduce_gradients",
@@ -18,5 +18,6 @@ __all__ = [
     "mask_of",
     "save_file",
     "set_mask",
+    "set_pattern",
     "trainer_callback",
 ]

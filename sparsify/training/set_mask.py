@@ -75,6 +75,36 @@ def set_mask(parameter: Tensor, mask: Tensor, optimizers: Optimizers = ()) -> No
             move()
 
 
+@public
+def set_pattern(parameter: Tensor, pattern: Pattern, values: Tensor, optimizers: Optimizers = ()) -> None:
+    """Gives a parameter the entries of a pattern and new values; it stays the same object, in its own format.
+
+    Optimizer state and gradients follow the entries as in `set_mask`.
+
+    Args:
+        parameter: a leaf, dense or a `SparseTensor`.
+        pattern: the entries, in any format.
+        values: [pattern.nnz] in its storage order.
+        optimizers: one or several that train the parameter.
+
+    Raises:
+        InvalidTensorError: values that do not fit the pattern, or as in `set_mask`. Nothing has changed.
+
+    >>> from sparsify import Format
+    >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 2.0]]))
+    >>> other = Pattern(Format("csr"), (1, 2), (None, torch.tensor([0, 1])), (None, torch.tensor([1])))
+    >>> set_pattern(weight, other, torch.tensor([5.0]))
+    >>> weight.tolist()
+    [[0.0, 5.0]]
+    """
+    source = SparseTensor(pattern, values.detach())
+    if isinstance(parameter, SparseTensor):
+        source = source.to(format=parameter.format)
+    set_mask(parameter, mask_of(source), optimizers)
+    with torch.no_grad():
+        parameter.copy_(source)
+
+
 @dataclass(frozen=True)
 class State:
     """A tensor of an optimizer with a number for each entry of a parameter.

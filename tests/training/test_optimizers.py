@@ -129,12 +129,56 @@ def test_states_of_the_same_mask_and_of_another() -> None:
         dense.weight.mul_(2)
     sparse.load_state_dict(dense.state_dict())
     assert_alike(sparse, dense)
-    other = copy.deepcopy(sparse)
+    dense_state = {"weight": torch.ones(8, 12, dtype=torch.float64), "bias": sparse.bias.detach()}
+    outside = int((~mask_of(sparse.weight)).sum())
+    with pytest.raises(RuntimeError, match=f"{outside} entries outside of the pattern.*set_mask"):
+        sparse.load_state_dict(dense_state)
+    assert_alike(sparse, dense)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "dense, compressed(crd=int16)"])
+def test_states_of_another_mask_take_their_place(format) -> None:
+    sparse, other = layers()[0], layers()[0]
     set_mask(other.weight, ~mask_of(sparse.weight))
-    for state in (other.state_dict(), {"weight": torch.ones(8, 12), "bias": other.bias.detach()}):
-        with pytest.raises(RuntimeError, match="set_mask changes"):
-            sparse.load_state_dict(state)
-        assert_alike(sparse, dense)
+    with torch.no_grad():
+        other.weight.values().copy_(torch.arange(1.0, other.weight.nnz + 1))
+    weight, before = sparse.weight, mask_of(sparse.weight)
+    state = {"weight": other.weight.detach().to(format=format), "bias": other.bias.detach()}
+    sparse.load_state_dict(state)
+    assert sparse.weight is weight and weight.format == other.weight.format
+    assert torch.equal(weight.detach().to_dense(), other.weight.detach().to_dense())
+    assert torch.equal(mask_of(weight), ~before)
+    with torch.no_grad():
+        weight.mul_(2)
+    assert torch.equal(state["weight"].to_dense(), other.weight.detach().to_dense())  # no memory is shared
+    loss(sparse).backward()
+    assert weight.grad.pattern is weight.pattern
+    with pytest.raises(NotImplementedError, match="copy_ into Pattern"):  # another object keeps its pattern
+        layers()[0].weight.detach().copy_(state["weight"].to(format="csr"))
+
+
+def test_autocast_to_bfloat16() -> None:
+    pair = [layer.float() for layer in layers()]
+    for layer in pair:
+        with torch.autocast("cpu", torch.bfloat16):
+            value = loss(layer, X.float())
+        value.backward()
+    assert pair[0].weight.grad.dtype == torch.float32
+    found, wanted = pair[0].weight.grad.to_dense(), pair[1].weight.grad
+    torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()))
+
+
+def test_copies_of_modules_train_apart() -> None:
+    sparse = layers()[0]
+    loss(sparse).backward()
+    other = copy.deepcopy(sparse)
+    assert isinstance(other.weight, nn.Parameter) and torch.equal(other.weight, sparse.weight)
+    assert torch.equal(other.weight.grad, sparse.weight.grad)
+    before = sparse.weight.values().clone()
+    optim.SGD(other.parameters(), 0.1).step()
+    set_mask(other.weight, ~mask_of(other.weight))
+    assert torch.equal(sparse.weight.values(), before)
+    assert not (mask_of(sparse.weight) & mask_of(other.weight)).any()
 
 
 def test_resumed_runs_are_the_same() -> None:

@@ -5,8 +5,8 @@ import torch
 from torch import nn, optim
 
 import sparsify
-from sparsify.errors import DtypeError, FormatError, ShapeError
-from sparsify.training import mask_of, set_mask
+from sparsify.errors import DtypeError, FormatError, InvalidTensorError, ShapeError
+from sparsify.training import mask_of, set_mask, set_pattern
 
 FORMATS = ["dense", "csr", "csc", "coo", "dcsr", "bcsr(2, 2)", "nm(2, 4)", "dense, compressed(crd=int16)"]
 OPTIMIZERS = {
@@ -164,3 +164,28 @@ def test_applied_models_train_under_other_masks(make, x) -> None:
     optimizer.step()
     assert torch.equal(mask_of(weight), new)
     assert torch.equal(dense(weight) != 0, new & ((wanted != 0) | (old & new)))
+
+
+@pytest.mark.parametrize("format", ["dense", "csr", "csc"])
+def test_patterns_with_values(format) -> None:
+    old, new = torch.rand(6, 8) < 0.5, torch.rand(6, 8) < 0.5
+    start = torch.where(old, torch.rand(6, 8) + 1, 0)
+    weight = nn.Parameter(start.clone() if format == "dense" else sparsify.tensor(start, format))
+    set_mask(weight, old)
+    optimizer = optim.Adam([weight])
+    (weight * 2.0).sum().backward()
+    optimizer.step()
+    state = optimizer.state[weight]["exp_avg"]
+    before = state.clone() if format == "dense" else state.to_dense()
+    wanted = torch.where(new, torch.rand(6, 8) + 1, 0)
+    source = sparsify.tensor(wanted, "csr")
+    for values in (source.values()[1:], torch.ones(3, 3)):
+        with pytest.raises(InvalidTensorError):
+            set_pattern(weight, source.pattern, values, optimizer)
+    assert torch.equal(mask_of(weight), old)
+    set_pattern(weight, source.pattern, source.values(), optimizer)
+    assert torch.equal(weight.detach() if format == "dense" else weight.detach().to_dense(), wanted)
+    assert torch.equal(mask_of(weight), new)
+    kept = optimizer.state[weight]["exp_avg"]
+    kept = kept if format == "dense" else kept.to_dense()
+    assert torch.equal(kept, torch.where(old & new, before, 0))
