@@ -1,5 +1,7 @@
 """Masks of trained parameters, dense and sparse: what stays, what is lost, what starts at 0."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn, optim
@@ -189,3 +191,34 @@ def test_patterns_with_values(format) -> None:
     kept = optimizer.state[weight]["exp_avg"]
     kept = kept if format == "dense" else kept.to_dense()
     assert torch.equal(kept, torch.where(old & new, before, 0))
+
+
+def test_applied_models_resume_with_the_masks_of_a_state() -> None:
+    prune = {"method": "magnitude", "sparsity": 0.9}
+    rule = {"targets": ["param:*weight"], "role": "weight", "prune": prune}
+    x = torch.randn(32, 64)
+
+    def applied(seed):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).train()
+        return sparsify.apply(net, {"schema": 1, "name": "pruned", "sparsify": [rule]}, (x,))
+
+    def steps(model, optimizer) -> None:
+        for _ in range(5):
+            optimizer.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            optimizer.step()
+
+    whole, resumed = applied(0), applied(1)
+    optimizers = [optim.AdamW(model.parameters(), 0.01) for model in (whole, resumed)]
+    steps(whole, optimizers[0])
+    assert any(
+        (dense(p) != dense(q)).any() for p, q in zip(whole.parameters(), resumed.parameters(), strict=True)
+    )
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    for model, optimizer in zip((whole, resumed), optimizers, strict=True):
+        steps(model, optimizer)
+    for first, second in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(mask_of(first), mask_of(second))
+        assert torch.equal(dense(first.detach()), dense(second.detach()))
