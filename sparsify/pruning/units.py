@@ -68,5 +68,5 @@ class Units:
         if self.kind == "n:m:g":
             if density > self.keep / self.of + 1e-9 and round(self.of * density) >= self.of:
                 return torch.ones(scores.shape, dtype=torch.bool)
-            return grouped_mask(scores, self.keep, self.of, self.group, along=self.mode)
+            return grouped_mask(scores.clamp(min=0), self.keep, self.of, self.group, along=self.mode)
         return largest_in_groups(scores, max(self.keep, round(self.of * density)), self.of, self.mode)
