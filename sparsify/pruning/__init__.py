@@ -2,5 +2,5 @@
 
 In: weights, gradients, masks, a step and a seed. Out: masks. A method is a composition of five names: read `methods.py`
 (the table), then `score.py`, `schedule.py`, `scope.py`, `units.py` (structures) and `regrow.py`; `masks.py` joins them,
-and `plan.py` and `targets.py` read them from recipes.
+`plan.py` and `targets.py` read them from recipes, `plot.py` draws them.
 """

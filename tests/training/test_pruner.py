@@ -146,3 +146,30 @@ def test_errors_change_nothing():
     with pytest.raises(SparsifyError, match=r"masks of other weights: 3\.weight"):
         pruner.load_state_dict(state)
     assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["rigl", "set", "gmp"])
+def test_masks_of_an_applied_model_reach_its_kernels(method):
+    pytest.importorskip("sparsify.storage.trained_masks")  # masks of sparse parameters
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).train()
+    x = torch.randn(64, 256)
+    applied = sparsify.apply(net, recipe(method), x)
+    optimizer = torch.optim.AdamW(applied.parameters(), lr=1e-3)
+    pruner = sparsify.Pruner(applied, optimizer)
+    variants = len(applied.variants)
+    for _ in range(STEPS):
+        (applied(x) - x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pruner.step()
+    dense = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    for name, value in applied.named_parameters():
+        found = value.detach().to_dense() if isinstance(value, sparsify.SparseTensor) else value.detach()
+        dense.get_parameter(name).data.copy_(found)
+        if name in pruner.masks:
+            assert not found[~pruner.masks[name]].any()
+    torch.testing.assert_close(applied(x), dense(x), rtol=1e-4, atol=1e-5)
+    assert len(applied.variants) == variants
+    assert [update.step for update in pruner.report] == [3, 6, 9]
+    assert pruner.report[-1].actual == pytest.approx(0.75, abs=1e-5)
