@@ -43,8 +43,14 @@ class DenseGradients:
         is_collecting: whether calls of the model are followed.
     """
 
-    def __init__(self, model: nn.Module, source: Callable[[], nn.Module], names: Sequence[str]) -> None:
-        self.model, self.source, self.names = model, source, names
+    def __init__(
+        self,
+        model: nn.Module,
+        source: Callable[[], nn.Module],
+        weights: Callable[[], dict[str, Tensor]],
+        names: Sequence[str],
+    ) -> None:
+        self.model, self.source, self.weights, self.names = model, source, weights, names
         self.found: dict[str, Tensor] = {}
         self.is_collecting = self._is_inside = False
         self._random = torch.get_rng_state()
@@ -98,7 +104,7 @@ class DenseGradients:
     ) -> None:
         """Adds the gradients of the weights for those of the results."""
         source = self.source()
-        weights = {name: dense(value) for name, value in source.named_parameters()}
+        weights = self.weights()
         wanted = [weights[name].requires_grad_() for name in self.names]
         given = {**weights, **{name: buffer.clone() for name, buffer in buffers.items()}}
         args, kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (args, kwargs))

@@ -17,6 +17,7 @@ from sparsify import recipe as recipes
 from sparsify.errors import SparsifyError, public
 from sparsify.passes.apply import apply
 from sparsify.passes.capture.draft import Pruning
+from sparsify.passes.capture.shell import replace
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.rules.prunable import selected
 from sparsify.passes.rules.prune import choose, is_pruning, unique
@@ -111,7 +112,9 @@ class Pruner:
         if not isinstance(model, SparseModule):
             for name, weight in self._weights().items():
                 set_mask(weight, self.masks[name], self.optimizers)
-        self._gradients = DenseGradients(model, self._source, regrowing) if regrowing else None
+        self._gradients = (
+            DenseGradients(model, self._source, self._dense_weights, regrowing) if regrowing else None
+        )
         self._hooks = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
         self._prepare()
 
@@ -138,10 +141,10 @@ class Pruner:
         source = copy.deepcopy(self._source()).eval()
         if self._gradients is not None:
             self._gradients.attach()
-        for name, parameter in list(source.named_parameters()):
-            if isinstance(parameter, SparseTensor):
-                owner, _, own = name.rpartition(".")
-                setattr(source.get_submodule(owner), own, nn.Parameter(dense(parameter)))
+        found = self._dense_weights()
+        for name, parameter in list(source.named_parameters(remove_duplicate=False)):
+            if isinstance(parameter, SparseTensor) and name in found:
+                replace(source, parameter, nn.Parameter(found[name]))
         return apply(source, finished(self.recipe), example_inputs, trainable=False)
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,6 +186,17 @@ class Pruner:
 
     def _source(self) -> nn.Module:
         return self.model._source if isinstance(self.model, SparseModule) else self.model
+
+    def _dense_weights(self) -> dict[str, Tensor]:
+        """All parameters by name, dense; those that are packed as whole numbers, with their scales."""
+        unpacked: dict[str, Tensor] = {}
+        if isinstance(self.model, SparseModule):
+            weights = self.model._weights
+            unpacked = {name: weights.unpacked(name).detach() for name in weights.held}
+        return {
+            name: unpacked[name] if name in unpacked else dense(parameter)
+            for name, parameter in self._source().named_parameters()
+        }
 
     def _weights(self) -> dict[str, Tensor]:
         """The pruned parameters by name."""
@@ -316,8 +330,15 @@ def pruned_rules(model: nn.Module, recipe: Recipe, steps_per_epoch: int | None) 
             raise SparsifyError(
                 f"the rule {label} matches no weight", "`sparsify recipes validate`, or `optional`"
             )
-        if taken.get(at):
-            yield Pruned(label, plan_of(rule, steps_per_epoch), tuple(taken[at]))
+        source = model._source if isinstance(model, SparseModule) else model
+        trained = tuple(name for name in taken.get(at, ()) if source.get_parameter(name).requires_grad)
+        if taken.get(at) and not trained:
+            raise SparsifyError(
+                f"the weights of the rule {label} do not train",
+                "apply a model in training, or trainable=True",
+            )
+        if trained:
+            yield Pruned(label, plan_of(rule, steps_per_epoch), trained)
 
 
 def finished(recipe: Recipe) -> Recipe:

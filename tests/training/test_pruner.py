@@ -173,3 +173,11 @@ def test_masks_of_an_applied_model_reach_its_kernels(method):
     assert len(applied.variants) == variants
     assert [update.step for update in pruner.report] == [3, 6, 9]
     assert pruner.report[-1].actual == pytest.approx(0.75, abs=1e-5)
+    torch.testing.assert_close(pruner.finish(x)(x), dense(x), rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_weights_have_no_schedule():
+    net = model().eval()
+    applied = sparsify.apply(net, recipe("rigl"), torch.randn(5, 16, dtype=torch.float64))
+    with pytest.raises(SparsifyError, match="the weights of the rule weights do not train"):
+        sparsify.Pruner(applied, torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1))
