@@ -262,6 +262,8 @@ class Pruner:
             return  # no backward since the last step: a step of nothing
         if rule.plan.score == "gradient" and any(name not in known for name in rule.names):
             return
+        if rule.plan.regrow == "gradient":
+            sum_over_ranks([known[name] for name in rule.names])
         found = new_masks(
             rule.plan,
             {name: dense(weight) for name, weight in weights.items()},
@@ -287,6 +289,13 @@ class Pruner:
             for name, weight in self._weights().items():
                 if not isinstance(weight, SparseTensor):
                     weight.masked_fill_(~self.masks[name], 0)
+
+
+def sum_over_ranks(gradients: Iterable[Tensor]) -> None:
+    """Adds gradients over the processes of a distributed run, so that all choose the same masks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for gradient in gradients:
+            torch.distributed.all_reduce(gradient)
 
 
 def recipe_of(model: nn.Module, recipe: Any) -> Recipe:

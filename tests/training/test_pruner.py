@@ -181,3 +181,26 @@ def test_frozen_weights_have_no_schedule():
     applied = sparsify.apply(net, recipe("rigl"), torch.randn(5, 16, dtype=torch.float64))
     with pytest.raises(SparsifyError, match="the weights of the rule weights do not train"):
         sparsify.Pruner(applied, torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1))
+
+
+def rank_of_two(rank, file, results):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    run = Run("rigl")
+    for at in range(4):
+        torch.manual_seed(100 * at + rank)
+        x = torch.randn(5, 16, dtype=torch.float64)
+        run.model(x).square().mean().backward()
+        for parameter in run.model.parameters():
+            torch.distributed.all_reduce(parameter.grad)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        run.pruner.step()
+    torch.save(run.pruner.masks, f"{results}{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_have_the_same_masks(tmp_path):
+    torch.multiprocessing.spawn(rank_of_two, (str(tmp_path / "group"), str(tmp_path / "masks")), nprocs=2)
+    first, second = (torch.load(tmp_path / f"masks{rank}.pt") for rank in range(2))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
