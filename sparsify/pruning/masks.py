@@ -114,9 +114,10 @@ def exchanged(kept: Tensor, grown: Tensor, alive: Tensor, count: int, share: flo
 
 
 def _among(found: Tensor, alive: Tensor) -> Tensor:
-    """Scores as float64 in which what is not alive comes last."""
-    least = torch.finfo(torch.float64).min
-    return ordered(found.double()).clamp(min=least).masked_fill(~alive, -torch.inf)
+    """Scores as floating-point numbers in which what is not alive comes last."""
+    found = found if found.dtype.is_floating_point else found.double()
+    least = torch.finfo(found.dtype).min
+    return ordered(found).clamp(min=least).masked_fill(~alive, -torch.inf)
 
 
 def _require_fit(name: str, weight: Tensor, mask: Tensor | None) -> None:
