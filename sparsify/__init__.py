@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparsify.storage.levels import Level
     from sparsify.storage.pattern import Pattern
     from sparsify.storage.tensor import SparseTensor
+    from sparsify.training.pruner import Pruner
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "Recipe",
     "Report",
     "SparseModule",
+    "Pruner",
     "SparsifyError",
     "register_function",
     "register_monoid",
@@ -80,6 +82,7 @@ _MODULES = {
     "Recipe": "sparsify.recipe",
     "Report": "sparsify.report",
     "SparseModule": "sparsify.passes.module.sparse_module",
+    "Pruner": "sparsify.training.pruner",
     "SparsifyError": "sparsify.errors",
     "register_function": "sparsify.compiler.einsum.register",
     "register_monoid": "sparsify.compiler.einsum.register",

@@ -1,4 +1,4 @@
-"""`sparsify recipes ls|show|cp|validate|schema`: the recipes that ship with the package, and one's own."""
+"""`sparsify recipes ls|show|cp|validate|schema|plot`: the recipes that ship with the package, and one's own."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from sparsify import recipe
 from sparsify.cli.printing import PLAIN, Json, print_json, print_rows
-from sparsify.errors import NEGATIVE
+from sparsify.errors import NEGATIVE, SparsifyError
 
 app = typer.Typer(
     name="recipes", help="List, show, copy and check recipes.", no_args_is_help=True, rich_markup_mode=PLAIN
@@ -84,3 +84,28 @@ def schema(as_json: Json = False) -> None:
         print_json({"json_schema": recipe.json_schema()})
     else:
         typer.echo(json.dumps(recipe.json_schema(), indent=2))
+
+
+@app.command()
+def plot(
+    name: Annotated[str, typer.Argument(metavar="RECIPE", help="A file or a built-in name.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the drawing as SVG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw the share of zeros over the steps of a training."""
+    from sparsify.pruning import plot as drawing
+
+    found = drawing.schedules(recipe.load(name))
+    if out is not None:
+        try:
+            out.write_text(drawing.as_svg(found), encoding="utf-8")
+        except OSError as error:
+            raise SparsifyError(f"cannot write {out}: {error.strerror}", "choose another place") from error
+    if as_json:
+        rows = [
+            {"rule": rule, "updates": [[s, one.target(s)] for s in range(one.end + 1) if one.is_update(s)]}
+            for rule, one in found.items()
+        ]
+        print_json({"schedules": rows})
+    else:
+        typer.echo(drawing.as_text(found))

@@ -11,7 +11,17 @@ from sparsify.recipe.builtin import copy, description, names, path, require
 
 if TYPE_CHECKING:
     from sparsify.recipe.parse import json_schema, load, loads
-    from sparsify.recipe.schema import Compile, FormatSpec, Fuse, Prune, Recipe, Rule, Verify, When
+    from sparsify.recipe.schema import (
+        Compile,
+        FormatSpec,
+        Fuse,
+        Prune,
+        Recipe,
+        Rule,
+        ScheduleSpec,
+        Verify,
+        When,
+    )
 
 __all__ = [
     "Compile",
@@ -20,6 +30,7 @@ __all__ = [
     "Prune",
     "Recipe",
     "Rule",
+    "ScheduleSpec",
     "Verify",
     "When",
     "copy",

@@ -40,7 +40,20 @@ def listed(value: Any) -> Any:
 
 Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 Targets = Annotated[tuple[Annotated[str, AfterValidator(require_target)], ...], BeforeValidator(listed)]
-Method = Literal["magnitude", "block_magnitude"]
+Method = Literal[
+    "magnitude",
+    "block_magnitude",
+    "random",
+    "gradient",
+    "gmp",
+    "movement",
+    "set",
+    "rigl",
+    "constant",
+]
+GRADUAL: Final = ("gradient", "gmp", "movement", "set", "rigl")
+"""Methods that change masks while a model trains."""
+REGROWING: Final = ("set", "rigl")
 MaskKind = Literal[
     "bigbird",
     "longformer",
@@ -125,13 +138,21 @@ class Prune(Section):
     method: Method
     sparsity: float | None = Field(default=None, ge=0, le=1)
     pattern: Annotated[PatternSpec | None, BeforeValidator(structured)] = None
-    scope: Literal["layer", "global"] = "layer"
+    scope: Literal["layer", "global", "erk", "owl"] = "layer"
+    score: str | None = None
+    regrow: Literal["none", "random", "gradient"] | None = None
+    fraction: float = Field(default=0.3, ge=0, le=1)
     dim: int | Literal["in", "out"] | None = None
+
+    @property
+    def regrows(self) -> bool:
+        """Whether dropped entries are exchanged for others."""
+        return self.method in REGROWING if self.regrow is None else self.regrow != "none"
 
     @model_validator(mode="after")
     def _agrees(self) -> "Prune":
         group = self.pattern.nm if self.pattern else None
-        if group is None and self.sparsity is None:
+        if group is None and self.sparsity is None and self.method != "constant":
             raise ValueError(f"`method: {self.method}` needs `sparsity`, the share of zeros")
         if self.method == "block_magnitude" and (self.pattern is None or self.pattern.block is None):
             raise ValueError(
@@ -142,9 +163,13 @@ class Prune(Section):
             raise ValueError(
                 "`dim` is the mode along which n:m groups lie; leave it out, or add such a `pattern`"
             )
-        if group is not None and self.scope == "global":
+        if group is not None and self.regrows:
+            raise ValueError("n:m groups do not regrow; leave `regrow` or `pattern` out")
+        if self.sparsity == 1 and self.regrows:
+            raise ValueError("`sparsity: 1` leaves no entries that could regrow; a smaller share")
+        if group is not None and self.scope != "layer":
             raise ValueError(
-                "`scope: global` shares one threshold, and n:m groups have none; leave `scope` out"
+                f"`scope: {self.scope}` shares one target among weights, and n:m groups have none; leave `scope` out"
             )
         if (
             group is not None
@@ -206,6 +231,28 @@ class When(Section):
     min_size: int | None = Field(default=None, ge=0)
 
 
+class ScheduleSpec(Section):
+    """The share of zeros over the steps of a training; `to` is that of `prune` where it is not given."""
+
+    kind: Literal["oneshot", "constant", "linear", "cubic", "cosine"] | None = None
+    start_at: float | None = Field(default=None, alias="from", ge=0, le=1)
+    to: float | None = Field(default=None, ge=0, le=1)
+    start: int = Field(default=0, ge=0)
+    end: int | None = Field(default=None, ge=0)
+    every: int = Field(default=1, ge=1)
+    unit: Literal["step", "epoch"] = "step"
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "ScheduleSpec":
+        if self.end is not None and self.end < self.start:
+            raise ValueError(f"ends at {self.end}, before its start at {self.start}")
+        if self.start_at is not None and self.to is not None and self.start_at > self.to:
+            raise ValueError(f"goes from {self.start_at} to fewer zeros, {self.to}; exchange them")
+        return self
+
+
 class Rule(Section):
     """Which tensors are sparse, and how."""
 
@@ -219,6 +266,7 @@ class Rule(Section):
     reorder: Reorder = "none"
     ties: Literal["share", "untie", "error"] = "error"
     prune: Prune | None = None
+    schedule: ScheduleSpec | None = None
     mask: Mask | None = None
     format: str | FormatSpec = "auto"
     dtype: StoredDtype = "same"
@@ -262,9 +310,30 @@ class Rule(Section):
                 "`source: computed` is for gates that the model makes sparse itself, `role: gate` without `prune`; "
                 "others are `given`, `prune` or `mask`"
             )
+        if self.prune is not None:
+            self._require_schedule(self.prune, self.schedule or ScheduleSpec())
         if (idle := next(self._idle(), None)) is not None:
             raise ValueError("`{}` {}".format(*idle))
         return self
+
+    @staticmethod
+    def _require_schedule(prune: Prune, schedule: ScheduleSpec) -> None:
+        """Raises where a schedule does not reach what `prune` asks for."""
+        is_gradual = prune.method in GRADUAL or schedule.kind in ("linear", "cubic", "cosine")
+        if is_gradual and schedule.end is None:
+            raise ValueError(
+                f"`method: {prune.method}` changes masks over steps; `schedule: {{end: 1000, every: 100}}`"
+            )
+        group = prune.pattern.nm if prune.pattern else None
+        wanted = prune.sparsity if group is None else 1 - group.keep / group.of
+        if None not in (schedule.to, wanted) and abs(schedule.to - wanted) > 1e-6:  # type: ignore[operator]
+            raise ValueError(
+                f"`schedule: to: {schedule.to}` contradicts the share of zeros {wanted:g} of `prune`"
+            )
+        if schedule.start_at is not None and wanted is not None and schedule.start_at > wanted + 1e-6:
+            raise ValueError(
+                f"`schedule: from: {schedule.start_at}` is more than the {wanted:g} that `prune` asks for"
+            )
 
     def _idle(self) -> Iterator[tuple[str, str]]:
         """The keys that have no meaning beside the others of the rule, each with the reason."""
@@ -272,6 +341,8 @@ class Rule(Section):
         others = [t for t, kind in zip(self.targets, kinds, strict=True) if kind not in ("param", "")]
         if self.prune is not None and others:
             yield "prune", f"makes zeros in parameters, and {others[0]} is none; name them as `param:...`"
+        if self.schedule is not None and self.prune is None:
+            yield "schedule", "says when `prune` makes zeros, and the rule has no `prune`; leave it out"
         if self.dtype != "same" and others:
             yield (
                 f"dtype: {self.dtype}",

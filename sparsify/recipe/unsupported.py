@@ -1,6 +1,6 @@
 """Keys and values that no version reads yet, or that say nothing: what to write instead.
 
-In: the section `Rule` and its key `schedule`, or `Prune` and `method: wanda`. Out: a sentence for the error at that
+In: the section `Rule` and its key `ref`, or `Prune` and `method: wanda`. Out: a sentence for the error at that
 place, "" for keys that there never were.
 """
 
@@ -9,12 +9,11 @@ from typing import Any, Final
 RESULTS: Final = (
     "rules make inputs and parameters sparse, not results and gradients of operators; leave it out"
 )
-METHODS: Final = ("random", "threshold", "topk", "wanda", "sparsegpt", "movement", "rigl", "constant")
+METHODS: Final = ("threshold", "topk", "wanda", "sparsegpt")
 # By section and key, or key and value.
 REFUSED: Final[dict[tuple[str, str], str]] = {
     ("Recipe", "stages"): "`stages` are not supported yet; write the rules under `sparsify`",
     ("Rule", "ref"): "`ref` is not supported yet; name the tensors in `targets`",
-    ("Rule", "schedule"): "`schedule` is not supported yet: `prune` makes all zeros at once; leave it out",
     ("Rule", "inline"): f"`inline` is not supported yet: {RESULTS}",
     ("Rule", "temporary"): f"`temporary` is not supported yet: {RESULTS}",
     ("Rule", "external"): f"`external` is not supported yet: {RESULTS}",

@@ -2,7 +2,7 @@
 
 In: modules with `nn.Parameter(SparseTensor)`, or dense parameters with zeros, and their optimizers. Out: the same
 objects under new masks; gradients summed over processes; safetensors files of values and coordinates.
-Read `set_mask.py`, then `all_reduce.py` and `file.py`.
+Read `set_mask.py`, `dense_gradients.py`, `pruner.py`, then `all_reduce.py` and `file.py`.
 """
 
 from sparsify.training.all_reduce import all_reduce_gradients, broadcast_parameters

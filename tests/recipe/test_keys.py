@@ -26,7 +26,7 @@ ELSEWHERE = {
     ("Recipe", "data"), ("Factory", "factory"), ("Factory", "args"), ("Data", "name"),
 }  # fmt: skip
 # Read when a recipe is validated: its other sections decide what their values say.
-VALIDATED = {("Verify", "against"), ("Prune", "method")}
+VALIDATED = {("Verify", "against"), ("Prune", "method"), ("ScheduleSpec", "to")}
 
 
 class Model(nn.Module):
@@ -60,6 +60,18 @@ RULES: list[dict[str, Any]] = [
         "when": {"min_density": 0.1, "min_size": 1},
         "ties": "share",
         "dtype": "bfloat16",
+    },
+    {
+        "targets": "param:third.weight",
+        "ties": "untie",
+        "prune": {
+            "method": "rigl",
+            "sparsity": 0.5,
+            "fraction": 0.2,
+            "score": "magnitude",
+            "regrow": "random",
+        },
+        "schedule": {"kind": "cosine", "from": 0.5, "start": 0, "end": 4, "every": 2, "unit": "epoch"},
     },
     {"targets": "input:nothing", "optional": True},
 ]
@@ -118,7 +130,13 @@ def test_kinds_of_masks_have_the_numbers_of_their_functions() -> None:
         ("compile: {backends: [torch]}", 3, 11, "without `own` leaves no kernels; add `own`"),
         ("data: {name: cora, size: 3}", 3, 20, "unknown key 'size'"),
         ("ref: b", 4, 18, "`ref` is not supported yet; name the tensors in `targets`"),
-        ("schedule: {kind: cubic}", 4, 18, "`schedule` is not supported yet: `prune` makes all zeros at once"),
+        ("schedule: {kind: cubic}", 4, 5, "`schedule` says when `prune` makes zeros, and the rule has no `prune`"),
+        ("prune: {method: rigl, sparsity: 0.5}", 4, 5, "`method: rigl` changes masks over steps; `schedule: {end"),
+        ("prune: {method: set, pattern: 2:4}", 4, 18, "n:m groups do not regrow"),
+        ("prune: {method: rigl, sparsity: 1}", 4, 18, "leaves no entries that could regrow"),
+        ("prune: {method: magnitude, sparsity: 0.5}, schedule: {from: 0.9}", 4, 5, "is more than the 0.5 that"),
+        ("prune: {method: magnitude, sparsity: 0.5}, schedule: {to: 0.9}", 4, 5, "`schedule: to: 0.9` contradicts"),
+        ("prune: {method: gmp, sparsity: 0.5}, schedule: {start: 9, end: 3}", 4, 55, "before its start at 9"),
         ("inline: {method: magnitude}", 4, 18, "`inline` is not supported yet: rules make inputs and parameters"),
         ("temporary: csr", 4, 18, "`temporary` is not supported yet: rules make"),
         ("external: {method: magnitude}", 4, 18, "`external` is not supported yet: rules make"),
@@ -165,8 +183,8 @@ def test_validate_finds_what_apply_cannot_do(
 
 
 def test_mappings_are_refused_too() -> None:
-    with pytest.raises(RecipeError, match="`schedule` is not supported yet"):
-        recipe.load({"schema": 1, "name": "x", "sparsify": [{"targets": "a", "schedule": {}}]})
+    with pytest.raises(RecipeError, match="`ref` is not supported yet"):
+        recipe.load({"schema": 1, "name": "x", "sparsify": [{"targets": "a", "ref": "b"}]})
 
 
 def test_masks_may_say_that_they_are_compared_with() -> None:

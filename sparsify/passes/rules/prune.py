@@ -18,8 +18,8 @@ from sparsify.passes.rules.mark import aliases, rule_error
 from sparsify.passes.rules.not_finite import first_not_finite
 from sparsify.passes.rules.product_weights import product_weights
 from sparsify.passes.rules.prunable import passed_over, selected, unnamed
+from sparsify.pruning.plan import first_masks
 from sparsify.recipe import Recipe, Rule
-from sparsify.sparsification.magnitude import magnitude_masks
 from sparsify.sparsification.rounding import Moved, moved, rounded, scales
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -151,7 +151,7 @@ def _pruned(weights: Sequence[nn.Parameter], recipe: Recipe, rule: Rule) -> list
     """The weights with zeros as a rule says."""
     assert rule.prune is not None, "rules that prune say how"
     try:
-        masks = magnitude_masks(weights, rule.prune)
+        masks = first_masks(weights, rule, recipe.seed or 0)
     except SparsifyError as error:
         raise rule_error(recipe, rule, str(error)) from error
     with torch.no_grad():

@@ -4,12 +4,16 @@ import pytest
 import torch
 
 from sparsify.errors import ShapeError
-from sparsify.recipe import Prune
+from sparsify.pruning.plan import first_masks
+from sparsify.recipe import Prune, Rule
 from sparsify.sparsification.grouped import grouped_mask
 from sparsify.sparsification.largest import largest
-from sparsify.sparsification.magnitude import magnitude_masks
 
 WEIGHT = torch.tensor([[4.0, -1.0, 0.5, 3.0], [-2.0, 0.1, 0.2, -5.0]])
+
+
+def magnitude_masks(weights: list[torch.Tensor], prune: Prune) -> list[torch.Tensor]:
+    return first_masks(weights, Rule(targets="param:w", prune=prune))
 
 
 def kept(weights: list[torch.Tensor], **how: object) -> list[list[list[int]]]:
@@ -104,3 +108,19 @@ def test_groups_that_are_larger_than_a_weight():
     for shape in ((0, 6), (8, 0)):
         with pytest.raises(ShapeError, match="is for matrices with entries"):
             grouped_mask(torch.ones(shape), 2, 4, 1)
+
+
+def test_constant_keeps_the_zeros_that_are_there():
+    weight = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    (mask,) = magnitude_masks([weight], Prune(method="constant"))
+    assert mask.tolist() == [[False, True], [True, False]]
+
+
+def test_gradual_methods_start_dense_and_those_with_regrowth_sparse():
+    def zeros(**prune: object) -> int:
+        spec = {"end": 100, "every": 10}
+        rule = Rule(targets="param:w", prune={"sparsity": 0.75, **prune}, schedule=spec)
+        return int((~first_masks([WEIGHT], rule)[0]).sum())
+
+    assert zeros(method="gmp") == zeros(method="movement") == 0
+    assert zeros(method="rigl") == zeros(method="set", scope="erk") == 6

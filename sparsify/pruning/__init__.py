@@ -1,0 +1,6 @@
+"""Pruning: which entries of weights become zero, and which come back.
+
+In: weights, gradients, masks, a step and a seed. Out: masks. A method is a composition of five names: read `methods.py`
+(the table), then `score.py`, `schedule.py`, `scope.py`, `units.py` (structures) and `regrow.py`; `masks.py` joins them,
+`plan.py` and `targets.py` read them from recipes, `plot.py` draws them.
+"""

@@ -1,0 +1,83 @@
+"""Plans of rules: a method of a recipe as its composition, and the masks with which it starts.
+
+In: a rule with `prune: {method: rigl, sparsity: 0.9, scope: erk}, schedule: {end: 1000, every: 100}`. Out: a `Plan`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sparsify.pruning.masks import Plan, new_masks
+from sparsify.pruning.methods import METHODS
+from sparsify.pruning.schedule import Schedule
+from sparsify.pruning.targets import schedule_of
+from sparsify.pruning.units import Units
+from sparsify.recipe import Prune, Rule
+
+OF_TRAINING: Final = ("gradient", "movement")
+"""Scores that are not known before the first step, where magnitudes take their place."""
+
+
+def plan_of(rule: Rule, steps_per_epoch: int | None = None) -> Plan:
+    """How the masks of a rule that prunes are chosen.
+
+    Args:
+        rule: has `prune`.
+        steps_per_epoch: for schedules with `unit: epoch`.
+
+    Raises:
+        SparsifyError: epochs, and no number of steps in one.
+    """
+    assert rule.prune is not None, "the rule prunes"
+    prune, method = rule.prune, METHODS.get(rule.prune.method, METHODS["constant"])
+    return Plan(
+        score=prune.score or method.score,
+        schedule=schedule_of(rule, steps_per_epoch),
+        scope=prune.scope,
+        units=units_of(prune),
+        regrow=prune.regrow or method.regrow,
+        fraction=prune.fraction,
+    )
+
+
+def units_of(prune: Prune) -> Units:
+    """The structure of zeros that `prune` asks for."""
+    pattern = prune.pattern
+    if pattern is None:
+        return Units()
+    if pattern.block is not None:
+        return Units("block", block=pattern.block)
+    group = pattern.nm
+    assert group is not None, "a pattern has groups or blocks"
+    if group.group is not None:
+        along = 1 if prune.dim in ("in", 1, -1) else 0
+        return Units("n:m:g", keep=group.keep, of=group.of, group=group.group, mode=along)
+    mode = prune.dim if isinstance(prune.dim, int) else 0 if prune.dim == "out" else -1
+    return Units("n:m", keep=group.keep, of=group.of, mode=mode)
+
+
+def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Tensor]:
+    """The masks before the first step; those of a rule without a schedule are the last ones, too.
+
+    Args:
+        weights: dense, of one rule.
+        rule: has `prune`; `method: constant` keeps the zeros that are there.
+        seed: of the recipe.
+
+    Raises:
+        SparsifyError: what `new_masks` raises.
+    """
+    assert rule.prune is not None, "the rule prunes"
+    if rule.prune.method == "constant" and rule.prune.sparsity is None and rule.prune.pattern is None:
+        return [weight.detach() != 0 for weight in weights]
+    plan = plan_of(rule, steps_per_epoch=1)  # the target of the first step is that of the first epoch
+    first = plan.schedule.target(0)
+    if first == 0 and not plan.units.is_grouped:
+        return [torch.ones(weight.shape, dtype=torch.bool) for weight in weights]
+    score = "magnitude" if plan.score in OF_TRAINING else plan.score
+    at_once = replace(plan, score=score, regrow="none", schedule=Schedule("constant", to=first))
+    found = new_masks(at_once, {str(at): weight.detach() for at, weight in enumerate(weights)}, seed=seed)
+    return list(found.values())

@@ -1,0 +1,72 @@
+"""Schedules: the share of zeros that is wanted at a step. Nothing here imports torch.
+
+In: `Schedule("cubic", to=0.9, end=1000)`. Out: `schedule.target(500)`, 0.7875; updates at 0, 100, ..., 1000.
+
+Source: Zhu and Gupta, To prune, or not to prune, 2017, for the cubic one; Evci et al., Rigging the Lottery, 2020, for
+the share of exchanged entries that falls along a cosine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Final
+
+PROGRESS: Final[dict[str, Callable[[float], float]]] = {
+    "oneshot": lambda t: 1.0,
+    "constant": lambda t: 0.0,
+    "linear": lambda t: t,
+    "cubic": lambda t: 1 - (1 - t) ** 3,
+    "cosine": lambda t: (1 - cos(pi * t)) / 2,
+}
+"""By kind the share of the way that is done after the share `t` of the steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The share of zeros over steps.
+
+    Attributes:
+        kind: a key of `PROGRESS`.
+        to: the share of zeros in the end; `constant` has it from the start.
+        start_at: the share of zeros at the start.
+        start, end: the first and the last step with an update.
+        every: steps between updates; `end` is one in any case.
+    """
+
+    kind: str
+    to: float
+    start_at: float = 0.0
+    start: int = 0
+    end: int = 0
+    every: int = 1
+
+    def progress(self, step: int) -> float:
+        """The share of the way from the first target to the last one."""
+        if step < self.start:
+            return 0.0
+        length = self.end - self.start
+        return PROGRESS[self.kind](min(1.0, (step - self.start) / length) if length > 0 else 1.0)
+
+    def target(self, step: int) -> float:
+        """The share of zeros that is wanted at a step.
+
+        >>> Schedule("linear", to=0.8, end=10).target(5)
+        0.4
+        """
+        if self.kind == "constant":
+            return self.to
+        return self.start_at + (self.to - self.start_at) * self.progress(step)
+
+    def exchanged(self, fraction: float, step: int) -> float:
+        """The share of kept entries that regrowth exchanges at a step: `fraction` at first, then less and less.
+
+        >>> Schedule("cosine", to=0.9, end=10).exchanged(0.3, 10)
+        0.0
+        """
+        return fraction * (1 - self.progress(step))
+
+    def is_update(self, step: int) -> bool:
+        """Whether masks are chosen anew at a step."""
+        if not self.start <= step <= self.end:
+            return False
+        return step == self.end or (step - self.start) % self.every == 0

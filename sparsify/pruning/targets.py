@@ -1,0 +1,37 @@
+"""The schedules of a recipe's rules, drawn before anything trains. Nothing here imports torch.
+
+In: a rule with `prune: {method: gmp, sparsity: 0.9}, schedule: {end: 1000, every: 100}`. Out: a cubic `Schedule`.
+"""
+
+from sparsify.errors import SparsifyError
+from sparsify.pruning.methods import METHODS
+from sparsify.pruning.schedule import Schedule
+from sparsify.recipe import Rule, ScheduleSpec
+
+
+def schedule_of(rule: Rule, steps_per_epoch: int | None = None) -> Schedule:
+    """The schedule of a rule that prunes.
+
+    Methods with regrowth start with the share of zeros that they end with, others with none.
+
+    Args:
+        rule: has `prune`.
+        steps_per_epoch: for `unit: epoch`.
+
+    Raises:
+        SparsifyError: epochs, and no number of steps in one.
+    """
+    assert rule.prune is not None, "the rule prunes"
+    prune, spec = rule.prune, rule.schedule or ScheduleSpec()
+    group = prune.pattern.nm if prune.pattern else None
+    to = 1 - group.keep / group.of if group is not None else prune.sparsity or 0.0
+    method = METHODS.get(prune.method, METHODS["constant"])
+    start_at = spec.start_at if spec.start_at is not None else to if prune.regrows else 0.0
+    unit = 1
+    if spec.unit == "epoch":
+        if steps_per_epoch is None:
+            raise SparsifyError("a schedule counts epochs", "say how many steps one has, steps_per_epoch=...")
+        unit = steps_per_epoch
+    end = spec.start if spec.end is None else spec.end
+    kind = spec.kind or method.schedule
+    return Schedule(kind, to, start_at, spec.start * unit, end * unit, spec.every * unit)

@@ -1,0 +1,374 @@
+"""The masks of a model that trains, changed as the schedules of its recipe say.
+
+In: `pruner = Pruner(model, optimizer)`, and `pruner.step()` after each step of the optimizer. Out: weights with the
+zeros that the schedule wants at that step; `pruner.finish()` is the frozen model with these masks.
+"""
+
+import copy
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn, optim
+
+from sparsify import recipe as recipes
+from sparsify.errors import SparsifyError, public
+from sparsify.passes.apply import apply
+from sparsify.passes.capture.draft import Pruning
+from sparsify.passes.capture.shell import replace
+from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.passes.rules.prunable import selected
+from sparsify.passes.rules.prune import choose, is_pruning, unique
+from sparsify.pruning.masks import Plan, new_masks
+from sparsify.pruning.plan import first_masks, plan_of
+from sparsify.recipe import Prune, Recipe
+from sparsify.storage.tensor import SparseTensor
+from sparsify.training.dense_gradients import DenseGradients, dense
+from sparsify.training.set_mask import mask_of, set_mask
+
+SUMMED: Final = "movement"
+"""The score that sums over steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One change of the masks of a rule.
+
+    Attributes:
+        step, rule: when, and which one.
+        target, actual: shares of zeros, wanted and found.
+        churn: entries that were dropped or grew, over those kept before.
+        seconds: of the update.
+    """
+
+    step: int
+    rule: str
+    target: float
+    actual: float
+    churn: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A rule, how it chooses masks, and the names of its weights."""
+
+    label: str
+    plan: Plan
+    names: tuple[str, ...]
+
+
+class Pruner:
+    """Follows the schedules of a recipe while a model trains.
+
+    Args:
+        model: what `apply` made trainable, or a dense model, which gets the first masks of `recipe` here.
+        optimizer: one or several, made of the model's parameters as they are now.
+        recipe: of a dense model; an applied one has its own.
+        steps_per_epoch: for schedules that count epochs.
+        seed: of random scores and regrowth, by default that of the recipe.
+
+    Raises:
+        SparsifyError: no recipe, no rule that prunes, or an optimizer that does not train a pruned weight. Nothing
+            has changed then.
+
+    >>> model = nn.Linear(8, 8)
+    >>> rule = {"targets": "param:weight", "prune": {"method": "gmp", "sparsity": 0.75}, "schedule": {"end": 1}}
+    >>> optimizer = optim.SGD(model.parameters(), 0.1)
+    >>> pruner = Pruner(model, optimizer, {"name": "x", "sparsify": [rule]})
+    >>> pruner.step()
+    >>> int(model.weight.count_nonzero())
+    16
+    """
+
+    @public
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: optim.Optimizer | Iterable[optim.Optimizer],
+        recipe: Any = None,
+        *,
+        steps_per_epoch: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizers = [optimizer] if isinstance(optimizer, optim.Optimizer) else list(optimizer)
+        self.recipe = recipe_of(model, recipe)
+        self.rules = list(pruned_rules(model, self.recipe, steps_per_epoch))
+        self.seed = seed if seed is not None else self.recipe.seed or 0
+        self.at = 0
+        self.report: list[Update] = []
+        self.statistics: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}
+        _require_trained(self._weights(), self.optimizers)
+        regrowing = [n for rule in self.rules if rule.plan.regrow == "gradient" for n in rule.names]
+        if regrowing and isinstance(model, SparseModule) and model._asked.has_masks:
+            raise SparsifyError(
+                "regrow: gradient of a model whose attention has masks", "leave one of them out of the recipe"
+            )
+        self.masks = self._first_masks()
+        if not isinstance(model, SparseModule):
+            for name, weight in self._weights().items():
+                set_mask(weight, self.masks[name], self.optimizers)
+        self._gradients = (
+            DenseGradients(model, self._source, self._dense_weights, regrowing) if regrowing else None
+        )
+        self._hooks = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
+        self._prepare()
+
+    def step(self) -> None:
+        """Counts a step, after that of the optimizer, and changes the masks where the schedule says so."""
+        self.at += 1
+        for rule in self.rules:
+            if self._is_update(rule, self.at):
+                self._update(rule)
+        self._hold()
+        if self._gradients is not None:
+            self._gradients.found.clear()
+        self._last.clear()
+        self._prepare()
+
+    def finish(self, example_inputs: Any = None) -> SparseModule:
+        """The frozen model: its weights with these masks, in packed formats.
+
+        Args:
+            example_inputs: as `apply` takes them; without them the first call captures the model.
+        """
+        if self._gradients is not None:
+            self._gradients.remove()  # a copy would have the hooks, too
+        source = copy.deepcopy(self._source()).eval()
+        if self._gradients is not None:
+            self._gradients.attach()
+        found = self._dense_weights()
+        for name, parameter in list(source.named_parameters(remove_duplicate=False)):
+            if isinstance(parameter, SparseTensor) and name in found:
+                replace(source, parameter, nn.Parameter(found[name]))
+        return apply(source, finished(self.recipe), example_inputs, trainable=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masks, step, seed, sums of scores and the report: what a run needs to go on as if it had not stopped."""
+        return {
+            "step": self.at,
+            "seed": self.seed,
+            "masks": {name: mask.clone() for name, mask in self.masks.items()},
+            "statistics": {name: value.clone() for name, value in self.statistics.items()},
+            "report": [asdict(update) for update in self.report],
+        }
+
+    @public
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a state was taken; the states of the model and the optimizers are loaded before.
+
+        Raises:
+            SparsifyError: masks of other weights, or of other shapes. Nothing has changed then.
+        """
+        weights, masks = self._weights(), state["masks"]
+        if weights.keys() != masks.keys():
+            names = ", ".join(sorted(weights.keys() ^ masks.keys()))
+            raise SparsifyError(
+                f"a state with masks of other weights: {names}", "the state of the same recipe"
+            )
+        for name, weight in weights.items():
+            if masks[name].shape != weight.shape:
+                raise SparsifyError(
+                    f"the mask of {name} is {list(masks[name].shape)}, the weight {list(weight.shape)}",
+                    "the state of the same model",
+                )
+        for name, weight in weights.items():
+            set_mask(weight, masks[name])
+        self.at, self.seed = state["step"], state["seed"]
+        self.masks = {name: masks[name].clone() for name in weights}
+        self.statistics = {name: value.clone() for name, value in state["statistics"].items()}
+        self.report = [Update(**update) for update in state["report"]]
+        self._prepare()
+
+    def _source(self) -> nn.Module:
+        return self.model._source if isinstance(self.model, SparseModule) else self.model
+
+    def _dense_weights(self) -> dict[str, Tensor]:
+        """All parameters by name, dense; those that are packed as whole numbers, with their scales."""
+        unpacked: dict[str, Tensor] = {}
+        if isinstance(self.model, SparseModule):
+            weights = self.model._weights
+            unpacked = {name: weights.unpacked(name).detach() for name in weights.held}
+        return {
+            name: unpacked[name] if name in unpacked else dense(parameter)
+            for name, parameter in self._source().named_parameters()
+        }
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The pruned parameters by name."""
+        source = self._source()
+        return {name: source.get_parameter(name) for rule in self.rules for name in rule.names}
+
+    def _first_masks(self) -> dict[str, Tensor]:
+        """The masks of an applied model, or those with which a rule starts."""
+        weights = self._weights()
+        if isinstance(self.model, SparseModule):
+            return {
+                name: self._applied_mask(rule, weights[name]) for rule in self.rules for name in rule.names
+            }
+        found: dict[str, Tensor] = {}
+        for at, rule in enumerate(self.recipe.rules):
+            for one in self.rules:
+                if is_pruning(rule) and one.label == _label(self.recipe, at):
+                    masks = first_masks([weights[name] for name in one.names], rule, self.seed)
+                    found.update(zip(one.names, masks, strict=True))
+        return found
+
+    def _applied_mask(self, rule: Pruned, weight: Tensor) -> Tensor:
+        """The mask that `apply` gave a weight: a dense start has all entries, also those that are 0."""
+        is_full = rule.plan.schedule.target(0) == 0 and not rule.plan.units.is_grouped
+        is_dense = not isinstance(weight, SparseTensor)
+        return torch.ones(weight.shape, dtype=torch.bool) if is_full and is_dense else mask_of(weight)
+
+    def _is_update(self, rule: Pruned, step: int) -> bool:
+        """Whether the masks of a rule change at a step."""
+        return step > 0 and rule.plan.schedule.is_update(step)
+
+    def _prepare(self) -> None:
+        """Has the next step collect dense gradients where its update needs them."""
+        if self._gradients is not None:
+            self._gradients.is_collecting = any(
+                self._is_update(rule, self.at + 1) for rule in self.rules if rule.plan.regrow == "gradient"
+            )
+
+    def _before_step(self, optimizer: optim.Optimizer, *_: Any) -> None:
+        """Reads gradients for scores that need them; steps that a GradScaler skips do not come here."""
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        weights = self._weights()
+        for rule in self.rules:
+            needs_last = rule.plan.score not in ("magnitude", "random", SUMMED)
+            is_next = self._is_update(rule, self.at + 1)
+            for name in rule.names if rule.plan.score == SUMMED or (needs_last and is_next) else ():
+                weight = weights[name]
+                if id(weight) not in trained or weight.grad is None:
+                    continue
+                gradient = dense(weight.grad)
+                if needs_last:
+                    self._last[name] = gradient
+                else:
+                    moved = dense(weight) * gradient
+                    self.statistics[name] = self.statistics.get(name, torch.zeros_like(moved)) - moved
+
+    def _update(self, rule: Pruned) -> None:
+        """Gives the weights of a rule new masks."""
+        start = time.perf_counter()
+        weights = {name: weight for name, weight in self._weights().items() if name in rule.names}
+        known = self._last | ({} if self._gradients is None else self._gradients.found)
+        if rule.plan.regrow == "gradient" and rule.names[0] not in known:
+            return  # no backward since the last step: a step of nothing
+        if rule.plan.score == "gradient" and any(name not in known for name in rule.names):
+            return
+        if rule.plan.regrow == "gradient":
+            sum_over_ranks([known[name] for name in rule.names])
+        found = new_masks(
+            rule.plan,
+            {name: dense(weight) for name, weight in weights.items()},
+            {name: self.masks[name] for name in rule.names},
+            step=self.at,
+            seed=self.seed,
+            gradients={name: known[name] for name in rule.names if name in known},
+            statistics=self.statistics,
+        )
+        changed = sum(int((found[name] ^ self.masks[name]).sum()) for name in rule.names)
+        before = sum(int(self.masks[name].sum()) for name in rule.names)
+        for name, weight in weights.items():
+            set_mask(weight, found[name], self.optimizers)
+            self.masks[name] = found[name]
+        kept = sum(int(mask.sum()) for mask in found.values())
+        actual = 1 - kept / max(1, sum(mask.numel() for mask in found.values()))
+        target, seconds = rule.plan.schedule.target(self.at), time.perf_counter() - start
+        self.report.append(Update(self.at, rule.label, target, actual, changed / max(1, before), seconds))
+
+    def _hold(self) -> None:
+        """Keeps dense weights 0 outside of their masks."""
+        with torch.no_grad():
+            for name, weight in self._weights().items():
+                if not isinstance(weight, SparseTensor):
+                    weight.masked_fill_(~self.masks[name], 0)
+
+
+def sum_over_ranks(gradients: Iterable[Tensor]) -> None:
+    """Adds gradients over the processes of a distributed run, so that all choose the same masks."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for gradient in gradients:
+            torch.distributed.all_reduce(gradient)
+
+
+def recipe_of(model: nn.Module, recipe: Any) -> Recipe:
+    """The recipe of an applied model, or the one that is given.
+
+    Raises:
+        SparsifyError: there is none, or two.
+    """
+    if isinstance(model, SparseModule):
+        if recipe is not None:
+            raise SparsifyError("the model has a recipe already", "leave `recipe` out")
+        return model._asked.recipe
+    if not isinstance(model, nn.Module) or recipe is None:
+        raise SparsifyError(
+            f"Pruner of a {type(model).__name__} without a recipe", "give what `apply` made, or recipe=..."
+        )
+    return recipes.load(recipe)
+
+
+def pruned_rules(model: nn.Module, recipe: Recipe, steps_per_epoch: int | None) -> Iterator[Pruned]:
+    """The rules that prune, with their weights.
+
+    Raises:
+        SparsifyError: there is none, or one that matches nothing.
+    """
+    rules = {at: rule for at, rule in enumerate(recipe.rules) if is_pruning(rule)}
+    if not rules:
+        raise SparsifyError(f"no rule of {recipe.name} prunes", "a rule with `prune`")
+    if isinstance(model, SparseModule):
+        taken = {at: list(found) for at, found in model._asked.pruning.taken.items() if at in rules}
+    else:
+        pruning = Pruning()
+        choose(model, rules, None, pruning)
+        taken = {
+            at: unique(model, (n for n in selected(model, rule) if n not in pruning.passed.get(at, {})))
+            for at, rule in rules.items()
+        }
+    for at, rule in rules.items():
+        label = _label(recipe, at)
+        if not taken.get(at) and not rule.optional:
+            raise SparsifyError(
+                f"the rule {label} matches no weight", "`sparsify recipes validate`, or `optional`"
+            )
+        source = model._source if isinstance(model, SparseModule) else model
+        trained = tuple(name for name in taken.get(at, ()) if source.get_parameter(name).requires_grad)
+        if taken.get(at) and not trained:
+            raise SparsifyError(
+                f"the weights of the rule {label} do not train",
+                "apply a model in training, or trainable=True",
+            )
+        if trained:
+            yield Pruned(label, plan_of(rule, steps_per_epoch), trained)
+
+
+def finished(recipe: Recipe) -> Recipe:
+    """The recipe whose rules keep the zeros that are there."""
+    held = Prune(method="constant")
+    return recipe.with_rules(
+        rule.model_copy(update={"prune": held, "schedule": None}) if is_pruning(rule) else rule
+        for rule in recipe.rules
+    )
+
+
+def _label(recipe: Recipe, at: int) -> str:
+    """The name of a rule."""
+    return recipe.rules[at].id or f"rule {at + 1}"
+
+
+def _require_trained(weights: Mapping[str, Tensor], optimizers: Iterable[optim.Optimizer]) -> None:
+    """Raises where a pruned weight that trains is in no optimizer."""
+    trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    for name, weight in weights.items():
+        if weight.requires_grad and id(weight) not in trained:
+            raise SparsifyError(
+                f"no optimizer trains {name}", "make the optimizer of model.parameters(), after `apply`"
+            )

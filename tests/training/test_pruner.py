@@ -1,0 +1,206 @@
+"""Masks over a training: as asked after each step, the same in two runs, and after a stop."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import sparsify
+from sparsify.errors import SparsifyError
+
+STEPS = 12
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8)).double()
+
+
+def recipe(method, **how):
+    rule = {
+        "id": "weights",
+        "targets": "param:*.weight",
+        "prune": {"method": method, "sparsity": 0.75, **how},
+        "schedule": {"end": 9, "every": 3},
+    }
+    return {"name": "x", "sparsify": [rule]}
+
+
+class Run:
+    """A training of `STEPS` steps."""
+
+    def __init__(self, method, **how):
+        self.model = model()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.pruner = sparsify.Pruner(self.model, self.optimizer, recipe(method, **how))
+
+    def step(self, at):
+        torch.manual_seed(100 + at)
+        x, y = torch.randn(2, 5, 16, dtype=torch.float64), torch.randn(2, 5, 8, dtype=torch.float64)
+        for part in range(2):  # accumulated
+            nn.functional.mse_loss(self.model(x[part]), y[part]).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.pruner.step()
+        return self
+
+    def zeros(self):
+        weights = [self.model[0].weight, self.model[3].weight]
+        return sum(int((w == 0).sum()) for w in weights) / sum(w.numel() for w in weights)
+
+
+METHODS = [
+    ("gmp", {}),
+    ("movement", {}),
+    ("gradient", {}),
+    ("set", {"scope": "erk"}),
+    ("rigl", {"scope": "erk"}),
+]
+
+
+@pytest.mark.parametrize("method, how", METHODS)
+def test_zeros_are_as_asked_after_each_step(method, how):
+    run = Run(method, **how)
+    for at in range(STEPS):
+        run.step(at)
+        for name, mask in run.pruner.masks.items():
+            assert not run.model.get_parameter(name)[~mask].any()
+        wanted = run.pruner.rules[0].plan.schedule.target((at + 1) // 3 * 3)
+        total = sum(mask.numel() for mask in run.pruner.masks.values())
+        kept = sum(int(mask.sum()) for mask in run.pruner.masks.values())
+        assert kept == pytest.approx(total * (1 - wanted), abs=1)
+    assert [update.step for update in run.pruner.report] == [3, 6, 9]
+    assert run.zeros() == pytest.approx(0.75, abs=0.01)
+    assert run.pruner.report[0].churn > 0
+
+
+@pytest.mark.parametrize("method, how", METHODS)
+def test_a_run_that_stops_equals_one_that_does_not(method, how):
+    whole, first, second = Run(method, **how), Run(method, **how), Run(method, **how)
+    for at in range(STEPS):
+        whole.step(at)
+    for at in range(4):
+        first.step(at)
+    state = copy.deepcopy([first.model.state_dict(), first.optimizer.state_dict(), first.pruner.state_dict()])
+    for part, loaded in zip((second.model, second.optimizer, second.pruner), state, strict=True):
+        part.load_state_dict(loaded)
+    for at in range(4, STEPS):
+        second.step(at)
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert [update.step for update in second.pruner.report] == [3, 6, 9]
+
+
+def test_rigl_reads_the_dense_gradient_of_the_step():
+    run = Run("rigl")
+    for at in range(2):
+        run.step(at)
+    expected = copy.deepcopy(run.model)
+    found = {}
+    run.optimizer.register_step_pre_hook(lambda *_: found.update(run.pruner._gradients.found))
+    run.step(2)
+    torch.manual_seed(102)
+    x, y = torch.randn(2, 5, 16, dtype=torch.float64), torch.randn(2, 5, 8, dtype=torch.float64)
+    for part in range(2):
+        nn.functional.mse_loss(expected(x[part]), y[part]).backward()
+    for name in ("0.weight", "3.weight"):
+        torch.testing.assert_close(found[name], expected.get_parameter(name).grad, rtol=1e-12, atol=1e-12)
+        grown = run.pruner.masks[name]
+        assert grown.any()
+    assert not run.pruner._gradients.found
+
+
+def test_finish_has_the_same_masks():
+    run = Run("rigl")
+    for at in range(STEPS):
+        run.step(at)
+    x = torch.randn(5, 16, dtype=torch.float64)
+    served = run.pruner.finish(x)
+    torch.testing.assert_close(served(x), run.model.eval()(x))
+    weights = served.state_dict()
+    for name, mask in run.pruner.masks.items():
+        assert not weights[name][~mask].any()
+
+
+def test_errors_change_nothing():
+    dense = model()
+    before = copy.deepcopy(dense.state_dict())
+    other = torch.optim.SGD(model().parameters(), 0.1)
+    with pytest.raises(SparsifyError, match=r"no optimizer trains 0\.weight"):
+        sparsify.Pruner(dense, other, recipe("gmp"))
+    own = torch.optim.SGD(dense.parameters(), 0.1)
+    with pytest.raises(SparsifyError, match="without a recipe"):
+        sparsify.Pruner(dense, own)
+    with pytest.raises(SparsifyError, match="do not divide"):
+        sparsify.Pruner(dense, own, {"name": "x", "sparsify": [
+            {"targets": "param:*.weight", "prune": {"method": "magnitude", "pattern": "2:5"}}]})  # fmt: skip
+    wrong = recipe("gmp")
+    wrong["sparsify"][0]["targets"] = "param:nothing"
+    with pytest.raises(SparsifyError, match="the rule weights matches no weight"):
+        sparsify.Pruner(dense, own, wrong)
+    pruner = sparsify.Pruner(dense, own, recipe("gmp"))
+    state = pruner.state_dict()
+    state["masks"] = {"0.weight": state["masks"]["0.weight"]}
+    with pytest.raises(SparsifyError, match=r"masks of other weights: 3\.weight"):
+        pruner.load_state_dict(state)
+    assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["rigl", "set", "gmp"])
+def test_masks_of_an_applied_model_reach_its_kernels(method):
+    pytest.importorskip("sparsify.storage.trained_masks")  # masks of sparse parameters
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).train()
+    x = torch.randn(64, 256)
+    applied = sparsify.apply(net, recipe(method), x)
+    optimizer = torch.optim.AdamW(applied.parameters(), lr=1e-3)
+    pruner = sparsify.Pruner(applied, optimizer)
+    variants = len(applied.variants)
+    for _ in range(STEPS):
+        (applied(x) - x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pruner.step()
+    dense = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    for name, value in applied.named_parameters():
+        found = value.detach().to_dense() if isinstance(value, sparsify.SparseTensor) else value.detach()
+        dense.get_parameter(name).data.copy_(found)
+        if name in pruner.masks:
+            assert not found[~pruner.masks[name]].any()
+    torch.testing.assert_close(applied(x), dense(x), rtol=1e-4, atol=1e-5)
+    assert len(applied.variants) == variants
+    assert [update.step for update in pruner.report] == [3, 6, 9]
+    assert pruner.report[-1].actual == pytest.approx(0.75, abs=1e-5)
+    torch.testing.assert_close(pruner.finish(x)(x), dense(x), rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_weights_have_no_schedule():
+    net = model().eval()
+    applied = sparsify.apply(net, recipe("rigl"), torch.randn(5, 16, dtype=torch.float64))
+    with pytest.raises(SparsifyError, match="the weights of the rule weights do not train"):
+        sparsify.Pruner(applied, torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1))
+
+
+def rank_of_two(rank, file, results):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    run = Run("rigl")
+    for at in range(4):
+        torch.manual_seed(100 * at + rank)
+        x = torch.randn(5, 16, dtype=torch.float64)
+        run.model(x).square().mean().backward()
+        for parameter in run.model.parameters():
+            torch.distributed.all_reduce(parameter.grad)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        run.pruner.step()
+    torch.save(run.pruner.masks, f"{results}{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_have_the_same_masks(tmp_path):
+    torch.multiprocessing.spawn(rank_of_two, (str(tmp_path / "group"), str(tmp_path / "masks")), nprocs=2)
+    first, second = (torch.load(tmp_path / f"masks{rank}.pt") for rank in range(2))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
