@@ -28,6 +28,7 @@ from sparsify.passes.reorder.reorder import reorder
 from sparsify.passes.rules.edge_dropout import edge_dropout
 from sparsify.passes.rules.mark import mark
 from sparsify.passes.rules.propagate import propagate
+from sparsify.passes.rules.sparsified import sparsified
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,9 @@ PASSES: tuple[Pass, ...] = (
     ),  # needs the canonical graph of `capture`: rules see one name per operator
     Pass("masked", masked, whole_graph),  # needs the marks; the graph to compare with has its patterns
     Pass("drawn", edge_dropout, whole_graph),  # needs the marks of edges; what it draws is compared with, too
+    Pass(
+        "sparsified", sparsified, whole_graph
+    ),  # needs the marks of results; what they lose is compared with, too
     Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
     Pass(
         "reordered", reorder, whole_graph
