@@ -141,7 +141,7 @@ class Structure:
         module: from leaves to a list of tensors and numbers.
         outputs: per result either the position of a tensor in that list, or how a matrix is made of it.
         entry: where conversions and their time are reported.
-        most: for how many sets of leaves results are remembered.
+        most: for how many sets of leaves results are remembered; 0 for leaves that each call computes anew.
         static: positions of leaves that a recipe calls static.
         is_frozen: whether the leaves are weights that get no gradients.
     """
@@ -198,6 +198,8 @@ class Structure:
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for leaves of these entries, computed now when nothing is remembered."""
+        if not self.memory.most:
+            return self.compute(leaves)
         return self.memory.get(leaves, partial(self.compute, leaves))
 
     def compute(self, leaves: tuple[Any, ...]) -> Remembered:

@@ -5,6 +5,7 @@ Out: `%k = kept_entries(%h, ScalarThreshold(0.1)); %y = where(%k, %h, 0)`, here 
 compared with; what read `%h` reads `%y`.
 """
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -14,14 +15,11 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.insert import call
 from sparsify.passes.graph.kept_entries import kept_entries, sparse_gradient, straight_through, written
 from sparsify.passes.graph.node_info import info, set_info
-from sparsify.passes.graph.operators import operator_name, scope
-from sparsify.report import Choice
 from sparsify.sparsification.sparsified import Parts
 from sparsify.sparsification.streaming import KeepAll
 
 aten: Final = torch.ops.aten
 SAME: Final = "same"
-STORED: Final = "its entries that a sparsifier drops are zeros of a dense tensor, which its readers take"
 
 
 def sparsified(draft: Draft) -> Draft:
@@ -36,10 +34,9 @@ def sparsified(draft: Draft) -> Draft:
         nodes = {node.name: node for node in graph.nodes}
         for name, mark in chosen:
             set_info(nodes[name], mark=None)
-            thin_out(nodes[name], mark)
-    for node in draft.graph.nodes:
-        if node.name in dict(chosen):
-            draft.report.left_dense(node.name, operator_name(node), scope(node), Choice(STORED))
+            thin = thin_out(nodes[name], mark)
+            if graph is draft.graph and mark.outputs is not None:
+                set_info(thin, mark=replace(mark, role="activation"), shown=nodes[name])
     return draft
 
 
@@ -49,8 +46,12 @@ def mark_of(node: fx.Node) -> Mark | None:
     return mark if isinstance(mark, Mark) and (mark.outputs or mark.gradients) is not None else None
 
 
-def thin_out(node: fx.Node, mark: Mark) -> None:
-    """`%h -> where(kept_entries(%h, sparsifier), %h, 0)` for all that reads a node, its gradient as the mark says."""
+def thin_out(node: fx.Node, mark: Mark) -> fx.Node:
+    """`%h -> where(kept_entries(%h, sparsifier), %h, 0)` for all that reads a node, its gradient as the mark says.
+
+    Returns:
+        what is read in its place.
+    """
     readers, at = list(node.users), node
     outputs, gradients = mark.outputs or Parts(), mark.gradients
     kept = None
@@ -67,6 +68,7 @@ def thin_out(node: fx.Node, mark: Mark) -> None:
         at = behind(at, sparse_gradient, at, None, sparsifiers_of(gradients))
     for reader in readers:
         reader.replace_input_with(node, at)
+    return at
 
 
 def sparsifiers_of(parts: Parts) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import sparsify
-from sparsify import recipe, sparsifiers
+from sparsify import options, recipe, sparsifiers
 from sparsify.errors import RecipeError
+from sparsify.passes.choose import price, skip_zeros
 from sparsify.sparsification.from_recipe import parts_of, sparsifier_of
 from sparsify.sparsification.sparsified import Parts
 
@@ -98,6 +99,59 @@ def test_inside_a_region(inline: Any) -> None:
     want = Masked(dense, sparsifier_of(recipe.load(given).rules[1].inline))
     same(found, want, x)
     assert found.report.regions
+
+
+@pytest.mark.parametrize("inline", SPARSIFIERS, ids=str)
+@pytest.mark.parametrize("shape", [(9, 13), (2, 3, 13)], ids=str)
+def test_products_skip_zeros(inline: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel is faster; other shapes and gradients later, what is not a number included."""
+    monkeypatch.setattr(skip_zeros, "timed", lambda *given: (1.0, 2.0))
+    monkeypatch.setattr(price, "gain_us", lambda *given: 1.0)
+    dense, x = network(), torch.randn(shape, dtype=torch.float64)
+    given = recipe_of({"targets": "node:relu", "inline": inline})
+    with options.override(tune_seconds=0.01):
+        found = sparsify.apply(dense, given, (x,))
+    want = Masked(dense, sparsifier_of(recipe.load(given).rules[0].inline))
+    (region,) = found.report.regions
+    assert any("skips zeros, timed 1 us" in note for note in region.notes)
+    assert not found.report.dense
+    for rows in (1, 9, 30) if len(shape) == 2 else (2, 5):
+        other = torch.randn((rows, *shape[1:]), dtype=torch.float64)
+        same(found, want, other)
+        other[0, ..., 2] = torch.nan
+        with torch.no_grad():
+            torch.testing.assert_close(found(other), want(other), equal_nan=True)
+
+
+def test_slower_kernels_stay_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skip_zeros, "timed", lambda *given: (98.0, 100.0))
+    monkeypatch.setattr(price, "gain_us", lambda *given: 1.0)
+    dense, x = network(), torch.randn(9, 13, dtype=torch.float64)
+    with options.override(tune_seconds=0.01):
+        found = sparsify.apply(dense, recipe_of({"targets": "node:relu", "inline": {"threshold": 0.3}}), (x,))
+    assert not found.report.regions
+    assert any("no faster: 98 us, torch's operators 100" in entry.reason for entry in found.report.dense)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.05])
+def test_times_are_measured(share: float) -> None:
+    """The density of the example decides, and the report has both times."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 256)).eval()
+    x = torch.randn(256, 64)
+    with torch.no_grad():
+        hidden = model[1](model[0](x))
+    threshold = float(hidden.flatten().kthvalue(int(hidden.numel() * (1 - share))).values)
+    with options.override(tune_seconds=0.1):
+        found = sparsify.apply(
+            model, recipe_of({"targets": "op:relu", "inline": {"threshold": threshold}}), (x,)
+        )
+    notes = [note for entry in found.report.regions for note in entry.notes]
+    texts = [*notes, *(entry.reason for entry in found.report.dense)]
+    assert any("us" in text and "torch's operators" in text for text in texts)
+    with torch.no_grad():
+        want = model[2](torch.where(hidden < threshold, 0, hidden))
+        torch.testing.assert_close(found(x), want, atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_not_a_number_stays() -> None:
