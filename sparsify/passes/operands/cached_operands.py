@@ -29,8 +29,10 @@ from sparsify.passes.operands.content_memo import REMEMBERED, Memo
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
+from sparsify.sparsification.streaming import KeepAll
 from sparsify.storage import transformed
 from sparsify.storage.format import Format
+from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, values_at
 
@@ -199,8 +201,17 @@ class Structure:
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for leaves of these entries, computed now when nothing is remembered."""
         if not self.memory.most:
-            return self.compute(leaves)
+            return self.stored_anew(leaves)
         return self.memory.get(leaves, partial(self.compute, leaves))
+
+    def stored_anew(self, leaves: tuple[Any, ...]) -> Remembered:
+        """The results for dense tensors that each call computes anew: a kernel writes the entries that are not 0."""
+        raw = self.module(*leaves)
+        specs = [spec for spec in self.outputs if isinstance(spec, MatrixOutput) and spec.dense is not None]
+        if len(specs) < len(self.outputs) or not runs_natively(leaves):
+            return self.compute(leaves)
+        made = [KeepAll().store(raw[spec.dense].detach(), spec.format) for spec in specs]
+        return Remembered([None] * len(made), list(made))
 
     def compute(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for these leaves."""
