@@ -137,7 +137,7 @@ def of_object(value: Any) -> dict[str, Any]:
     if isinstance(value, type) or not callable(getattr(value, "mask", None)):
         raise ValueError(f"{value!r} is no sparsifier; write {{threshold: 0.1}} or ScalarThreshold(0.1)")
     is_ours = type(value).__module__.startswith("sparsify.") and name in CLASSES
-    if not is_ours or (is_dataclass(value) and getattr(value, "origin", ())):
+    if not is_ours or (is_dataclass(value) and getattr(value, "origin", None)):
         return {"name": name, "given": value}
     if name == "Where":
         condition = value.condition()

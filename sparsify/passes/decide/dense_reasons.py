@@ -44,7 +44,7 @@ def reason_to_stay_dense(node: fx.Node) -> str:
         return f"{name} has no sparse form for {weight.name}, which has {weight.meta['val'].dim()} modes"
     computed = next((arg for arg in node.all_input_nodes if is_computed(arg)), None)
     if computed is not None and name in PRODUCTS:
-        if info(computed).mark.outputs is not None:
+        if getattr(info(computed).mark, "outputs", None) is not None:
             return Choice(
                 f"{computed.name} follows from a sparsified result; name it in the rule to skip its zeros"
             )

@@ -160,6 +160,8 @@ class Structure:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
         self.has_masks = any(isinstance(spec, PatternOutput) for spec in self.outputs)
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
+        matrices = [spec for spec in self.outputs if isinstance(spec, MatrixOutput)]
+        self.are_dense = len(matrices) == len(self.outputs) and all(m.dense is not None for m in matrices)
         self.weight = weight_of(self.outputs)
         self.memory: Memo[Remembered] = Memo(most, static, is_frozen or self.weight is not None)
         self.is_frozen = is_frozen
@@ -200,17 +202,18 @@ class Structure:
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for leaves of these entries, computed now when nothing is remembered."""
-        if not self.memory.most:
+        if not self.memory.most and self.are_dense and runs_natively(leaves):
             return self.stored_anew(leaves)
         return self.memory.get(leaves, partial(self.compute, leaves))
 
     def stored_anew(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for dense tensors that each call computes anew: a kernel writes the entries that are not 0."""
         raw = self.module(*leaves)
-        specs = [spec for spec in self.outputs if isinstance(spec, MatrixOutput) and spec.dense is not None]
-        if len(specs) < len(self.outputs) or not runs_natively(leaves):
-            return self.compute(leaves)
-        made = [KeepAll().store(raw[spec.dense].detach(), spec.format) for spec in specs]
+        made = [
+            KeepAll().store(raw[spec.dense].detach(), spec.format)
+            for spec in self.outputs
+            if isinstance(spec, MatrixOutput) and spec.dense is not None
+        ]
         return Remembered([None] * len(made), list(made))
 
     def compute(self, leaves: tuple[Any, ...]) -> Remembered:
