@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from sparsify.compiler.einsum.extents import accesses
-from sparsify.compiler.einsum.nodes import Assign, Index
+from sparsify.compiler.einsum.nodes import Assign, Const, Index
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.einsum.restrict import place, stored_under
 from sparsify.errors import FormatError, SparsifierError
@@ -42,18 +42,31 @@ class Condition:
         text = re.sub(r"\b[A-Za-z_]\w*", lambda word: names.get(word[0], word[0]), self.text)
         return Condition(text, tuple((names[name], value) for name, value in self.operands))
 
+    def with_numbers(self) -> "Condition":
+        """The condition with its operands as numbers in its text.
+
+        >>> Condition("value > least", (("least", -0.5),)).with_numbers().text
+        'value > (-0.5)'
+        """
+        numbers = {
+            n: float(v) if isinstance(v, float) else v.item() if isinstance(v, torch.Tensor) else v
+            for n, v in self.operands
+        }
+        written = {name: f"({number!r})" if number < 0 else repr(number) for name, number in numbers.items()}
+        return Condition(re.sub(r"\b[A-Za-z_]\w*", lambda word: written.get(word[0], word[0]), self.text))
+
     def over(self, tensor: str, indices: Sequence[str]) -> str:
         """The condition for the entries of a tensor.
 
         >>> Condition("abs(value) > column").over("T", "ij")
         'abs(T[i, j]) > (j)'
         """
-        row, column = place([Index(index) for index in indices])
-        parts = {
-            "value": f"{tensor}[{', '.join(indices)}]" if indices else tensor,
-            "row": f"({row})",
-            "column": f"({column})",
-        }
+        return self.placed(f"{tensor}[{', '.join(indices)}]" if indices else tensor, indices)
+
+    def placed(self, value: str, indices: Sequence[str]) -> str:
+        """The condition for an entry, an access or any other expression, at these coordinates, one for each mode."""
+        row, column = place([Const(int(index)) if index.isdigit() else Index(index) for index in indices])
+        parts = {"value": value, "row": f"({row})", "column": f"({column})"}
         return re.sub(r"\b(value|row|column)\b", lambda word: parts[word[0]], self.text)
 
 

@@ -14,6 +14,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.left_dense import left_dense
 from sparsify.passes.choose.pack import pack
 from sparsify.passes.choose.price import price
+from sparsify.passes.choose.skip_zeros import skip_zeros
 from sparsify.passes.choose.torch_convolution import fold
 from sparsify.passes.choose.torch_operator import contest
 from sparsify.passes.decide.front_end import front_end
@@ -28,6 +29,7 @@ from sparsify.passes.reorder.reorder import reorder
 from sparsify.passes.rules.edge_dropout import edge_dropout
 from sparsify.passes.rules.mark import mark
 from sparsify.passes.rules.propagate import propagate
+from sparsify.passes.rules.sparsified import sparsified
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ PASSES: tuple[Pass, ...] = (
     ),  # needs the canonical graph of `capture`: rules see one name per operator
     Pass("masked", masked, whole_graph),  # needs the marks; the graph to compare with has its patterns
     Pass("drawn", edge_dropout, whole_graph),  # needs the marks of edges; what it draws is compared with, too
+    Pass(
+        "sparsified", sparsified, whole_graph
+    ),  # needs the marks of results; what they lose is compared with, too
     Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
     Pass(
         "reordered", reorder, whole_graph
@@ -64,6 +69,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "contested", contest, regions_text
     ),  # needs finished programs; what torch does faster stays as it is
+    Pass("skipped", skip_zeros, regions_text),  # needs finished programs; products that skip zeros are timed
     Pass("kept", keep_zeros, whole_graph),  # needs the regions that stay; others mask what they read
     Pass("operators", keep_operators, whole_graph),  # needs the regions that stay; beside it kernels go in
     Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in

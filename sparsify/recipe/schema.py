@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from sparsify.recipe.source import nearest
+from sparsify.recipe.sparsifier_spec import Sparsifier
 from sparsify.recipe.target import kind_of, require_target
 
 Scalar = bool | int | float | str
@@ -253,6 +254,15 @@ class ScheduleSpec(Section):
         return self
 
 
+class Grad(Section):
+    """STen's four parts of a gradient; with `format: same` it has the pattern of its tensor, else one of its own."""
+
+    inline: Sparsifier = None
+    temporary: str | FormatSpec = "auto"
+    external: Sparsifier = None
+    format: str | FormatSpec = "same"
+
+
 class Rule(Section):
     """Which tensors are sparse, and how."""
 
@@ -268,7 +278,11 @@ class Rule(Section):
     prune: Prune | None = None
     schedule: ScheduleSpec | None = None
     mask: Mask | None = None
+    inline: Sparsifier = None
+    temporary: str | FormatSpec = "auto"
+    external: Sparsifier = None
     format: str | FormatSpec = "auto"
+    grad: Grad | None = None
     dtype: StoredDtype = "same"
     when: When | None = None
     optional: bool = False
@@ -291,7 +305,15 @@ class Rule(Section):
         """Where the sparsity comes from, inferred when the rule does not say it."""
         if self.source is not None:
             return self.source
-        return "prune" if self.prune else "mask" if self.mask else "given"
+        if self.prune or self.mask:
+            return "prune" if self.prune else "mask"
+        return "sparsified" if self.has_parts else "given"
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it says how results of operators, or their gradients, become sparse."""
+        parts = (self.inline, self.external, self.grad)
+        return self.temporary != "auto" or any(part is not None for part in parts)
 
     @model_validator(mode="after")
     def _consistent(self) -> "Rule":
@@ -338,6 +360,15 @@ class Rule(Section):
     def _idle(self) -> Iterator[tuple[str, str]]:
         """The keys that have no meaning beside the others of the rule, each with the reason."""
         kinds = [kind_of(target) for target in self.targets]
+        tensors = [t for t, kind in zip(self.targets, kinds, strict=True) if kind in ("param", "input")]
+        if self.has_parts and (tensors or self.source is not None or self.prune or self.mask):
+            key = next(k for k in ("inline", "external", "temporary", "grad") if k in self.model_fields_set)
+            what = tensors[0] if tensors else "`source`, `prune` or `mask`"
+            yield (
+                key,
+                "is for results of operators, `node:...` or `op:...`, in a rule of their own, and here is "
+                f"{what}; zeros of parameters are made by `prune`, and their gradients keep the pattern",
+            )
         others = [t for t, kind in zip(self.targets, kinds, strict=True) if kind not in ("param", "")]
         if self.prune is not None and others:
             yield "prune", f"makes zeros in parameters, and {others[0]} is none; name them as `param:...`"

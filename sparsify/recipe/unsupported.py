@@ -6,23 +6,13 @@ place, "" for keys that there never were.
 
 from typing import Any, Final
 
-RESULTS: Final = (
-    "rules make inputs and parameters sparse, not results and gradients of operators; leave it out"
-)
 METHODS: Final = ("threshold", "topk", "wanda", "sparsegpt")
 # By section and key, or key and value.
 REFUSED: Final[dict[tuple[str, str], str]] = {
     ("Recipe", "stages"): "`stages` are not supported yet; write the rules under `sparsify`",
     ("Rule", "ref"): "`ref` is not supported yet; name the tensors in `targets`",
-    ("Rule", "inline"): f"`inline` is not supported yet: {RESULTS}",
-    ("Rule", "temporary"): f"`temporary` is not supported yet: {RESULTS}",
-    ("Rule", "external"): f"`external` is not supported yet: {RESULTS}",
-    (
-        "Rule",
-        "grad",
-    ): "`grad` is not supported yet: gradients of sparse parameters keep their patterns; leave it out",
     ("Rule", "role: gradient"): (
-        "`role: gradient` is not supported yet: gradients of sparse parameters keep their patterns; leave the rule out"
+        "`role: gradient` is not supported: `grad` of a rule says how the gradient of its tensors becomes sparse"
     ),
     ("Prune", "keep"): (
         "`prune: keep` is not supported; write `sparsity`, the share of zeros, or `pattern: {nm: {keep: 2, of: 4}}`"

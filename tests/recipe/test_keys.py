@@ -74,6 +74,14 @@ RULES: list[dict[str, Any]] = [
         "schedule": {"kind": "cosine", "from": 0.5, "start": 0, "end": 4, "every": 2, "unit": "epoch"},
     },
     {"targets": "input:nothing", "optional": True},
+    {
+        "targets": "op:relu",
+        "inline": {"threshold": 0.1},
+        "temporary": "csr",
+        "external": "keep_all",
+        "format": "csr",
+        "grad": {"inline": "keep_all", "temporary": "csr", "external": {"top_k": 2}, "format": "same"},
+    },
 ]
 SECTIONS = {"fuse": {"across": "functions", "max_einsums": 2}, "compile": {"memory": "fast", "threads": 1}}
 
@@ -137,11 +145,9 @@ def test_kinds_of_masks_have_the_numbers_of_their_functions() -> None:
         ("prune: {method: magnitude, sparsity: 0.5}, schedule: {from: 0.9}", 4, 5, "is more than the 0.5 that"),
         ("prune: {method: magnitude, sparsity: 0.5}, schedule: {to: 0.9}", 4, 5, "`schedule: to: 0.9` contradicts"),
         ("prune: {method: gmp, sparsity: 0.5}, schedule: {start: 9, end: 3}", 4, 55, "before its start at 9"),
-        ("inline: {method: magnitude}", 4, 18, "`inline` is not supported yet: rules make inputs and parameters"),
-        ("temporary: csr", 4, 18, "`temporary` is not supported yet: rules make"),
-        ("external: {method: magnitude}", 4, 18, "`external` is not supported yet: rules make"),
-        ("grad: {format: same}", 4, 18, "`grad` is not supported yet: gradients of sparse parameters keep"),
-        ("role: gradient", 4, 18, "`role: gradient` is not supported yet: gradients of sparse"),
+        ("inline: {method: magnitude}", 4, 18, "the sparsifier 'method' is not known"),
+        ("grad: {method: same}", 4, 25, "unknown key 'method'"),
+        ("role: gradient", 4, 18, "`role: gradient` is not supported: `grad` of a rule says"),
         ("format: {levels: [dense], block: [2]}", 4, 44, "write the blocks into the levels, `i/16: dense`"),
         ("source: computed", 4, 5, "`source: computed` is for gates"),
         ("source: computed, role: weight", 4, 5, "`source: computed` is for gates"),

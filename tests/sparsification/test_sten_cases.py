@@ -1,5 +1,6 @@
 """The case studies of STen's paper, appendix A: an MLP from scratch, custom implementations; the page of its items."""
 
+import copy
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import sparsify
-from sparsify import Parts, sparsifiers
+from sparsify import Parts, recipe, sparsifiers
 from sparsify.sparsification import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +137,36 @@ def test_custom_implementations():
     torch.testing.assert_close(a.grad, want)
     torch.testing.assert_close(b.grad, want)
     assert len(seen) == 1
+
+
+def test_a_layer_of_bert():
+    """Appendix A.1: weights by magnitude in CSR, a random tenth of what GELU gives, by the page's recipe."""
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.bert.modeling_bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=64, num_attention_heads=4, attn_implementation="eager"
+    )
+    layer = modeling.BertLayer(config).double().eval()
+    page = (ROOT / "docs" / "sten.md").read_text(encoding="utf-8")
+    given = recipe.loads(page.split("```yaml\n")[1].split("```")[0])
+    x = torch.randn(2, 9, 32, dtype=torch.float64, requires_grad=True)
+    found = sparsify.apply(layer, given, (x,))
+    assert [len(entry.matched) for entry in found.report.rules] == [6, 1]
+
+    dense = copy.deepcopy(layer)
+    with torch.no_grad():
+        for weight in dense.parameters():
+            if weight.dim() == 2:
+                weight.copy_(sparsifiers.ScalarFraction(0.9)(weight, "csr").to_dense())
+    kept = sparsifiers.RandomFraction(0.9)
+    act = dense.intermediate.intermediate_act_fn
+    act.register_forward_hook(lambda _, __, y: torch.where(kept.mask(y), y, 0))
+    want, result = (out[0] if isinstance(out := model(x), tuple) else out for model in (dense, found))
+    torch.testing.assert_close(result, want)
+    gradients = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (result, want)]
+    torch.testing.assert_close(*gradients)
+    assert found.report.regions
 
 
 def test_each_item_of_the_page_has_a_test():

@@ -18,6 +18,7 @@ from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, tensor_value
 from sparsify.passes.operands.alignment import BagsOutput
 from sparsify.passes.operands.cached_operands import MatrixOutput, Output, PatternOutput, Structure
+from sparsify.passes.operands.content_memo import REMEMBERED
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, row_scales
 from sparsify.report import ConversionEntry
@@ -30,7 +31,8 @@ Plans = dict[frozenset[fx.Node], "Plan"]
 class Plan:
     """The structure that is cut out for the same tensors.
 
-    `is_static` where a rule says that they do not change, `is_frozen` where they are weights that get no gradients.
+    `is_static` where a rule says that they do not change, `is_frozen` where they are weights that get no gradients,
+    `is_computed` where each call computes them anew.
     """
 
     leaves: list[fx.Node]
@@ -40,6 +42,7 @@ class Plan:
     structure: Structure | None = None
     is_static: bool = False
     is_frozen: bool = False
+    is_computed: bool = False
 
     @property
     def static(self) -> list[int]:
@@ -143,6 +146,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: Plans) -> Bindin
     if matrix.dense is not None:
         plan = plan_of(plans, matrix.leaves)
         plan.is_static |= matrix.mark.static
+        plan.is_computed |= matrix.mark.outputs is not None
         is_weight = operators.parameter_behind(matrix.dense) is not None
         is_computed = not draft.is_trainable and operators.is_constant(matrix.dense)
         plan.is_frozen |= is_computed and not is_weight
@@ -299,7 +303,8 @@ def cut_out(draft: Draft, plan: Plan) -> None:
     source = ", ".join(f"{leaf.name}{' (static)' * (at in static)}" for at, leaf in enumerate(plan.leaves))
     entry = ConversionEntry(", ".join(plan.names), source, target)
     draft.report.conversions.append(entry)
-    plan.structure = Structure(module, plan.results, entry, static=static, is_frozen=plan.is_frozen)
+    most = 0 if plan.is_computed else REMEMBERED
+    plan.structure = Structure(module, plan.results, entry, most, static, plan.is_frozen)
 
 
 def extract(whole: fx.Graph, inputs: list[fx.Node], outputs: list[fx.Node | int]) -> fx.GraphModule:

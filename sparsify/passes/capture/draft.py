@@ -18,6 +18,7 @@ from sparsify.passes.graph.node_info import info
 from sparsify.recipe import Recipe, Rule
 from sparsify.report import PassedEntry, PrunedEntry, Report
 from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.sparsification.sparsified import Parts
 from sparsify.storage.format import Format
 from sparsify.warn import warn
 
@@ -71,6 +72,8 @@ class Mark:
     reorder: str = "none"
     dtype: str = "same"
     mask: MaskSpec | None = None
+    outputs: Parts | None = None
+    gradients: Parts | None = None
 
     def __str__(self) -> str:
         how = ", static" if self.static else ""
@@ -114,8 +117,8 @@ class Asked:
 
     @property
     def has_masks(self) -> bool:
-        """Whether rules put patterns into the model's attention, so that the source model computes something else."""
-        return any(rule.origin == "mask" for rule in self.recipe.rules)
+        """Whether rules mask attention or sparsify results, so that the source model computes something else."""
+        return any(rule.origin in ("mask", "sparsified") for rule in self.recipe.rules)
 
     @property
     def has_gates(self) -> bool:

@@ -44,8 +44,14 @@ def reason_to_stay_dense(node: fx.Node) -> str:
         return f"{name} has no sparse form for {weight.name}, which has {weight.meta['val'].dim()} modes"
     computed = next((arg for arg in node.all_input_nodes if is_computed(arg)), None)
     if computed is not None and name in PRODUCTS:
+        if getattr(info(computed).mark, "outputs", None) is not None:
+            return Choice(
+                f"{computed.name} follows from a sparsified result; name it in the rule to skip its zeros"
+            )
         return f"{computed.name} becomes sparse at run time; only inputs and parameters are packed"
     mark = info(node).mark
+    if isinstance(mark, Mark) and mark.outputs is not None:
+        return ""  # the report says of it which readers skip zeros
     if isinstance(mark, Mark) and mark.role == "gate" and not mark.derived:
         return "it is no gate: nothing weights the results of experts with it and sums them"
     if isinstance(mark, Mark) and not mark.derived:

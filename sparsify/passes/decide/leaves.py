@@ -44,6 +44,8 @@ VECTOR: Final = Format("compressed")
 MATRIX: Final = 2
 # What edges between the same nodes become together, by what the entries of a relation are.
 JOINS: Final[dict[By, Joins]] = {"logarithms": "logsumexp", "distinct": "nothing"}
+# Products by the place of their left operand.
+LEFT: Final = {"linear": 0, "mm": 0, "matmul": 0, "addmm": 1}
 # The roles of sparse inputs.
 INPUTS: Final = ("adjacency", "activation")
 # Of marked tensors that programs read.
@@ -60,10 +62,11 @@ def marked_leaves(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
     """
     found = {}
     for node in list(draft.graph.nodes):
-        matrix = declared(node) if node.op in LEAVES else written_out(node)
+        matrix = declared(node) if node.op in LEAVES else written_out(node) or activation(draft, node)
         if matrix is not None and draft.is_trainable and node.op == "get_attr" and matrix.dtype in HALVES:
             continue
-        set_info(node, is_made_dense=matrix is not None and node.op not in LEAVES)
+        is_made_dense = matrix is not None and node.op not in LEAVES and matrix.dense is None
+        set_info(node, is_made_dense=is_made_dense)
         readers = (user for user in node.users if operator_name(user) not in ("sym_size", "size"))
         is_read = matrix is not None and (node.op == "get_attr" or not matrix.format.is_dense)
         if matrix is not None and is_read and not covered.issuperset(readers):
@@ -90,6 +93,36 @@ def declared(node: fx.Node) -> Matrix | None:
         transposed=False, dtype=dtype, mark=mark, packed=form,
         scales=scales_of(node, value) if dtype is torch.int8 else None,
     )  # fmt: skip
+
+
+def activation(draft: Draft, node: fx.Node) -> Matrix | None:
+    """The result of an operator that a rule sparsifies, as a sparse operand of products without gradients."""
+    mark, value = info(node).mark, tensor_value(node)
+    if (
+        not isinstance(mark, Mark)
+        or mark.outputs is None
+        or mark.derived
+        or value is None
+        or draft.is_trainable
+    ):
+        return None
+    if value.dim() < MATRIX or value.dtype not in DTYPES or any(size in (0, 1) for size in sizes_of(value)):
+        return None
+    if not all(is_dense_product(reader, node) for reader in node.users):
+        return None
+    form = Format(", ".join(["dense"] * (value.dim() - 1) + ["compressed"]))
+    return Matrix(
+        name=node.name, extents=None, rows=None, columns=None, values=None, dense=node,
+        transposed=False, dtype=value.dtype, mark=mark, packed=form,
+    )  # fmt: skip
+
+
+def is_dense_product(node: fx.Node, left: fx.Node) -> bool:
+    """Whether a node is a product with a left operand, and nothing else that it reads is sparse by a rule."""
+    others = [read for read in node.all_input_nodes if read is not left]
+    place = LEFT.get(operator_name(node))
+    is_left = place is not None and node.args[place] is left and len(others) == len(node.all_input_nodes) - 1
+    return is_left and all(info(read).mark is None for read in others) and bool(others)
 
 
 def is_single_row(node: fx.Node) -> bool:

@@ -29,8 +29,10 @@ from sparsify.passes.operands.content_memo import REMEMBERED, Memo, needs_gradie
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
+from sparsify.sparsification.streaming import KeepAll
 from sparsify.storage import trained_masks, transformed
 from sparsify.storage.format import Format
+from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, values_at
 
@@ -143,7 +145,7 @@ class Structure:
         module: from leaves to a list of tensors and numbers.
         outputs: per result either the position of a tensor in that list, or how a matrix is made of it.
         entry: where conversions and their time are reported.
-        most: for how many sets of leaves results are remembered.
+        most: for how many sets of leaves results are remembered; 0 for leaves that each call computes anew.
         static: positions of leaves that a recipe calls static.
         is_frozen: whether the leaves are weights that get no gradients.
     """
@@ -160,6 +162,8 @@ class Structure:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
         self.has_masks = any(isinstance(spec, PatternOutput) for spec in self.outputs)
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
+        matrices = [spec for spec in self.outputs if isinstance(spec, MatrixOutput)]
+        self.are_dense = len(matrices) == len(self.outputs) and all(m.dense is not None for m in matrices)
         self.weight, self.trained = weight_of(self.outputs), trained_of(self.outputs)
         self.memory: Memo[Remembered] = Memo(most, static, is_frozen or self.weight is not None)
         self.is_frozen = is_frozen
@@ -214,8 +218,20 @@ class Structure:
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for leaves of these entries, computed now when nothing is remembered."""
+        if not self.memory.most and self.are_dense and runs_natively(leaves):
+            return self.stored_anew(leaves)
         masks = trained_masks.known(leaves)  # a zero that grew changes the pattern and not the entries
         return self.memory.get((*leaves, *masks), partial(self.compute, leaves))
+
+    def stored_anew(self, leaves: tuple[Any, ...]) -> Remembered:
+        """The results for dense tensors that each call computes anew: a kernel writes the entries that are not 0."""
+        raw = self.module(*leaves)
+        made = [
+            KeepAll().store(raw[spec.dense].detach(), spec.format)
+            for spec in self.outputs
+            if isinstance(spec, MatrixOutput) and spec.dense is not None
+        ]
+        return Remembered([None] * len(made), list(made))
 
     def compute(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for these leaves."""

@@ -4,6 +4,7 @@ In: `targets: ["input:adj"], role: adjacency, format: csr` and a placeholder `ad
 Out: `info(adj).mark == Mark(role="adjacency", format="csr", ...)`; every rule is listed in the report.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -27,7 +28,9 @@ from sparsify.recipe.source import nearest
 from sparsify.recipe.target import KINDS, selects
 from sparsify.report import Choice, RuleEntry
 from sparsify.sparsification import patterns
+from sparsify.sparsification.from_recipe import parts_of
 from sparsify.sparsification.mask_spec import HEADED, MaskSpec
+from sparsify.sparsification.sparsified import Parts
 from sparsify.storage.format import Format
 from sparsify.storage.recipe_format import recipe_format
 
@@ -116,6 +119,25 @@ def named(draft: Draft) -> Iterator[Candidate]:
                 yield Candidate("op", "message_passing", node)
 
 
+def named_in_modules(draft: Draft) -> Iterator[Candidate]:
+    """Every node under each module that it runs in, as torch.fx names it where that module is traced alone.
+
+    The first `gelu` of `blocks.1` is `blocks.1.gelu`, though it is `gelu_1` in the whole graph and runs in a module
+    `blocks.1.1`.
+    """
+    seen: dict[str, int] = {}
+    for node in draft.graph.nodes:
+        scope = operators.scope(node)
+        if node.op in ("placeholder", "get_attr", "output") or not scope:
+            continue
+        path, base = scope.partition("@")[0], re.sub(r"_\d+$", "", node.name)
+        modules = path.split(".")
+        for length in range(1, len(modules) + 1):
+            name = f"{'.'.join(modules[:length])}.{base}"
+            number = seen[name] = seen.get(name, -1) + 1
+            yield Candidate("node", f"{name}_{number}" if number else name, node)
+
+
 def is_attention(node: fx.Node) -> bool:
     """Whether a node is attention, or the softmax of attention that a model spells out."""
     return operators.operator_name(node) == ATTENTION or info(node).attention is not None
@@ -136,6 +158,9 @@ def select(
     """The candidates that a rule selects, each node once, without parameters that it passed over when it pruned."""
     types = {operators.module_type(node) for node in draft.graph.nodes} - {""}
     chosen = [c for c in candidates if any(matches(target, c, types) for target in rule.targets)]
+    if not chosen and any(target.startswith("node:") for target in rule.targets):
+        inner = list(named_in_modules(draft))
+        chosen = [c for c in inner if any(matches(target, c, types) for target in rule.targets)]
     chosen = [c for c in chosen if not any(matches(target, c, types) for target in rule.ignore)]
     if rule.origin == "mask":
         others = chosen
@@ -275,6 +300,7 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
     text = format_text(recipe, rule, rank_of(draft, candidate.node))
     require_own_pattern(recipe, rule, candidate)
+    outputs, gradients = sparsified_parts(draft, rule, candidate) if rule.has_parts else (None, None)
     mask = mask_spec(recipe, rule) if rule.mask is not None else None
     if mask is not None and mask.heads is not None:
         require_heads(recipe, rule, candidate, mask.heads)
@@ -288,8 +314,42 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
         reorder=rule.reorder,
         dtype=rule.dtype,
         mask=mask,
+        outputs=outputs,
+        gradients=gradients,
     )
     set_info(candidate.node, mark=made)
+
+
+def sparsified_parts(draft: Draft, rule: Rule, candidate: Candidate) -> tuple[Parts, Parts | None]:
+    """The four parts of a result and of its gradient, checked for the tensor that it is.
+
+    Raises:
+        RecipeError: no result of an operator, several of them, or sparsifiers that do not fit it.
+    """
+    recipe, node = draft.recipe, candidate.node
+    value = operators.tensor_value(node)
+    if candidate.kind in ("param", "input"):
+        raise rule_error(recipe, rule, f"sparsifiers are for results of operators, and {candidate} is none")
+    if value is None or not value.dtype.is_floating_point:
+        raise rule_error(
+            recipe,
+            rule,
+            f"sparsifiers are for tensors of numbers that are not whole, and {candidate} gives none",
+        )
+    try:
+        outputs, gradients = parts_of(rule), parts_of(rule.grad)
+        assert outputs is not None, "a rule has parts"
+        for parts in (outputs, gradients):
+            for form in () if parts is None else (parts.temporary, parts.format):
+                if form not in ("auto", "same"):
+                    recipe_format(form)
+            shape = [operators.known_size(extent) or 0 for extent in value.shape]
+            given = () if parts is None else (parts.inline, parts.external)
+            for sparsifier in given if 0 not in shape else ():
+                sparsifier.mask(torch.zeros(shape, dtype=value.dtype))
+    except (SparsifyError, TypeError) as error:
+        raise rule_error(recipe, rule, f"{candidate}: {error}") from None
+    return outputs, gradients
 
 
 def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 def attention(draft: Draft) -> Draft:
     """The draft with notes on the softmaxes of attention, where rules put patterns into attention."""
-    if draft.asked.has_masks:
+    if any(rule.origin == "mask" for rule in draft.recipe.rules):
         softmaxes = [node for node in draft.graph.nodes if operator_name(node) == "softmax"]
         for node in softmaxes:
             keep_apart(node)

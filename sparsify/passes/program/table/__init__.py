@@ -15,6 +15,7 @@ from sparsify.passes.program.table import (
     pointwise,
     reduce,
     relation,
+    sparsified,
     view,
     window,
 )
@@ -22,6 +23,18 @@ from sparsify.passes.program.table.row import OPAQUE, ROWS, Row
 
 SECTIONS = tuple(
     section.__name__.rpartition(".")[2]
-    for section in (pointwise, reduce, contract, attention, normalise, view, factory, relation, window, loss)
+    for section in (
+        pointwise,
+        reduce,
+        contract,
+        attention,
+        normalise,
+        view,
+        factory,
+        relation,
+        window,
+        sparsified,
+        loss,
+    )
 )
 __all__ = ["OPAQUE", "ROWS", "SECTIONS", "Row", "opaque"]

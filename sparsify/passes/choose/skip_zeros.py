@@ -1,0 +1,129 @@
+"""Products with sparsified results of operators: kernels that skip zeros where these are faster, as timed.
+
+In: the region of `Y[i,k] = sum(j, A[i,j] * W[k,j]) + b[k]`, A a result that a rule sparsifies.
+Out: the region, with what both took for the example as a note; or none, and the report says so with the times.
+
+The example says how many entries stay: the operand is made of what the graph computes for it, and each turn makes it
+anew, as calls do.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler.prepare import build_all
+from sparsify.errors import SparsifyError
+from sparsify.passes.call.bind import extract
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.choose.left_dense import choose_dense
+from sparsify.passes.choose.site import scratch_site
+from sparsify.passes.graph.node_info import info, set_info
+from sparsify.passes.graph.operators import operator_name, scope, tensor_value
+from sparsify.passes.region.region import Region
+from sparsify.report import Choice
+
+# Turns of both ways, and by what share of torch's time a kernel must be faster.
+TURNS: Final = 8
+GAIN: Final = 0.05
+STORED: Final = "its entries that a sparsifier drops are zeros of a dense tensor"
+
+
+def skip_zeros(draft: Draft) -> Draft:
+    """The draft without the regions that read sparsified results and are slower than torch's operators."""
+    values: dict[fx.Node, Any] = {}
+    kept = []
+    for region in draft.regions:
+        if not any(is_activation(matrix.dense) for matrix in region.matrices):
+            kept.append(region)
+            continue
+        if draft.options.tune_seconds == 0:
+            choose_dense(
+                draft, region, region.shown, "a kernel that skips zeros is not timed: no seconds for it"
+            )
+            continue
+        try:
+            kernel_us, dense_us = timed(draft, region, values)
+        except (SparsifyError, RuntimeError) as error:
+            choose_dense(draft, region, region.shown, f"not timed: {error}".splitlines()[0])
+            continue
+        shares = ", ".join(f"{share:.3g}" for share in densities(region, values))
+        text = f"{kernel_us:.0f} us, torch's operators {dense_us:.0f}, at density {shares} of the example"
+        if kernel_us < (1 - GAIN) * dense_us:
+            region.notes.append(f"skips zeros, timed {text}")
+            kept.append(region)
+        else:
+            choose_dense(draft, region, region.shown, f"a kernel that skips zeros is no faster: {text}")
+    draft.regions = kept
+    list_dense(draft)
+    return draft
+
+
+def is_activation(node: fx.Node | None) -> bool:
+    """Whether a node is a result that a rule sparsifies."""
+    mark = None if node is None else info(node).mark
+    return isinstance(mark, Mark) and mark.outputs is not None and not mark.derived
+
+
+def list_dense(draft: Draft) -> None:
+    """Lists the sparsified results that no region reads: they are dense tensors with zeros."""
+    read = {matrix.dense for region in draft.regions for matrix in region.matrices}
+    for node in draft.graph.nodes:
+        if is_activation(node):
+            shown = info(node).shown or node
+            if node not in read:
+                draft.report.left_dense(shown.name, operator_name(shown), scope(shown), Choice(STORED))
+            set_info(node, is_listed_dense=True)
+
+
+def densities(region: Region, values: dict[fx.Node, Any]) -> list[float]:
+    """The shares of entries that the example has in the sparsified results that a region reads."""
+    found = [values[matrix.dense] for matrix in region.matrices if matrix.dense in values]
+    return [float(torch.count_nonzero(value)) / max(1, value.numel()) for value in found]
+
+
+def timed(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> tuple[float, float]:
+    """The times of a region and of its nodes, in microseconds, for the example, in turns.
+
+    Raises:
+        SparsifyError: no kernel, or an example without values.
+    """
+    site = scratch_site(draft, region)
+    build_all([(site.call.kernel, site.sizes)])
+    given = [value_of(draft, node, values) for node in site.arguments]
+    ways: tuple[Callable[[], Any], ...] = (
+        lambda: site.call(*given),
+        lambda: site.call.dense(*given),
+    )
+    times: tuple[list[float], list[float]] = ([], [])
+    with torch.no_grad():
+        for _ in range(TURNS):
+            for way, taken in zip(ways, times, strict=True):
+                started = time.perf_counter()
+                way()
+                taken.append((time.perf_counter() - started) * 1e6)
+    return median(times[0][1:]), median(times[1][1:])
+
+
+def value_of(draft: Draft, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """The value of a node for the example.
+
+    Raises:
+        SparsifyError: an input that the example has not.
+    """
+    if node not in values:
+        known = draft.known_tensor(node) if tensor_value(node) is not None else None
+        if known is None:
+            leaves = [n for n in draft.graph.nodes if n.op in ("placeholder", "get_attr")]
+            tensors = [draft.known_tensor(leaf) for leaf in leaves]
+            pairs = [(leaf, t) for leaf, t in zip(leaves, tensors, strict=True) if t is not None]
+            module = extract(draft.graph, [leaf for leaf, _ in pairs], [node])
+            if len(module.graph.find_nodes(op="placeholder")) != len(pairs):
+                raise SparsifyError("the example has no such inputs")
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                (known,) = module(*[t for _, t in pairs])
+        values[node] = known
+    return values[node]

@@ -1,0 +1,85 @@
+"""Results of operators that rules sparsify: the entries that stay, and 0 elsewhere.
+
+In: `%h = relu(%x)`, marked with `inline: {threshold: 0.1}`.
+Out: `%k = kept_entries(%h, ScalarThreshold(0.1)); %y = where(%k, %h, 0)`, here and in the graph that results are
+compared with; what read `%h` reads `%y`.
+"""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.insert import call
+from sparsify.passes.graph.kept_entries import kept_entries, sparse_gradient, straight_through, written
+from sparsify.passes.graph.node_info import info, set_info
+from sparsify.sparsification.sparsified import Parts
+from sparsify.sparsification.streaming import KeepAll
+
+aten: Final = torch.ops.aten
+SAME: Final = "same"
+
+
+def sparsified(draft: Draft) -> Draft:
+    """The draft whose marked results are thinned out by their sparsifiers, and so the graph to compare with."""
+    chosen = [(node.name, mark) for node in draft.graph.nodes if (mark := mark_of(node)) is not None]
+    if not chosen:
+        return draft
+    if draft.masked is None:
+        draft.masked = fx.Graph()
+        draft.masked.output(draft.masked.graph_copy(draft.graph, {}))
+    for graph in (draft.masked, draft.graph):
+        nodes = {node.name: node for node in graph.nodes}
+        for name, mark in chosen:
+            set_info(nodes[name], mark=None)
+            thin = thin_out(nodes[name], mark)
+            if graph is draft.graph and mark.outputs is not None:
+                set_info(thin, mark=replace(mark, role="activation"), shown=nodes[name])
+    return draft
+
+
+def mark_of(node: fx.Node) -> Mark | None:
+    """The mark of a result that a rule sparsifies."""
+    mark = info(node).mark
+    return mark if isinstance(mark, Mark) and (mark.outputs or mark.gradients) is not None else None
+
+
+def thin_out(node: fx.Node, mark: Mark) -> fx.Node:
+    """`%h -> where(kept_entries(%h, sparsifier), %h, 0)` for all that reads a node, its gradient as the mark says.
+
+    Returns:
+        what is read in its place.
+    """
+    readers, at = list(node.users), node
+    outputs, gradients = mark.outputs or Parts(), mark.gradients
+    kept = None
+    for sparsifier in sparsifiers_of(outputs):
+        kept = behind(at, kept_entries, at, sparsifier)
+        at = behind(kept, aten.where.ScalarOther, kept, at, 0)
+    if gradients is not None and gradients.format == SAME:
+        place = at
+        if kept is None:
+            place = kept = behind(at, aten.ne.Scalar, at, 0)
+        at = behind(place, sparse_gradient, at, kept, sparsifiers_of(gradients))
+    elif gradients is not None:
+        at = at if at is node else behind(at, straight_through, node, at)
+        at = behind(at, sparse_gradient, at, None, sparsifiers_of(gradients))
+    for reader in readers:
+        reader.replace_input_with(node, at)
+    return at
+
+
+def sparsifiers_of(parts: Parts) -> tuple[str, ...]:
+    """The sparsifiers that drop something, in their order, as graphs write them."""
+    return tuple([written(one) for one in (parts.inline, parts.external) if not isinstance(one, KeepAll)])
+
+
+def behind(place: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A new node behind another one, in the module of that."""
+    with place.graph.inserting_after(place):
+        node = call(target, *args)
+    if "nn_module_stack" in place.meta:
+        node.meta["nn_module_stack"] = place.meta["nn_module_stack"]
+    return node
