@@ -49,18 +49,22 @@ class Product:
         part: of it.
         source: the tensor that holds X.
         rows: makes X, [tokens, inputs], in chunks.
+        window: how a convolution makes patches of the source.
     """
 
     name: str
     part: Part
     source: Tensor
     rows: Callable[[], Iterator[Tensor]]
+    window: tuple[Any, ...] = ()
 
     @property
     def input_key(self) -> tuple[Any, ...]:
-        """Equal for products that read the same X while it lives."""
+        """Equal for products that read the same X, as long as its source lives."""
         found = self.source
-        return found.data_ptr(), found.numel(), found._version, self.part.stop if found.dim() > 2 else 0
+        if found.is_inference() or found.layout is not torch.strided:
+            return (object(),)
+        return found.data_ptr(), found.shape, found.stride(), found._version, self.window
 
 
 @dataclass
@@ -143,7 +147,8 @@ class Reader(TorchDispatchMode):
                 def rows(source: Tensor = source) -> Iterator[Tensor]:
                     return patches(source, weight.shape[2:], stride, padding, dilation)
 
-                yield Product(name, Part(group * outputs, (group + 1) * outputs), source, rows)
+                window = tuple(map(tuple, (weight.shape[2:], stride, padding, dilation)))
+                yield Product(name, Part(group * outputs, (group + 1) * outputs), source, rows, window)
 
 
 def part_of(view: Tensor, weight: Tensor) -> Part | None:

@@ -11,9 +11,20 @@ from sparsify.recipe.builtin import copy, description, names, path, require
 
 if TYPE_CHECKING:
     from sparsify.recipe.parse import json_schema, load, loads
-    from sparsify.recipe.schema import Compile, FormatSpec, Fuse, Prune, Recipe, Rule, Verify, When
+    from sparsify.recipe.schema import (
+        Calibration,
+        Compile,
+        FormatSpec,
+        Fuse,
+        Prune,
+        Recipe,
+        Rule,
+        Verify,
+        When,
+    )
 
 __all__ = [
+    "Calibration",
     "Compile",
     "FormatSpec",
     "Fuse",

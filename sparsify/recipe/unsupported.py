@@ -1,6 +1,6 @@
 """Keys and values that no version reads yet, or that say nothing: what to write instead.
 
-In: the section `Rule` and its key `schedule`, or `Prune` and `method: wanda`. Out: a sentence for the error at that
+In: the section `Rule` and its key `schedule`, or `Prune` and `method: rigl`. Out: a sentence for the error at that
 place, "" for keys that there never were.
 """
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 RESULTS: Final = (
     "rules make inputs and parameters sparse, not results and gradients of operators; leave it out"
 )
-METHODS: Final = ("random", "threshold", "topk", "wanda", "sparsegpt", "movement", "rigl", "constant")
+METHODS: Final = ("random", "threshold", "topk", "movement", "rigl", "constant")
 # By section and key, or key and value.
 REFUSED: Final[dict[tuple[str, str], str]] = {
     ("Recipe", "stages"): "`stages` are not supported yet; write the rules under `sparsify`",
@@ -30,7 +30,7 @@ REFUSED: Final[dict[tuple[str, str], str]] = {
     ),
     **{
         ("Prune", f"method: {name}"): (
-            f"`method: {name}` is not supported yet; `magnitude` and `block_magnitude` are"
+            f"`method: {name}` is not supported yet; `magnitude`, `block_magnitude`, `wanda` and `sparsegpt` are"
         )
         for name in METHODS
     },

@@ -102,3 +102,19 @@ def test_relative_errors():
     wanted = (x @ (before - after).t()).norm() / (x @ before.t()).norm()
     assert relative_error(before, after, x.t() @ x) == pytest.approx(float(wanted), rel=1e-5)
     assert relative_error(before, before, x.t() @ x) == 0.0
+
+
+def test_convolutions_that_read_one_image():
+    torch.manual_seed(0)
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.narrow = nn.Conv2d(3, 2, 3, padding=1), nn.Conv2d(3, 2, 3)
+
+        def forward(self, x):
+            return self.wide(x), self.narrow(x)
+
+    found = moments(Two(), torch.randn(1, 3, 5, 5))
+    counts = {name: moment.count for name, parts in found.items() for moment in parts.values()}
+    assert counts == {"wide.weight": 25, "narrow.weight": 9}
