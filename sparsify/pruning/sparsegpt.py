@@ -104,6 +104,7 @@ def inverse_factor(gram: Tensor, damping: float) -> Tensor:
         added = wanted
         lower, status = torch.linalg.cholesky_ex(matrix)
         if not status:
+            upper: Tensor
             upper, status = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not status and upper.isfinite().all():
                 return upper

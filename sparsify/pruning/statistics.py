@@ -157,7 +157,9 @@ def part_of(view: Tensor, weight: Tensor) -> Part | None:
         pairs = zip(view.shape, view.stride(), matrix.stride(), strict=True)
         if view.shape[1] != matrix.shape[1] or any(n > 1 and own != other for n, own, other in pairs):
             continue
-        start, rest = divmod(view.storage_offset() - matrix.storage_offset(), max(1, matrix.stride(0)))
+        start, rest = divmod(
+            int(view.storage_offset()) - int(matrix.storage_offset()), max(1, matrix.stride(0))
+        )
         if start >= 0 and not rest and start + view.shape[0] <= matrix.shape[0]:
             return Part(start, start + view.shape[0], is_transposed)
     return None
