@@ -276,10 +276,13 @@ def pruned_weight(weight: Tensor, prune: Prune, parts: Mapping[Part, Moment]) ->
 
 
 def one_shot(matrix: Tensor, total: Tensor, method: str, structure: Structure) -> tuple[Tensor, Tensor]:
-    """The mask and the new values of a matrix [outputs, inputs]."""
+    """The mask and the new values of a matrix [outputs, inputs]; magnitude ignores the inputs."""
     if method == "sparsegpt":
         return sparsegpt(matrix, total, structure)
-    mask = wanda(matrix, total if total.dim() == 1 else total.diagonal(), structure)
+    if method == "wanda":
+        mask = wanda(matrix, total if total.dim() == 1 else total.diagonal(), structure)
+    else:
+        mask = structure.select(matrix.abs(), by_row=False)
     return mask, torch.where(mask, matrix, 0)
 
 
