@@ -146,6 +146,33 @@ class PrunedEntry:
 
 
 @dataclass(slots=True)
+class CalibrationEntry:
+    """The calibration data of one-shot pruning, and the errors of layers.
+
+    Attributes:
+        digest: SHA-256 of the tensors of the data.
+        samples, length: rows of the inputs, and their second mode, 0 without.
+        split: the data that results are evaluated on, "" where the recipe does not say it.
+        scope: among which entries a share of zeros is kept.
+        layers: by name of the weight the method and `||X W^T - X W'^T|| / ||X W^T||`, None where it was not measured.
+    """
+
+    digest: str
+    samples: int
+    length: int
+    split: str
+    scope: str
+    layers: dict[str, tuple[str, float | None]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        size = f" of {self.length}" if self.length else ""
+        return (
+            f"calibration: {self.samples} samples{size}, sha256 {self.digest[:16]}, {len(self.layers)} weights, "
+            f"{self.scope}, evaluation split: {self.split or 'not said'}"
+        )
+
+
+@dataclass(slots=True)
 class PassedEntry:
     """A parameter that a rule selects and did not prune, and why; `rule` is "" for a matrix that no rule names."""
 
@@ -213,6 +240,7 @@ class Report:
     roundings: list[RoundingEntry] = field(default_factory=list)
     pruned: list[PrunedEntry] = field(default_factory=list)
     passed_over: list[PassedEntry] = field(default_factory=list)
+    calibration: CalibrationEntry | None = None
     chains: list[ChainEntry] = field(default_factory=list)
     parameter_bytes: tuple[int, int] | None = None
     peak_bytes: int = 0
@@ -333,6 +361,14 @@ class Report:
                 ("rule", "why", "parameters"),
                 [[*key, ", ".join(n)] for key, n in passed.items()],
             ),
+            (
+                "Calibrated",
+                ("weight", "method", "relative error"),
+                [
+                    [name, method, "" if error is None else f"{error:.3g}"]
+                    for name, (method, error) in (self.calibration.layers if self.calibration else {}).items()
+                ],
+            ),
             ("Weights", ("weight", "held", "dense", "now"), weights),
             ("Rounded", ("weight", "values", "largest difference", "relative"), roundings),
         ]
@@ -343,6 +379,8 @@ class Report:
         if self.largest_error is not None:
             sample = "" if self.compared_rows is None else f", in a sample of {self.compared_rows} rows"
             yield f"largest difference to the dense model: {self.largest_error:.3g}{sample}"
+        if self.calibration is not None:
+            yield str(self.calibration)
         if self.weights and self.parameter_bytes is not None:
             before, after = self.parameter_bytes
             yield f"parameters: {kibibytes(before)} dense, {kibibytes(after)} held"

@@ -4,8 +4,8 @@ In: `apply(model, "gcn", (x, edge_index))`. Out: a `SparseModule` whose message 
 kernels.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -21,10 +21,12 @@ from sparsify.passes.module.capture_call import capture_call
 from sparsify.passes.module.packed_weights import Weights
 from sparsify.passes.module.prepare import Kind, as_call
 from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.passes.rules.calibrate import CalibrationData, calibration_data, flattened, is_calibrated
 from sparsify.passes.rules.mark import rule_error
 from sparsify.passes.rules.prune import prune, require_values
 from sparsify.recipe import Recipe
 from sparsify.sparsification.rounding import Moved
+from sparsify.warn import warn
 
 Given = str | PathLike[str] | Mapping[str, Any] | Recipe
 
@@ -41,6 +43,7 @@ def apply(
     verify: bool = True,
     inplace: bool = False,
     warmup: Sequence[Kind] = (),
+    calibration: Iterable[Any] | None = None,
 ) -> SparseModule:
     """The model with its sparse parts as kernels.
 
@@ -60,15 +63,17 @@ def apply(
         inplace: `model` may change: it follows the modes of the result, and gives up its dense weights for those
             that are packed, once all of `apply` has succeeded.
         warmup: further kinds of calls to capture ahead, as `SparseModule.prepare` takes them.
+        calibration: batches of inputs, each as `example_inputs`, for rules with `method: wanda` or `sparsegpt`.
 
     Raises:
-        RecipeError: the recipe is wrong, or one of its rules matches nothing.
+        RecipeError: the recipe is wrong, or one of its rules matches nothing, or needs calibration data.
+        DataError: the calibration data is empty, does not fit the model, or leads to NaN.
         CaptureError: no model, no tensors, or with `strict` a model that cannot be captured.
         UnsupportedOperatorError: with `strict`, an operator that a sparse tensor meets has no sparse form.
         CompilerError: with `strict`, a kernel cannot be built.
         VerificationError: the results differ from the dense model's beyond the recipe's limits.
     """
-    asked = Asked(recipes.load(recipe), dynamic, strict, verify, trainable, inplace)
+    asked = Asked(recipes.load(recipe), dynamic, strict, verify, trainable, inplace, calibration=calibration)
     module = applied(model, asked, example_inputs)
     if warmup:
         module.prepare(warmup)
@@ -94,7 +99,8 @@ class Source:
 
 def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> SparseModule:
     """The same with all that was asked for; where `asked.pruning` is known, it says what rules pass over."""
-    return sparse_module(pruned(model, asked, example_inputs), asked)
+    source = pruned(model, asked, example_inputs)
+    return sparse_module(source, replace(asked, calibration=None))
 
 
 def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source:
@@ -123,8 +129,40 @@ def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source
     if call is not None:
         given = call
         run = lambda: calls.run_call(usual, calls.signature(usual), calls.copied(given))  # noqa: E731
-    found = prune(usual, asked.recipe, roundings, run=run, pruning=asked.pruning)
+    data = data_for(usual, asked, call)
+    found = prune(
+        usual,
+        asked.recipe,
+        roundings,
+        run=run,
+        pruning=asked.pruning,
+        data=data,
+        keeps_zeros=asked.is_calibrated,
+    )
     return Source(model, found, call, roundings)
+
+
+def data_for(model: nn.Module, asked: Asked, call: calls.Call | None) -> CalibrationData | None:
+    """The calibration data for a model, the example inputs where there is none; None where no rule needs some.
+
+    Raises:
+        DataError: it is empty, or does not fit the model.
+    """
+    if asked.is_calibrated:
+        return None
+    if not any(map(is_calibrated, asked.recipe.rules)):
+        if asked.calibration is not None:
+            warn("the calibration data is not used: no rule has `method: wanda` or `method: sparsegpt`")
+        return None
+    if asked.calibration is not None:
+        return calibration_data(flattened(asked.calibration, model, as_call), asked.recipe.calibration)
+    if call is None:
+        return None
+    warn(
+        "the example inputs alone are the calibration data, which says little of other inputs; "
+        "apply(..., calibration=batches)"
+    )
+    return calibration_data([call], asked.recipe.calibration)
 
 
 def sparse_module(source: Source, asked: Asked) -> SparseModule:

@@ -112,6 +112,7 @@ def load(
             manifest.trainable if trainable is ... else trainable,
             inplace,
             pruning,
+            is_calibrated=True,
         )
         module = applied(model, asked, example_inputs)
         if warmup:

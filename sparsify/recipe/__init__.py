@@ -12,6 +12,7 @@ from sparsify.recipe.builtin import copy, description, names, path, require
 if TYPE_CHECKING:
     from sparsify.recipe.parse import json_schema, load, loads
     from sparsify.recipe.schema import (
+        Calibration,
         Compile,
         FormatSpec,
         Fuse,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Calibration",
     "Compile",
     "FormatSpec",
     "Fuse",

@@ -51,6 +51,8 @@ Method = Literal[
     "set",
     "rigl",
     "constant",
+    "wanda",
+    "sparsegpt",
 ]
 GRADUAL: Final = ("gradient", "gmp", "movement", "set", "rigl")
 """Methods that change masks while a model trains."""
@@ -150,6 +152,11 @@ class Prune(Section):
         """Whether dropped entries are exchanged for others."""
         return self.method in REGROWING if self.regrow is None else self.regrow != "none"
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the method needs inputs of the model."""
+        return self.method in ("wanda", "sparsegpt")
+
     @model_validator(mode="after")
     def _agrees(self) -> "Prune":
         group = self.pattern.nm if self.pattern else None
@@ -159,6 +166,11 @@ class Prune(Section):
             raise ValueError(
                 "`method: block_magnitude` needs `pattern: {block: [16, 16]}`; single entries and n:m groups are "
                 "chosen by `method: magnitude`"
+            )
+        if self.is_calibrated and self.scope != "layer":
+            raise ValueError(
+                f"`scope: {self.scope}` with `method: {self.method}`: entries are compared within a weight; "
+                "leave `scope` out"
             )
         if group is None and self.dim is not None:
             raise ValueError(
@@ -438,6 +450,20 @@ class Compile(Section):
         return self.backends is None or backend in self.backends
 
 
+class Calibration(Section):
+    """Which part of the calibration data is used.
+
+    `samples`: rows of the first mode of the inputs, all without it; `length`: tokens of each sample, the second mode;
+    `seed`: draws the samples, without it the first ones are taken; `split`: the data that results are evaluated on, for
+    the report.
+    """
+
+    samples: int | None = Field(default=None, ge=1)
+    length: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    split: str = ""
+
+
 class Verify(Section):
     """What the result is compared with: the dense model, with the zeros and the masks that rules give it."""
 
@@ -461,6 +487,7 @@ class Recipe(Section):
     model: Factory | None = None
     data: Data | None = None
     seed: int | None = None
+    calibration: Calibration | None = None
     sparsify: tuple[Rule, ...] = ()
     fuse: Fuse = Fuse()
     compile: Compile = Compile()
@@ -496,6 +523,10 @@ class Recipe(Section):
         if self.verify.against == "dense_with_mask" and all(rule.mask is None for rule in self.rules):
             raise ValueError(
                 "`verify: against: dense_with_mask`: no rule has a `mask`; write `against: dense`"
+            )
+        if self.calibration and not any(rule.prune and rule.prune.is_calibrated for rule in self.rules):
+            raise ValueError(
+                "`calibration`: no rule has `method: wanda` or `method: sparsegpt`; leave it out"
             )
         seen: set[str] = set()
         for rule in self.rules:

@@ -1,12 +1,12 @@
 """Keys and values that no version reads yet, or that say nothing: what to write instead.
 
-In: the section `Rule` and its key `ref`, or `Prune` and `method: wanda`. Out: a sentence for the error at that
+In: the section `Rule` and its key `ref`, or `Prune` and `method: topk`. Out: a sentence for the error at that
 place, "" for keys that there never were.
 """
 
 from typing import Any, Final
 
-METHODS: Final = ("threshold", "topk", "wanda", "sparsegpt")
+METHODS: Final = ("threshold", "topk")
 # By section and key, or key and value.
 REFUSED: Final[dict[tuple[str, str], str]] = {
     ("Recipe", "stages"): "`stages` are not supported yet; write the rules under `sparsify`",
@@ -19,7 +19,7 @@ REFUSED: Final[dict[tuple[str, str], str]] = {
     ),
     **{
         ("Prune", f"method: {name}"): (
-            f"`method: {name}` is not supported yet; `magnitude` and `block_magnitude` are"
+            f"`method: {name}` is not supported yet; `magnitude`, `block_magnitude`, `wanda` and `sparsegpt` are"
         )
         for name in METHODS
     },

@@ -21,6 +21,7 @@ from sparsify.passes.capture.draft import Draft, Mark, Pruning
 from sparsify.passes.capture.export import capture, example_tensors
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.region.sparse_operand import Bags, Matrix
+from sparsify.passes.rules.calibrate import calibration_data, is_calibrated
 from sparsify.passes.rules.prune import prune
 from sparsify.report import Report
 from sparsify.runner.request import Request
@@ -101,8 +102,10 @@ def drafted(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> 
 def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> Draft:
     """The model's graph before all passes."""
     pruning = Pruning()
-    model = prune(model, request.recipe, run=partial(model, *example), pruning=pruning)
     call = calls.flatten(calls.signature(model), example, {})
+    needs_data = any(map(is_calibrated, request.recipe.rules))
+    data = calibration_data([call], request.recipe.calibration) if needs_data else None
+    model = prune(model, request.recipe, run=partial(model, *example), pruning=pruning, data=data)
     graph = capture(model, call)
     examples = dict(zip(call.shape.tensor_names(), example_tensors(call), strict=True))
     report = Report(type(model).__name__, request.recipe.name)

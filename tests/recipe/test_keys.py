@@ -35,11 +35,12 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 24)
+        self.fourth = nn.Linear(24, 24)
 
     def forward(self, x: torch.Tensor, adj: torch.Tensor) -> torch.Tensor:
         q = self.first(x)
         attended = nn.functional.scaled_dot_product_attention(q, q, q)
-        return self.third(adj @ self.second(attended).relu())
+        return self.fourth(self.third(adj @ self.second(attended).relu()))
 
 
 RULES: list[dict[str, Any]] = [
@@ -49,7 +50,7 @@ RULES: list[dict[str, Any]] = [
     {
         "targets": "param:*.weight",
         "types": "Linear",
-        "ignore": ["param:first.*", "param:third.*"],
+        "ignore": ["param:first.*", "param:third.*", "param:fourth.*"],
         "prune": {
             "method": "block_magnitude",
             "sparsity": 0.5,
@@ -73,6 +74,7 @@ RULES: list[dict[str, Any]] = [
         },
         "schedule": {"kind": "cosine", "from": 0.5, "start": 0, "end": 4, "every": 2, "unit": "epoch"},
     },
+    {"targets": "param:fourth.weight", "ties": "share", "prune": {"method": "sparsegpt", "pattern": "2:4"}},
     {"targets": "input:nothing", "optional": True},
     {
         "targets": "op:relu",
@@ -83,7 +85,11 @@ RULES: list[dict[str, Any]] = [
         "grad": {"inline": "keep_all", "temporary": "csr", "external": {"top_k": 2}, "format": "same"},
     },
 ]
-SECTIONS = {"fuse": {"across": "functions", "max_einsums": 2}, "compile": {"memory": "fast", "threads": 1}}
+SECTIONS = {
+    "fuse": {"across": "functions", "max_einsums": 2},
+    "compile": {"memory": "fast", "threads": 1},
+    "calibration": {"samples": 12, "length": 24, "seed": 0, "split": "test"},
+}
 
 
 def sections() -> dict[str, type[schema.Section]]:
@@ -103,7 +109,8 @@ def test_every_key_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     dense, adjacency = Model().eval(), torch.zeros(12, 12).fill_diagonal_(1.0)
     given = recipe.load({"schema": 1, "name": "all", "seed": 1, "sparsify": RULES, **SECTIONS})
     monkeypatch.setattr(schema.Section, "__getattribute__", noted, raising=False)
-    sparsify.apply(dense, given, (torch.randn(12, 24), adjacency))
+    example = torch.randn(12, 24), adjacency
+    sparsify.apply(dense, given, example, calibration=[example])
     known = {(name, key) for name, kind in kinds.items() for key in kind.model_fields}
     assert known - read - ELSEWHERE - VALIDATED == set()
 
@@ -151,7 +158,6 @@ def test_kinds_of_masks_have_the_numbers_of_their_functions() -> None:
         ("format: {levels: [dense], block: [2]}", 4, 44, "write the blocks into the levels, `i/16: dense`"),
         ("source: computed", 4, 5, "`source: computed` is for gates"),
         ("source: computed, role: weight", 4, 5, "`source: computed` is for gates"),
-        ("prune: {method: wanda}", 4, 26, "`method: wanda` is not supported yet; `magnitude` and"),
         ("prune: {method: magnitude, keep: 2}", 4, 45, "`prune: keep` is not supported; write `sparsity`"),
         ("prune: {method: magnitude}", 4, 18, "needs `sparsity`, the share of zeros"),
         ("prune: {method: block_magnitude, sparsity: 0.5}", 4, 18, "needs `pattern: {block: [16, 16]}`"),

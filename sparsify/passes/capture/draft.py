@@ -16,7 +16,7 @@ from sparsify.passes.capture.export import Captured, Dynamic
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info
 from sparsify.recipe import Recipe, Rule
-from sparsify.report import PassedEntry, PrunedEntry, Report
+from sparsify.report import CalibrationEntry, PassedEntry, PrunedEntry, Report
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.sparsified import Parts
 from sparsify.storage.format import Format
@@ -33,6 +33,7 @@ class Pruning:
         unnamed: matrices that products read, and that no rule names.
         is_guess: whether products were not looked at: there was no call.
         is_known: whether `passed` is known.
+        calibration: the data of rules that need some, and the errors of layers.
     """
 
     taken: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Pruning:
     unnamed: tuple[str, ...] = ()
     is_guess: bool = False
     is_known: bool = False
+    calibration: CalibrationEntry | None = None
 
     def describe(self, report: Report, rules: Sequence[Rule]) -> None:
         """Writes into a report what was pruned and what was passed over."""
@@ -54,6 +56,7 @@ class Pruning:
             for at, found in self.passed.items()
             for name, reason in found.items()
         ]
+        report.calibration = self.calibration
         report.passed_over += [
             PassedEntry(name, "", "a product reads it, no rule names it") for name in self.unnamed
         ]
@@ -95,6 +98,8 @@ class Asked:
         trainable: whether sparse parameters get gradients; None as the model's mode says.
         inplace: whether the source model may change.
         pruning: what rules pruned, and what they passed over.
+        calibration: batches of inputs for rules that need some.
+        is_calibrated: whether the weights have the zeros of such rules already.
     """
 
     recipe: Recipe
@@ -104,6 +109,8 @@ class Asked:
     trainable: bool | None = None
     inplace: bool = False
     pruning: Pruning = field(default_factory=Pruning)
+    calibration: Any = field(default=None, compare=False)
+    is_calibrated: bool = False
 
     def report(self, model: str) -> Report:
         """A new report, with what was pruned."""

@@ -14,6 +14,7 @@ from sparsify.errors import DataError, SparsifyError
 from sparsify.passes.capture.draft import Pruning
 from sparsify.passes.capture.shell import shared_copy
 from sparsify.passes.region.sparse_operand import SCALES
+from sparsify.passes.rules.calibrate import CalibrationData, calibrated, is_calibrated
 from sparsify.passes.rules.mark import aliases, rule_error
 from sparsify.passes.rules.not_finite import first_not_finite
 from sparsify.passes.rules.product_weights import product_weights
@@ -32,6 +33,8 @@ def prune(
     *,
     run: Callable[[], Any] | None = None,
     pruning: Pruning | None = None,
+    data: CalibrationData | None = None,
+    keeps_zeros: bool = False,
 ) -> nn.Module:
     """The model itself when no rule prunes or rounds.
 
@@ -41,6 +44,8 @@ def prune(
         roundings: where to write by name how far rounding moved weights.
         run: calls the model, which shows what its products read; without it the types of modules decide.
         pruning: where to write what was pruned and what was passed over.
+        data: for rules that need calibration data.
+        keeps_zeros: whether such rules find their zeros in the weights.
 
     Raises:
         RecipeError: a rule asks for what this version cannot do, or does not fit a weight.
@@ -54,10 +59,25 @@ def prune(
         choose(model, pruners, None if run is None else product_weights(model, run), pruning)
     with torch.inference_mode(False):
         pruned = shared_copy(model)
+        named: dict[int, list[str]] = {}
         for at, rule in rules.items():
             passed = pruning.passed.get(at, {})
-            names = unique(model, (name for name in selected(model, rule) if name not in passed))
-            pruning.taken[at] = _apply(pruned, recipe, rule, names, {} if roundings is None else roundings)
+            named[at] = unique(model, (name for name in selected(model, rule) if name not in passed))
+        later = {at: (rule, named[at]) for at, rule in rules.items() if is_calibrated(rule) and named[at]}
+        roundings = {} if roundings is None else roundings
+        for at, rule in rules.items():
+            if at not in later:
+                pruning.taken[at] = _apply(pruned, recipe, rule, named[at], roundings)
+        for rule, names in later.values():
+            require_prunable(pruned, recipe, rule, names)
+        weights: dict[str, Tensor] = {}
+        if keeps_zeros:
+            weights = {n: pruned.get_parameter(n).detach() for _, names in later.values() for n in names}
+        elif later:
+            weights = {n: done.weight for n, done in calibrated(pruned, recipe, later, pruning, data).items()}
+        for at, (rule, names) in later.items():
+            found = {name: weights[name] for name in names if name in weights}
+            pruning.taken[at] = _apply(pruned, recipe, rule, list(found), roundings, found)
     return pruned
 
 
@@ -110,22 +130,35 @@ def is_packable(model: nn.Module, name: str) -> bool:
     return is_filters or model.get_parameter(name).dim() == 2
 
 
-def _apply(
-    model: nn.Module, recipe: Recipe, rule: Rule, names: list[str], roundings: dict[str, Moved]
-) -> dict[str, float]:
-    """Puts changed weights in the place of those that a rule takes; their shares of zeros."""
-    if not is_pruning(rule):
-        names = [name for name in names if is_packable(model, name)]
+def require_prunable(model: nn.Module, recipe: Recipe, rule: Rule, names: Iterable[str]) -> None:
+    """Raises where parameters are tied and the rule does not say what to do, or their entries have no size."""
     others = aliases(model)
     for name in names:
         if len(others[name]) > 1 and rule.ties == "error":
             tied = ", ".join(others[name])
             raise rule_error(recipe, rule, f"{tied} are one parameter; `ties: share` or `ties: untie`")
-    weights = [model.get_parameter(name) for name in names]
-    for name, weight in zip(names, weights, strict=True) if is_pruning(rule) else ():
-        if place := first_not_finite(weight):
+        if is_pruning(rule) and (place := first_not_finite(model.get_parameter(name))):
             raise rule_error(recipe, rule, f"{name} is {place}: of no size by which entries could be chosen")
-    changed = _pruned(weights, recipe, rule) if is_pruning(rule) else [w.detach() for w in weights]
+
+
+def _apply(
+    model: nn.Module,
+    recipe: Recipe,
+    rule: Rule,
+    names: list[str],
+    roundings: dict[str, Moved],
+    known: Mapping[str, Tensor] | None = None,
+) -> dict[str, float]:
+    """Puts changed weights, or known ones, in the place of those that a rule takes; their shares of zeros."""
+    if not is_pruning(rule):
+        names = [name for name in names if is_packable(model, name)]
+    others = aliases(model)
+    require_prunable(model, recipe, rule, names)
+    weights = [model.get_parameter(name) for name in names]
+    if known is not None:
+        changed = [known[name] for name in names]
+    else:
+        changed = _pruned(weights, recipe, rule) if is_pruning(rule) else [w.detach() for w in weights]
     for name, weight, found in zip(names, weights, changed, strict=True):
         scale = None
         if rule.dtype != "same" and is_packable(model, name):

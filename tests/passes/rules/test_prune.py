@@ -70,7 +70,7 @@ def test_ties():
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"method": "wanda", "sparsity": 0.5}, "`method: wanda` is not supported yet"),
+        ({"method": "movement", "sparsity": 0.5}, "`method: movement` changes masks over steps"),
         ({"method": "magnitude"}, "needs `sparsity`"),
         ({"method": "magnitude", "pattern": "1:3"}, "do not divide"),
     ],

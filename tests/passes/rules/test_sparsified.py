@@ -223,7 +223,7 @@ def test_an_object_of_a_user() -> None:
         ({"inline": {"threshold": 0.2}, "format": "csr"}, lambda g, kept: torch.where(g.abs() < 0.2, 0, g)),
         ({"inline": {"threshold": 0.2}}, lambda g, kept: torch.where(kept & (g.abs() >= 0.2), g, 0)),
     ],
-    ids=str,
+    ids=["same", "own", "threshold of its own", "threshold on the pattern"],
 )
 def test_gradients(grad: Any, expected: Any) -> None:
     """`same` keeps the pattern of the tensor; any other format leaves the gradient a pattern of its own."""

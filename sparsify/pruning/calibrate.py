@@ -1,0 +1,311 @@
+"""One-shot pruning of a model with calibration data, layer by layer: later layers see what earlier ones became.
+
+In: a model that may change, `{"0.weight": Prune(method="wanda", sparsity=0.5)}`, calls. Out: for each weight a
+mask, the new weight and the relative error of the layer.
+
+Each round runs the calls up to the products that read one X, sums X^T X, prunes their weights and frees the sums: the
+memory is that of one layer.
+"""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from sparsify.errors import DataError, ShapeError, SparsifyError
+from sparsify.options import current
+from sparsify.pruning.sparsegpt import sparsegpt
+from sparsify.pruning.statistics import Kind, Moment, Moments, Part, Product, Reader, relative_error
+from sparsify.pruning.structure import Structure
+from sparsify.pruning.wanda import wanda
+from sparsify.recipe import Prune
+
+METHODS: Final = ("wanda", "sparsegpt")
+# Wanda needs norms alone; the whole matrix, up to this size, tells the error too.
+GRAM_BYTES: Final = 256 << 20
+SAY_EVERY_S: Final = 5.0
+Call = Callable[[nn.Module], Any]
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A weight after pruning.
+
+    Attributes:
+        mask: `True` where an entry is kept.
+        weight: the new one.
+        error: `||X W^T - X W'^T|| / ||X W^T||` over the calibration data, None where it was not measured.
+    """
+
+    mask: Tensor
+    weight: Tensor
+    error: float | None
+
+
+@dataclass
+class Outcome:
+    """Weights that were pruned, and those that were not, with reasons."""
+
+    pruned: dict[str, Calibrated] = field(default_factory=dict)
+    passed: dict[str, str] = field(default_factory=dict)
+
+
+class Enough(BaseException):
+    """Ends a call whose remaining operators are not needed; models that catch errors let it pass."""
+
+
+def prune_by_calibration(
+    model: nn.Module,
+    jobs: Mapping[str, Prune],
+    calls: Sequence[Call],
+    put: Callable[[str, Tensor], None] | None = None,
+) -> Outcome:
+    """Prunes weights in the order in which the model reads them.
+
+    Args:
+        model: gets new weights; its mode and its buffers are the caller's matter.
+        jobs: how each weight is pruned, by name.
+        calls: run the model on a batch each.
+        put: puts a new weight in its place; None for the name alone.
+
+    Raises:
+        DataError: there is no batch, the model fails for one, or inputs are not finite.
+        ShapeError: groups or blocks do not divide a weight.
+    """
+    if not calls:
+        raise DataError("the calibration data is empty", "give one batch of inputs or more")
+    put = put or (lambda name, weight: place(model, name, weight))
+    for name, prune in jobs.items():
+        split(model.get_parameter(name), prune, False)[1].require_fit(
+            matrix_of(model.get_parameter(name), False).shape
+        )
+    outcome, progress = Outcome(), Progress(len(jobs))
+    with torch.no_grad():
+        reads = [reads_of(model, jobs, call, at) for at, call in enumerate(calls)]
+        for names in rounds(reads):
+            moments = Moments({name: kind_of(model.get_parameter(name), jobs[name]) for name in names})
+            for at, (call, known) in enumerate(zip(calls, reads, strict=True)):
+                gather(model, call, at, moments, sum(name in names for name, _ in known))
+            for name in names:
+                prune_one(model, name, jobs[name], moments.of.pop(name, {}), outcome)
+                if name in outcome.pruned:
+                    put(name, outcome.pruned[name].weight)
+                progress.step(name)
+    for name in jobs:
+        if name not in outcome.pruned:
+            outcome.passed.setdefault(name, "no product of the calibration data reads the weight itself")
+    return outcome
+
+
+def prune_one(
+    model: nn.Module, name: str, prune: Prune, parts: Mapping[Part, Moment], outcome: Outcome
+) -> None:
+    """Writes down what becomes of a weight."""
+    weight = model.get_parameter(name)
+    if reason := refusal(weight, parts):
+        outcome.passed[name] = reason
+        return
+    try:
+        outcome.pruned[name] = pruned_weight(weight, prune, parts)
+    except (DataError, ShapeError) as error:
+        raise type(error)(f"{name}: {error.message}", error.remedy) from error
+
+
+def place(model: nn.Module, name: str, weight: Tensor) -> None:
+    """Puts a weight under one name."""
+    owner, _, own = name.rpartition(".")
+    old = model.get_parameter(name)
+    setattr(model.get_submodule(owner), own, nn.Parameter(weight, requires_grad=old.requires_grad))
+
+
+def run(model: nn.Module, call: Call, at: int) -> None:
+    """Runs a batch up to where nothing more is needed.
+
+    Raises:
+        DataError: the model fails.
+    """
+    try:
+        call(model)
+    except Enough:
+        pass
+    except SparsifyError:
+        raise
+    except Exception as error:  # whatever the model raises for inputs that do not fit it
+        raise DataError(
+            f"the model fails for batch {at + 1} of the calibration data: {error}",
+            "batches of the shapes that the model takes",
+        ) from error
+
+
+def reads_of(model: nn.Module, jobs: Mapping[str, Prune], call: Call, at: int) -> list[tuple[str, int]]:
+    """The weights that products of a call read, in order, with a number that is equal where they read one X."""
+    found: list[tuple[str, int]] = []
+    last: list[Product] = []  # holds the source, so that no other tensor has its address
+
+    def take(product: Product) -> None:
+        is_same = bool(last) and last[0].input_key == product.input_key
+        found.append((product.name, (found[-1][1] if found else 0) + (not is_same)))
+        last[:] = [product]
+
+    with Reader({name: model.get_parameter(name) for name in jobs}, take):
+        run(model, call, at)
+    return found
+
+
+def rounds(reads: Sequence[Sequence[tuple[str, int]]]) -> list[list[str]]:
+    """The weights in the order in which they are first read, those together that read one X."""
+    found: list[list[str]] = []
+    known: set[str] = set()
+    for call in reads:
+        last = None
+        for name, source in call:
+            if name in known:
+                continue
+            if source != last:
+                found.append([])
+            found[-1].append(name)
+            known.add(name)
+            last = source
+    return found
+
+
+def gather(model: nn.Module, call: Call, at: int, moments: Moments, expected: int) -> None:
+    """Adds the inputs that a call gives to some weights; it ends behind the last of the expected reads."""
+    left = Counter(reads=expected)
+
+    def take(product: Product) -> None:
+        moments.add(product)
+        left["reads"] -= 1
+        if left["reads"] == 0:
+            raise Enough
+
+    if expected:
+        with Reader({name: model.get_parameter(name) for name in moments.kinds}, take):
+            run(model, call, at)
+        moments.last = None
+
+
+def kind_of(weight: Tensor, prune: Prune) -> Kind:
+    """The statistic that a method needs, or can afford."""
+    widest = max(matrix_of(weight, False).shape)
+    return "gram" if prune.method == "sparsegpt" or 4 * widest**2 <= GRAM_BYTES else "norm"
+
+
+def matrix_of(weight: Tensor, is_transposed: bool) -> Tensor:
+    """A weight as [outputs, inputs]."""
+    matrix = weight.detach().flatten(1)
+    return matrix.t() if is_transposed else matrix
+
+
+def split(weight: Tensor, prune: Prune, is_transposed: bool) -> tuple[Tensor | None, Structure]:
+    """The order of the inputs in which groups are neighbours, None as they are, and the structure of the matrix.
+
+    Raises:
+        ShapeError: the weight has no such mode, or no blocks.
+    """
+    pattern = prune.pattern
+    if pattern is not None and pattern.block is not None:
+        if weight.dim() != 2:
+            raise ShapeError(
+                f"blocks of two modes are not for a weight {list(weight.shape)}; `ignore` it, or no block"
+            )
+        rows, columns = pattern.block
+        block = (columns, rows) if is_transposed else (rows, columns)
+        return None, Structure(prune.sparsity or 0.0, block=block)
+    if pattern is None or pattern.nm is None:
+        return None, Structure(prune.sparsity or 0.0)
+    group = pattern.nm
+    mode = prune.dim if isinstance(prune.dim, int) else 0 if prune.dim == "out" else -1
+    if group.group is not None:
+        mode = 1 if prune.dim in ("in", 1, -1) else 0
+    if not -weight.dim() <= mode < weight.dim():
+        raise ShapeError(f"a weight {list(weight.shape)} has no mode {mode}; another `dim`, or `ignore`")
+    mode %= weight.dim()
+    along = int((mode == 0) == is_transposed)
+    order = None
+    if mode > 0 and weight.dim() > 2 and group.group is None:
+        own = torch.arange(weight[0].numel()).view(weight.shape[1:])
+        order = own.movedim(mode - 1, -1).flatten()
+    return order, Structure(keep=group.keep, of=group.of, mode=along, group=group.group or 0)
+
+
+def refusal(weight: Tensor, parts: Mapping[Part, Moment]) -> str:
+    """Why the products that read a weight give no statistics of all of it; "" where they do."""
+    if not parts:
+        return "no product of the calibration data reads the weight itself"
+    if len({part.is_transposed for part in parts}) > 1:
+        return "products sum over both of its modes"
+    rows = matrix_of(weight, next(iter(parts)).is_transposed).shape[0]
+    bounds = sorted({0, rows, *(part.start for part in parts), *(part.stop for part in parts)})
+    for start, stop in pairwise(bounds):
+        if not any(part.start <= start and stop <= part.stop for part in parts):
+            return f"products of the calibration data do not read its rows {start} to {stop}"
+    return ""
+
+
+def pruned_weight(weight: Tensor, prune: Prune, parts: Mapping[Part, Moment]) -> Calibrated:
+    """A weight pruned by the statistics of its rows, each range of rows by the sums of the products that read it."""
+    is_transposed = next(iter(parts)).is_transposed
+    matrix = matrix_of(weight, is_transposed)
+    order, structure = split(weight, prune, is_transposed)
+    structure.require_fit(matrix.shape)
+    order = torch.arange(matrix.shape[1]) if order is None else order
+    mask, found = torch.empty(matrix.shape, dtype=torch.bool), torch.empty_like(matrix)
+    bounds = sorted({0, len(matrix), *(part.start for part in parts), *(part.stop for part in parts)})
+    lost: list[tuple[float, float]] = []
+    for start, stop in pairwise(bounds):
+        totals = [m.total for part, m in parts.items() if part.start <= start and stop <= part.stop]
+        total = torch.stack(totals).sum(0) if len(totals) > 1 else totals[0]
+        total = total[order] if total.dim() == 1 else total[order][:, order]
+        own = matrix[start:stop, order]
+        kept, changed = one_shot(own, total, prune.method, structure)
+        mask[start:stop, order], found[start:stop, order] = kept, changed
+        if total.dim() == 2:
+            size = float((own.double() @ total.double() * own.double()).sum().clamp(min=0))
+            lost.append((relative_error(own, changed, total) ** 2 * size, size))
+    mask, found = (m.t() if is_transposed else m for m in (mask, found))
+    whole = sum(size for _, size in lost)
+    error = (sum(own for own, _ in lost) / whole) ** 0.5 if whole else 0.0 if lost else None
+    return Calibrated(mask.reshape(weight.shape), found.reshape(weight.shape).contiguous(), error)
+
+
+def one_shot(matrix: Tensor, total: Tensor, method: str, structure: Structure) -> tuple[Tensor, Tensor]:
+    """The mask and the new values of a matrix [outputs, inputs]; magnitude ignores the inputs."""
+    if method == "sparsegpt":
+        return sparsegpt(matrix, total, structure)
+    if method == "wanda":
+        mask = wanda(matrix, total if total.dim() == 1 else total.diagonal(), structure)
+    else:
+        mask = structure.select(matrix.abs(), by_row=False)
+    return mask, torch.where(mask, matrix, 0)
+
+
+class Progress:
+    """Lines on standard error where pruning takes long.
+
+    Args:
+        total: weights to prune.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.begun = self.said = time.monotonic()
+
+    def step(self, name: str) -> None:
+        """A weight is pruned."""
+        self.done += 1
+        now = time.monotonic()
+        if now - self.said < SAY_EVERY_S or current().quiet:
+            return
+        self.said = now
+        print(
+            f"calibration: {self.done} of {self.total} weights after {now - self.begun:.0f} s, {name}",
+            file=sys.stderr,
+            flush=True,
+        )

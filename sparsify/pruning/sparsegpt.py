@@ -1,0 +1,113 @@
+"""SparseGPT: entries become zero column by column, and later columns make up for the error.
+
+In: a weight [outputs, inputs] and the gram matrix X^T X of its inputs. Out: a mask, and the updated weight.
+
+Source: Frantar and Alistarh, SparseGPT: Massive Language Models Can be Accurately Pruned in One-Shot, 2023.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import DataError
+from sparsify.pruning.structure import Structure
+
+COLUMNS: Final = 128
+DAMPING: Final = 0.01
+# Damping grows tenfold so often where the matrix cannot be factored.
+ATTEMPTS: Final = 6
+
+
+def sparsegpt(
+    weight: Tensor,
+    gram: Tensor,
+    structure: Structure,
+    *,
+    columns: int = COLUMNS,
+    damping: float = DAMPING,
+) -> tuple[Tensor, Tensor]:
+    """A mask, `True` where an entry is kept, and the updated weight, of the dtype of the weight.
+
+    Args:
+        weight: [outputs, inputs].
+        gram: X^T X, [inputs, inputs].
+        structure: which entries become zero.
+        columns: for which a mask is chosen at once, and whose updates reach later columns in one product.
+        damping: of the diagonal, as a share of its mean.
+
+    Raises:
+        ShapeError: groups or blocks do not divide the weight.
+        DataError: the gram matrix cannot be factored.
+    """
+    structure.require_fit(weight.shape)
+    found = weight.detach().to(gram.dtype, copy=True)
+    is_read = gram.diagonal() > 0
+    found[:, ~is_read] = 0
+    factor = inverse_factor(gram, damping)
+    mask = torch.empty(found.shape, dtype=torch.bool)
+    if structure.group:
+        mask = structure.select(saliency(found, factor.diagonal()), by_row=False)
+    step = structure.columns_at_once(columns)
+    for start in range(0, found.shape[1], step):
+        stop = min(start + step, found.shape[1])
+        own = factor[start:stop, start:stop]
+        if not structure.group and not (structure.of and structure.mode == 1):
+            scores = saliency(found[:, start:stop], own.diagonal())
+            mask[:, start:stop] = structure.select(scores, by_row=False)
+        errors = update(found[:, start:stop], own, mask[:, start:stop], structure)
+        found[:, stop:] -= errors @ factor[start:stop, stop:]
+    return mask, torch.where(mask, found, 0).to(weight.dtype)
+
+
+def saliency(weight: Tensor, diagonal: Tensor) -> Tensor:
+    """`score[o, i] = (weight[o, i] / diagonal[i]) ** 2`, the error that a zero makes."""
+    return (weight / diagonal).square()
+
+
+def update(block: Tensor, factor: Tensor, mask: Tensor, structure: Structure) -> Tensor:
+    """Writes zeros into a block of columns, and what makes up for them; the errors that later columns make up for.
+
+    `errors[o, i] = (block[o, i] - kept[o, i]) / factor[i, i]`, `block[o, j] -= errors[o, i] * factor[i, j]` for j > i.
+
+    Args:
+        block: [outputs, columns], is changed.
+        factor: [columns, columns], upper triangular.
+        mask: of the block; groups along the inputs write theirs, each when its first column is reached.
+        structure: of the zeros.
+    """
+    errors = torch.empty_like(block)
+    has_groups = structure.of > 0 and structure.mode == 1 and not structure.group
+    for i in range(block.shape[1]):
+        if has_groups and i % structure.of == 0:
+            group = slice(i, i + structure.of)
+            scores = saliency(block[:, group], factor.diagonal()[group])
+            mask[:, group] = structure.select(scores, by_row=False)
+        errors[:, i] = torch.where(mask[:, i], 0, block[:, i]) / factor[i, i]
+        block[:, i:].addr_(errors[:, i], factor[i, i:], alpha=-1)
+    return errors
+
+
+def inverse_factor(gram: Tensor, damping: float) -> Tensor:
+    """`factor^T factor = (gram + damping * mean(diagonal) * I)^-1`, upper triangular; inputs that are 0 count as one.
+
+    Raises:
+        DataError: the matrix is not positive definite, with any damping that was tried.
+    """
+    matrix = gram.clone()
+    diagonal = matrix.diagonal()
+    diagonal[diagonal <= 0] = 1
+    mean, added = float(diagonal.mean()), 0.0
+    for attempt in range(ATTEMPTS):
+        wanted = damping * 10**attempt * mean
+        diagonal += wanted - added
+        added = wanted
+        lower, status = torch.linalg.cholesky_ex(matrix)
+        if not status:
+            upper: Tensor
+            upper, status = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not status and upper.isfinite().all():
+                return upper
+    raise DataError(
+        "the gram matrix of the inputs cannot be factored", "other calibration data, or `method: wanda`"
+    )

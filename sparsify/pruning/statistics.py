@@ -1,0 +1,245 @@
+"""Second moments of the inputs of weights, X^T X or its diagonal, over the products of a model that read them.
+
+In: a model, its weights by name, a call. Out: for each weight the rows of it that products read, with the gram matrix
+of their inputs: `{"0.weight": {Part(0, 8): Moment(total=[4, 4], count=128)}}`.
+
+Products are looked at below autograd, so `nn.Linear`, `x @ w.T`, `einsum` and convolutions are alike. The rows of X for
+a convolution are patches of images.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsify.errors import DataError
+
+Kind = Literal["none", "norm", "gram"]
+PATCH_BYTES: Final = 64 << 20
+PRODUCTS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("mm", "mv", "bmm"), 0),
+    **dict.fromkeys(("addmm", "addmv", "baddbmm"), 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows `start:stop` of a weight as a matrix [outputs, inputs].
+
+    Attributes:
+        start, stop: rows.
+        is_transposed: whether the weight is stored [inputs, outputs].
+    """
+
+    start: int
+    stop: int
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that reads a weight.
+
+    Attributes:
+        name: of the weight.
+        part: of it.
+        source: the tensor that holds X.
+        rows: makes X, [tokens, inputs], in chunks.
+        window: how a convolution makes patches of the source.
+    """
+
+    name: str
+    part: Part
+    source: Tensor
+    rows: Callable[[], Iterator[Tensor]]
+    window: tuple[Any, ...] = ()
+
+    @property
+    def input_key(self) -> tuple[Any, ...]:
+        """Equal for products that read the same X, as long as its source lives."""
+        found = self.source
+        if found.is_inference() or found.layout is not torch.strided:
+            return (object(),)
+        return found.data_ptr(), found.shape, found.stride(), found._version, self.window
+
+
+@dataclass
+class Moment:
+    """`total[i, j] = sum(t, X[t, i] * X[t, j])`, or its diagonal.
+
+    Attributes:
+        total: [inputs, inputs] or [inputs].
+        count: rows of X.
+    """
+
+    total: Tensor
+    count: int
+
+    @property
+    def squares(self) -> Tensor:
+        """`sum(t, X[t, i] ** 2)`, [inputs]."""
+        return self.total if self.total.dim() == 1 else self.total.diagonal()
+
+
+class Reader(TorchDispatchMode):
+    """Within this context each product that reads one of some weights is handed on.
+
+    Args:
+        weights: by name; two names for one weight are one too many.
+        take: gets the products before they are computed.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], take: Callable[[Product], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.take = take
+        self.stored: dict[int, list[tuple[str, Tensor]]] = {}
+        for name, weight in weights.items():
+            self.stored.setdefault(weight.untyped_storage().data_ptr(), []).append((name, weight.detach()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for product in self.products(func.overloadpacket.__name__.strip("_"), args):
+            self.take(product)
+        return func(*args, **(kwargs or {}))
+
+    def products(self, operator: str, args: tuple[Any, ...]) -> Iterator[Product]:
+        """The reads of weights in a call of an operator."""
+        if operator == "convolution" and not args[6]:
+            yield from self.filters(args)
+        elif operator in PRODUCTS:
+            left, right = args[PRODUCTS[operator] : PRODUCTS[operator] + 2]
+            if right.dim() == 1:
+                right = right[:, None]
+            for view, source in ((right.mT, left), (left, right.mT)):
+                if (known := self.located(view)) is not None:
+                    yield Product(
+                        *known,
+                        source,
+                        lambda x=source: iter([x.reshape(-1, x.shape[-1])]),  # type: ignore[misc]
+                    )
+
+    def located(self, view: Tensor) -> tuple[str, Part] | None:
+        """The weight and its rows that a view [outputs, inputs] is; batches of one matrix are that matrix."""
+        if view.layout is not torch.strided or view.dim() not in (2, 3):
+            return None
+        if view.dim() == 3:
+            if view.shape[0] != 1 and view.stride(0) != 0:
+                return None
+            view = view[0]
+        for name, weight in self.stored.get(view.untyped_storage().data_ptr(), ()):
+            if weight.dim() == 2 and weight.dtype == view.dtype and (part := part_of(view, weight)):
+                return name, part
+        return None
+
+    def filters(self, args: tuple[Any, ...]) -> Iterator[Product]:
+        """The reads of the weight of a convolution, one for each group of channels."""
+        images, weight, _, stride, padding, dilation, _, _, groups = args
+        for name, known in self.stored.get(weight.untyped_storage().data_ptr(), ()):
+            if known.shape != weight.shape or known.data_ptr() != weight.data_ptr():
+                continue
+            outputs, channels = weight.shape[0] // groups, weight.shape[1]
+            for group in range(groups):
+                source = images[..., group * channels : (group + 1) * channels, *[slice(None)] * len(stride)]
+
+                def rows(source: Tensor = source) -> Iterator[Tensor]:
+                    return patches(source, weight.shape[2:], stride, padding, dilation)
+
+                window = tuple(map(tuple, (weight.shape[2:], stride, padding, dilation)))
+                yield Product(name, Part(group * outputs, (group + 1) * outputs), source, rows, window)
+
+
+def part_of(view: Tensor, weight: Tensor) -> Part | None:
+    """`view[o, i] = weight[start + o, i]` or `weight[i, start + o]`; None for other views."""
+    for is_transposed, matrix in ((False, weight), (True, weight.t())):
+        pairs = zip(view.shape, view.stride(), matrix.stride(), strict=True)
+        if view.shape[1] != matrix.shape[1] or any(n > 1 and own != other for n, own, other in pairs):
+            continue
+        start, rest = divmod(
+            int(view.storage_offset()) - int(matrix.storage_offset()), max(1, matrix.stride(0))
+        )
+        if start >= 0 and not rest and start + view.shape[0] <= matrix.shape[0]:
+            return Part(start, start + view.shape[0], is_transposed)
+    return None
+
+
+def patches(images: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Iterator[Tensor]:
+    """The patches of images [batch, channels, ...] that filters meet, [patches, channels * entries of a filter]."""
+    images = images if images.dim() == len(kernel) + 2 else images[None]
+    found = pad(images, [side for size in reversed(padding) for side in (size, size)])
+    for mode, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
+        found = found.unfold(mode + 2, (size - 1) * gap + 1, step)[..., ::gap]
+    modes = len(kernel)
+    order = (0, *range(2, 2 + modes), 1, *range(2 + modes, 2 + 2 * modes))
+    inputs = images.shape[1] * torch.Size(kernel).numel()
+    each = max(1, found[0].numel() * found.element_size())
+    for chunk in found.permute(order).split(max(1, PATCH_BYTES // each)):
+        yield chunk.reshape(-1, inputs)
+
+
+class Moments:
+    """Sums of second moments for some weights.
+
+    Args:
+        kinds: by name of the weight.
+
+    Attributes:
+        of: by name and part.
+    """
+
+    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+        self.kinds = kinds
+        self.of: dict[str, dict[Part, Moment]] = {}
+        self.last: tuple[tuple[Any, ...], Tensor, Tensor, int] | None = None
+
+    def add(self, product: Product) -> None:
+        """Adds the rows of X of a product.
+
+        Raises:
+            DataError: they are not finite.
+        """
+        kind = self.kinds[product.name]
+        if kind == "none":
+            return
+        key = (*product.input_key, kind)
+        if self.last is None or self.last[0] != key:
+            # The source is held, so that no other tensor has its address.
+            self.last = (key, product.source, *summed(product, kind))
+        _, _, total, count = self.last
+        parts = self.of.setdefault(product.name, {})
+        if product.part in parts:
+            parts[product.part].total += total
+            parts[product.part].count += count
+        else:
+            parts[product.part] = Moment(total.clone(), count)
+
+
+def summed(product: Product, kind: Kind) -> tuple[Tensor, int]:
+    """The second moments of the rows of X of one product, and their number."""
+    total, count = None, 0
+    for rows in product.rows():
+        dense = rows.to_dense() if rows.layout is not torch.strided else rows
+        wide = dense.to(torch.promote_types(rows.dtype, torch.float32))
+        own = wide.t() @ wide if kind == "gram" else wide.square().sum(0)
+        total, count = own if total is None else total + own, count + len(wide)
+    assert total is not None, "products have rows"
+    if not total.isfinite().all():
+        raise DataError(
+            f"the calibration data gives inputs of {product.name} that are NaN, infinite or too large to square",
+            "data for which the model gives finite results",
+        )
+    return total, count
+
+
+def relative_error(before: Tensor, after: Tensor, gram: Tensor) -> float:
+    """`||X before^T - X after^T|| / ||X before^T||` by the gram matrix of X; 0 where both are 0.
+
+    >>> relative_error(torch.tensor([[2.0, 1.0]]), torch.tensor([[2.0, 0.0]]), torch.eye(2))
+    0.4472135954999579
+    """
+    wide, full = gram.double(), before.detach().double()
+    change = full - after.detach().double()
+    lost, all_of_it = ((m @ wide * m).sum().clamp(min=0) for m in (change, full))
+    return float((lost / all_of_it).sqrt()) if all_of_it > 0 else 0.0

@@ -1,0 +1,34 @@
+"""Wanda: entries whose size times the norm of their input is small become zero, compared within each output.
+
+In: a weight [outputs, inputs], `sum(t, X[t, i] ** 2)` for each input. Out: a mask, `True` where an entry is kept.
+
+Source: Sun, Liu, Bair and Kolter, A Simple and Effective Pruning Approach for Large Language Models, 2023.
+"""
+
+from torch import Tensor
+
+from sparsify.pruning.structure import Structure
+
+
+def wanda_scores(weight: Tensor, squares: Tensor) -> Tensor:
+    """`score[o, i] = abs(weight[o, i]) * sqrt(squares[i])`, [outputs, inputs].
+
+    Args:
+        weight: [outputs, inputs].
+        squares: [inputs], `sum(t, X[t, i] ** 2)`.
+    """
+    return weight.detach().to(squares.dtype).abs() * squares.sqrt()
+
+
+def wanda(weight: Tensor, squares: Tensor, structure: Structure) -> Tensor:
+    """Where the entries are that stay.
+
+    Args:
+        weight: [outputs, inputs].
+        squares: [inputs], `sum(t, X[t, i] ** 2)`.
+        structure: how many, in each row, or in each row of blocks.
+
+    Raises:
+        ShapeError: groups or blocks do not divide the weight.
+    """
+    return structure.select(wanda_scores(weight, squares), by_row=True)
