@@ -138,7 +138,11 @@ def sparse_module(source: Source, asked: Asked) -> SparseModule:
     if call is not None:
         if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
             raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
-        capture_call(module, call, call.tensors(module._matrices), modes(module))
+        weights.may_exchange = True  # nobody holds the parameters of a model that is being made
+        try:
+            capture_call(module, call, call.tensors(module._matrices), modes(module))
+        finally:
+            weights.may_exchange = False
     return module
 
 

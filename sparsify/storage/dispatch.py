@@ -244,12 +244,10 @@ def _name(func: Any) -> str:
 
 
 def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`target.copy_(source)`: of the same pattern, or a dense source where every entry is stored."""
+    """`target.copy_(source)`: into a dense tensor all entries, into a sparse one those of the same pattern."""
     target, source = args[0], args[1]
     if not isinstance(target, SparseTensor):
-        raise UnsupportedOperatorError(
-            "copy_ of a SparseTensor into a dense tensor", "copy_(source.to_dense())"
-        )
+        return target.copy_(source.to_dense(), *args[2:], **kwargs)
     if not isinstance(source, SparseTensor) or not source._pattern.equals(target._pattern):
         found = (
             source._pattern if isinstance(source, SparseTensor) else f"a dense tensor of {list(source.shape)}"

@@ -154,6 +154,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: Plans) -> Bindin
             places=None if matrix.places is None else plan.output(matrix.places),
             transposed=matrix.transposed,
             is_frozen=is_weight and not draft.is_trainable,
+            is_trained=draft.is_trainable and is_own_parameter(matrix),
             rounds=None if matrix.mark.dtype == "same" else dtype_of(matrix.dense),
         )
         return Binding(name, plan=plan, result=plan.result(spec, name), is_full=is_full)
@@ -181,6 +182,13 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: Plans) -> Bindin
     )
     node = None if is_once else matrix.values
     return Binding(name, node=node, plan=plan, result=plan.result(spec, name))
+
+
+def is_own_parameter(matrix: Matrix) -> bool:
+    """Whether a matrix is a parameter itself, whose zeros alone say what is stored, with the values that it has."""
+    assert matrix.dense is not None, "other operands have coordinates"
+    is_one = matrix.dense.op == "get_attr" and matrix.leaves == [matrix.dense] and matrix.places is None
+    return is_one and matrix.mark.dtype == "same" and operators.parameter_behind(matrix.dense) is matrix.dense
 
 
 def dtype_of(node: fx.Node) -> torch.dtype:

@@ -126,7 +126,7 @@ class RegionCall:
         refusal: why they computed a call whose operands the kernel cannot have.
         densely: the positions of the arguments whose gradients the dense nodes compute, with all others.
         notes: in the report.
-        weights: by the positions of the arguments that are frozen weights, dense or packed, what packs them, and the
+        weights: by the positions of the arguments that are weights, dense, packed or sparse, what packs them, and the
             positions of what that reads.
         differentiable: the positions of arguments whose gradients were computed by a kernel before.
         is_general: whether the front end made the region, and no recogniser.
@@ -160,7 +160,7 @@ class RegionCall:
         self.notes: list[str] = []
         self.times_us: list[float] | None = None
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
-        packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.weight]
+        packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.holds_weight]
         self.weights = {leaves[0]: (structure, leaves) for structure, leaves in packing}
         self.is_general = False
         self.handle = handle_of(self)

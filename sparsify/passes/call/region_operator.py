@@ -19,10 +19,10 @@ from sparsify.compiler import torch_operator
 from sparsify.compiler.einsum import exact
 from sparsify.compiler.traced import Parts
 from sparsify.passes.call.first_backward import Result, listed
-from sparsify.passes.call.region_call import find
+from sparsify.passes.call.region_call import entries, find
 from sparsify.passes.call.tracing import is_traced
 from sparsify.storage import dispatch
-from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.tensor import SparseTensor, wrap
 
 _exported: dict[int, Any] = {}
 # Where the parts of a packed weight begin among the tensors, how it is put together, and its shape.
@@ -138,7 +138,7 @@ def run_backward(
     taken = {tensor.untyped_storage().data_ptr() for tensor in given}
     pulled = []
     for at, value in zip(needed, found, strict=True):
-        own = torch.zeros_like(tensors[at]) if value is None else value.contiguous()
+        own = torch.zeros_like(tensors[at]) if value is None else entries(value).contiguous()
         if own.untyped_storage().data_ptr() in taken:
             own = own.clone()  # an operator's results share no memory with its operands or each other
         taken.add(own.untyped_storage().data_ptr())
@@ -182,14 +182,23 @@ def backward(
 
 
 def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operators on packed weights, below autograd: the same operators on their parts."""
+    """The operators on sparse weights, below autograd: the same operators on their parts.
+
+    Gradients of sparse weights lie on their patterns.
+    """
     is_backward = func.overloadpacket is torch.ops.sparsify.region_backward
     given = list(args[: 7 if is_backward else 4])
     at = 3 if is_backward else 1
-    given[at], firsts, packed = apart(given[at])
-    if is_backward:
-        given[6] = [firsts[place] for place in given[6]]
-    return func(*given, packed)
+    tensors = given[at]
+    given[at], firsts, packed = apart(tensors)
+    if not is_backward:
+        return func(*given, packed)
+    needed, given[6] = given[6], [firsts[place] for place in given[6]]
+    weights = [tensors[place] for place in needed]
+    return [
+        wrap(weight._pattern, found) if isinstance(weight, SparseTensor) else found
+        for weight, found in zip(weights, func(*given, packed), strict=True)
+    ]
 
 
 REGION = "region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places, str packed) -> Tensor[]"

@@ -37,6 +37,7 @@ from sparsify.passes.module.optimizer_steps import keep_zeros_of
 from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.require_gain import require_gain
 from sparsify.passes.module.run_eager import compiled, eager
+from sparsify.passes.module.sparse_parameters import read_densely, sparse_parameters
 from sparsify.passes.module.variant import Variant, return_plainly
 from sparsify.passes.module.verify import naming_values, report_half, verify
 from sparsify.passes.pipeline import PASSES
@@ -366,7 +367,13 @@ def hold_weights(module: "SparseModule", variants: list[Variant], *, packs: bool
 
 def compile_graph(module: "SparseModule", variant: Variant) -> None:
     """Makes the functions that run a variant."""
-    graph = variant.captured.graph
+    graph, held = variant.captured.graph, module._weights
+    trained = set(held.trained)
+    read_densely(graph, trained)
+    if held.may_exchange and held.is_own:
+        trained |= sparse_parameters(module._source, [*module.variants, variant]).keys()
+    if variant.operators is not None:
+        read_densely(variant.operators.graph, trained)
     scratch = compiled(graph)
     variant.run, variant.code = type(scratch).forward, scratch._code
     variant.written, variant.contiguous = variant.written_inputs(), contiguous_inputs(graph)

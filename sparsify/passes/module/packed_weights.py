@@ -31,6 +31,7 @@ from sparsify.passes.capture.shell import (
 )
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.module.mirror import Mirror
+from sparsify.passes.module.sparse_parameters import as_dense, exchanged, sparse_parameters
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.operands.cached_operands import MatrixOutput, Structure
 from sparsify.passes.operands.convolution_operands import FlatImages, Placed
@@ -40,6 +41,11 @@ from sparsify.runtime.locks import WEIGHTS
 from sparsify.sparsification.rounding import Moved, scales, widened
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
+
+
+def dense_parameter(weight: SparseTensor) -> nn.Parameter:
+    """A dense parameter with the entries of a sparse one."""
+    return nn.Parameter(weight.detach().to_dense(), requires_grad=weight.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,8 @@ class Weights:
         roundings: by name how far weights were moved when they were rounded.
 
     Attributes:
+        trained: the names of parameters of `source` that are sparse and get gradients.
+        may_exchange: whether nobody holds the parameters yet, so that others may take their places.
         lock: held while several weights change, or are read that must fit each other.
     """
 
@@ -169,18 +177,35 @@ class Weights:
         self.roundings = dict(roundings or {})
         self.placed: dict[str, Placed] = {}
         self.is_followed = False
+        self.trained: set[str] = set()
+        self.may_exchange = False
 
     def of(self, source: nn.Module) -> "Weights":
         """The same of a source model that is this one or a copy."""
-        return Weights(source, self.is_own, None, self.held, self.roundings)
+        found = Weights(source, self.is_own, None, self.held, self.roundings)
+        found.trained = set(self.trained)
+        return found
 
-    def mirror(self, wanted: Modes, shell: nn.Module | None = None, *, is_isolated: bool = True) -> Mirror:
-        """A mirror of the source model with dense weights, in these modes, with the tensors that `shell` has now."""
+    def mirror(
+        self,
+        wanted: Modes,
+        shell: nn.Module | None = None,
+        *,
+        is_isolated: bool = True,
+        made: Callable[[SparseTensor], Tensor] = dense_parameter,
+    ) -> Mirror:
+        """A mirror of the source model with dense weights, in these modes, with the tensors that `shell` has now.
+
+        Args:
+            made: gives the dense tensors of sparse parameters.
+        """
         with self.lock:
             packed = [(weight, self.held[name], self.scale(name)) for name, weight in self.packed().items()]
+            trained = self.sparse_parameters()
             found = Mirror(self.source, is_isolated=is_isolated)
             found.borrow([] if shell is None else borrowed(self.source, shell))
-        found.replace({id(weight): how.unpack(weight, scale) for weight, how, scale in packed})
+        dense = {id(weight): how.unpack(weight, scale) for weight, how, scale in packed}
+        found.replace(dense | {id(weight): made(weight) for weight in trained.values()})
         found.set_modes(wanted)
         return found
 
@@ -204,7 +229,7 @@ class Weights:
     def mirrored(self, shell: nn.Module) -> Iterator[Callable[[nn.Module], nn.Module]]:
         """Within this context the same, of a mirror in any case: no other call meets hooks that it gets."""
         with self.lock:  # the modes of the shell are those of the modules that are mirrored
-            found = self.mirror(modes(shell), shell, is_isolated=False)
+            found = self.mirror(modes(shell), shell, is_isolated=False, made=as_dense)
         try:
             yield lambda module: found.model if module is self.source else found.of(module)
         finally:
@@ -216,9 +241,12 @@ class Weights:
 
         Where some are packed nobody else reads or changes weights meanwhile; callers hold the lock of captures.
         """
-        with self.lock if self.held else nullcontext():
+        with self.lock if self.held or self.trained else nullcontext():
             packed = self.packed()
-            dense = {name: self.unpacked(name) for name in packed}
+            dense: dict[str, Tensor] = {name: self.unpacked(name) for name in packed}
+            trained = self.sparse_parameters()
+            packed |= trained
+            dense |= {name: dense_parameter(weight) for name, weight in trained.items()}
             for name, weight in packed.items():
                 replace(self.source, weight, dense[name])
             try:
@@ -237,8 +265,9 @@ class Weights:
 
         The last step of a capture: whatever fails before it, the models have their weights.
         """
+        self.exchange(variants)
         readers = read_weights(self.source, variants)
-        specs = {name: found.spec for name, found in readers.items()}
+        specs = {name: found.spec for name, found in readers.items() if name not in self.trained}
         wanted = {n: spec for n, spec in specs.items() if spec is not None and n not in self.held}
         if wanted and not self.is_own:
             try:
@@ -262,6 +291,32 @@ class Weights:
         self.follow()
         for variant in variants:
             self.describe(variant.report, readers)
+
+    def exchange(self, variants: Sequence[Variant]) -> None:
+        """Puts sparse parameters in the places of those that these variants train and read sparse alone.
+
+        Parameters that are another model's, too, stay the dense ones that both share.
+        """
+        if not (self.may_exchange and self.is_own):
+            return
+        for name, (dense, made) in exchanged(self.source, sparse_parameters(self.source, variants)).items():
+            replace(self.source, dense, made)
+            self.trained.add(name)
+
+    def densify(self) -> None:
+        """Puts dense parameters in the places of sparse ones."""
+        for weight in self.sparse_parameters().values():
+            replace(self.source, weight, dense_parameter(weight))
+        self.trained.clear()
+
+    def sparse_parameters(self) -> dict[str, SparseTensor]:
+        """The sparse parameters that get gradients, by name; those that somebody replaced are forgotten."""
+        if not self.trained:
+            return {}
+        present: dict[str, Any] = dict(self.source.named_parameters(remove_duplicate=False))
+        found = {name: p for name, p in present.items() if name in self.trained and type(p) is SparseTensor}
+        self.trained &= found.keys()
+        return found
 
     def pack_beside(self, name: str, weight: SparseTensor, readers: Readers) -> None:
         """Packs a held weight for the readers that want it otherwise, once for each format."""
@@ -368,7 +423,10 @@ class Weights:
 
     def describe(self, report: Report, readers: Mapping[str, Readers]) -> None:
         """Writes into the report how the weights are held, and the bytes of all parameters."""
-        report.weights = [self.entry(name, found) for name, found in readers.items()]
+        read = {name: found for name, found in readers.items() if name not in self.trained}
+        report.weights = [self.entry(name, found) for name, found in read.items()]
+        report.weights += [trained_entry(name, found) for name, found in self.sparse_parameters().items()]
+        readers = {**readers, **dict.fromkeys(self.trained, Readers([]))}
         now = sum(entry.bytes_after for entry in report.weights)
         now += sum(stored_bytes(p) for name, p in self.source.named_parameters() if name not in readers)
         saved = sum(entry.bytes_before - entry.bytes_after for entry in report.weights)
@@ -397,15 +455,18 @@ class Weights:
         if fn(torch.empty(0)).is_meta:  # where no pattern can be
             rounded.clear()
             self.unpack()
+            self.densify()
         packed: list[tuple[Tensor, list[tuple[dict[str, Any], str]]]]
-        packed = [(weight, places(self.source, weight)) for weight in self.packed().values()]
+        sparse = (*self.packed().values(), *self.sparse_parameters().values())
+        packed = [(weight, places(self.source, weight)) for weight in sparse]
         try:
             for _, known in packed:
                 for store, name in known:
                     store[name] = None  # torch would swap it, which weak references forbid
             self.source._apply(fn, recurse)
             packed = [
-                (nn.Parameter(fn(weight.detach()), requires_grad=False), known) for weight, known in packed
+                (nn.Parameter(fn(weight.detach()), requires_grad=weight.requires_grad), known)
+                for weight, known in packed
             ]
         finally:
             for weight, known in packed:
@@ -419,6 +480,13 @@ class Weights:
         for name, how in held.items():
             self.hold(name, dataclasses.replace(how, dtype=self.source.get_parameter(name).dtype))
         self.follow()
+
+
+def trained_entry(name: str, weight: SparseTensor) -> WeightEntry:
+    """How a parameter is held that trains sparse."""
+    return WeightEntry(
+        name, f"{weight.format}, trains sparse", weight.numel() * weight.dtype.itemsize, stored_bytes(weight)
+    )
 
 
 def dense_state(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from sparsify.passes.capture.shell import Modes
 from sparsify.passes.module.hooks import drop_gradient_hooks
 from sparsify.passes.module.row_sample import RowSample, on_rows, row_sample
 from sparsify.passes.module.run_eager import without_effects
+from sparsify.passes.module.sparse_parameters import as_dense
 from sparsify.passes.module.variant import Variant, pruned_among
 from sparsify.passes.operands.content_memo import reading_once
 from sparsify.passes.region.sparse_operand import HALVES
@@ -95,7 +96,7 @@ def compare(
 
     def largest_difference(wanted: Sequence[Tensor | None]) -> float:
         masked = [
-            gradient * (parameters[number] != 0) if number in zeros and gradient is not None else gradient
+            gradient * (parameters[number] != 0) if type(gradient) is Tensor and number in zeros else gradient
             for number, gradient in enumerate(wanted)
         ]
         return max(largest, compare_gradients(masked, own, limits, coarsest))
@@ -339,7 +340,7 @@ def verify(
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def dense(own: calls.Call = call) -> Any:
-        apart = module._weights.mirror(mode, module)
+        apart = module._weights.mirror(mode, module, made=as_dense)
         apart.copy_buffers()
         drop_gradient_hooks(apart.model)
         with peak:

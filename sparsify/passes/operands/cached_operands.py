@@ -25,7 +25,7 @@ from sparsify.passes.operands.alignment import (
     align_entries,
     align_numbered,
 )
-from sparsify.passes.operands.content_memo import REMEMBERED, Memo
+from sparsify.passes.operands.content_memo import REMEMBERED, Memo, needs_gradient
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
@@ -52,6 +52,7 @@ class MatrixOutput:
         places: position of a tensor that is 0 where the dense one has no entries, None where its zeros say so.
         transposed: whether the operand is its transpose.
         is_frozen: whether its values get no gradient.
+        is_trained: whether it is a parameter as it is, which gets gradients and may be a sparse tensor itself.
         rounds: the dtype of a dense tensor whose values are stored rounded to `dtype`, None where they are as they
             are; whole numbers have scales, which are all that there is besides.
         joins: what entries without values at the same place become together.
@@ -67,6 +68,7 @@ class MatrixOutput:
     places: int | None = None
     transposed: bool = False
     is_frozen: bool = False
+    is_trained: bool = False
     rounds: torch.dtype | None = None
     joins: Joins = "sum"
     between: tuple[int, ...] = ()
@@ -158,13 +160,15 @@ class Structure:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
         self.has_masks = any(isinstance(spec, PatternOutput) for spec in self.outputs)
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
-        self.weight = weight_of(self.outputs)
+        self.weight, self.trained = weight_of(self.outputs), trained_of(self.outputs)
         self.memory: Memo[Remembered] = Memo(most, static, is_frozen or self.weight is not None)
         self.is_frozen = is_frozen
         self.beside: Memo[SparseTensor] = Memo(are_weights=True)
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
         """The results for `leaves`; a matrix whose values the caller brings is given as `Aligned`."""
+        if self.trained is not None and type(leaves[0]) is SparseTensor:
+            return (self.trained_operand(self.trained, leaves[0]),) * len(self.outputs)
         if self.weight is not None and type(leaves[0]) is SparseTensor:
             operand = self.packed_operand(self.weight, leaves[0])
             if not self.weight.has_scales:
@@ -195,6 +199,18 @@ class Structure:
                 return spec.operand(weight.detach().to_dense())
 
         return self.beside.get((weight._vals, weight._pattern), make)
+
+    @property
+    def holds_weight(self) -> bool:
+        """Whether its leaf is a weight that a model may have as a sparse tensor."""
+        return self.weight is not None or self.trained is not None
+
+    def trained_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
+        """The operand of a sparse parameter, differentiable; without gradients as that of a packed weight."""
+        if not (torch.is_grad_enabled() and needs_gradient(weight)):
+            return self.packed_operand(spec, weight)
+        turned = weight.permute(1, 0) if spec.transposed else weight
+        return turned if spec.holds(weight) else turned.to(format=spec.format)
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for leaves of these entries, computed now when nothing is remembered."""
@@ -232,11 +248,12 @@ class Structure:
         return None if found is None else found.results[0]
 
     def dense_weight(self, leaves: tuple[Any, ...]) -> torch.Tensor:
-        """The dense tensor of a packed weight."""
-        assert self.weight is not None, "only weights are packed"
-        scale = leaves[1] if self.weight.has_scales else None
+        """The dense tensor of a packed weight, or of a sparse parameter."""
+        spec = self.weight or self.trained
+        assert spec is not None, "only weights are packed"
+        scale = leaves[1] if spec.has_scales else None
         found: torch.Tensor = leaves[0].to_dense()
-        return widened(found, scale, self.weight.rounds or found.dtype)
+        return widened(found, scale, spec.rounds or found.dtype)
 
     def note_bytes(self, raw: Sequence[Any], results: Sequence[Any]) -> None:
         """Reports the bytes of dense operands, as they are and as they are stored."""
@@ -322,3 +339,10 @@ def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
     if not specs or not specs[0].is_frozen or any(spec != specs[0] for spec in specs):
         return None
     return specs[0] if len(specs) == len(outputs) or specs[0].has_scales else None
+
+
+def trained_of(outputs: Sequence[Output]) -> MatrixOutput | None:
+    """The result of a structure for a parameter that gets gradients, where it has no other result."""
+    specs = [spec for spec in outputs if isinstance(spec, MatrixOutput)]
+    is_one = len(specs) == len(outputs) > 0 and all(spec == specs[0] for spec in specs)
+    return specs[0] if is_one and specs[0].is_trained else None
