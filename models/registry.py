@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GRAPHS = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
 RANDOM = ("random",)
+DIGITS = ("synthetic", "mnist")
+TEXTS = ("synthetic", "ag_news", "imdb")
 Factory = Callable[..., "nn.Module"]
 
 
@@ -35,6 +37,8 @@ class Entry:
         inputs: what its forward takes: the features of a graph and an edge_index or a normalised adjacency; or rows
             of features, of pixels, most of them 0, of numbers with bags of rows of tables, of tokens, or images.
         extra: of this distribution, that installs what the model is built with.
+        training: what `sparsify train` can train it on, the first is the default; none where it does not train it.
+        learns: classes of rows or images, the next token of a text, or vectors of sentences.
         by_hand: makes a call that a user of torch alone would write, from (model, graph): `"module:attribute"`, or
             "" where there is none.
     """
@@ -48,6 +52,8 @@ class Entry:
     )
     extra: str = "graph"
     by_hand: str = ""
+    training: tuple[str, ...] = ()
+    learns: Literal["classes", "next", "sentences"] = "classes"
 
     @property
     def is_graph(self) -> bool:
@@ -151,7 +157,16 @@ register(
 register(Entry("sage", f"{__package__}.sage:SAGE", recipe="sage", by_hand=f"{BY_HAND}:sage"))
 register(Entry("gin", f"{__package__}.gin:GIN", recipe="gin", by_hand=f"{BY_HAND}:gin"))
 register(Entry("gat", f"{__package__}.gat:GAT", recipe="gat", by_hand=f"{BY_HAND}:gat"))
-register(Entry("mlp", f"{__package__}.mlp:MLP", recipe="mlp", datasets=RANDOM, inputs="features"))
+register(
+    Entry(
+        "mlp",
+        f"{__package__}.mlp:MLP",
+        recipe="mlp",
+        datasets=RANDOM,
+        inputs="features",
+        training=DIGITS,
+    )
+)
 register(
     Entry("bert", f"{__package__}.bert:bert", recipe="bert", datasets=RANDOM, inputs="tokens", extra="text")
 )
@@ -168,4 +183,68 @@ register(
 register(Entry("dlrm", f"{__package__}.dlrm:DLRM", recipe="dlrm", datasets=RANDOM, inputs="bags"))
 register(
     Entry("resnet50", f"{__package__}.resnet:ResNet", recipe="resnet50", datasets=RANDOM, inputs="images")
+)
+register(
+    Entry(
+        "gpt",
+        f"{__package__}.gpt:GPT",
+        recipe="gpt",
+        datasets=RANDOM,
+        inputs="tokens",
+        training=TEXTS,
+        learns="next",
+    )
+)
+register(
+    Entry(
+        "gpt-40m",
+        f"{__package__}.gpt:gpt_40m",
+        recipe="gpt",
+        datasets=RANDOM,
+        inputs="tokens",
+        training=TEXTS,
+        learns="next",
+    )
+)
+register(
+    Entry(
+        "resnet20",
+        f"{__package__}.resnet20:ResNet20",
+        recipe="resnet20",
+        datasets=RANDOM,
+        inputs="images",
+        training=("synthetic", "cifar10"),
+    )
+)
+register(
+    Entry(
+        "lenet5",
+        f"{__package__}.lenet:LeNet5",
+        recipe="lenet",
+        datasets=RANDOM,
+        inputs="images",
+        training=DIGITS,
+    )
+)
+register(
+    Entry(
+        "lenet300",
+        f"{__package__}.lenet:LeNet300",
+        recipe="lenet",
+        datasets=(*RANDOM, "mnist"),
+        inputs="pixels",
+        training=DIGITS,
+    )
+)
+register(
+    Entry(
+        "minilm",
+        f"{__package__}.minilm:minilm",
+        recipe="minilm",
+        datasets=RANDOM,
+        inputs="tokens",
+        extra="text",
+        training=TEXTS,
+        learns="sentences",
+    )
 )
