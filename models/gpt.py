@@ -80,12 +80,13 @@ class GPT(nn.Module):
         self.config = SimpleNamespace(vocab_size=vocabulary, max_position_embeddings=context)
         self.tokens = nn.Embedding(vocabulary, hidden)
         self.positions = nn.Embedding(context, hidden)
-        self.blocks = nn.Sequential(*(Block(hidden, heads, dropout) for _ in range(layers)))
+        blocks = [Block(hidden, heads, dropout) for _ in range(layers)]
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(hidden)
         self.apply(draw)
-        for block in self.blocks:  # the sum over all blocks keeps its spread
-            for last in (block.attention.out, block.ffn[2]):
-                nn.init.normal_(last.weight, std=SPREAD / (2 * layers) ** 0.5)
+        for block in blocks:  # the sum over all blocks keeps its spread
+            for last in (block.attention.out.weight, block.ffn.get_parameter("2.weight")):
+                nn.init.normal_(last, std=SPREAD / (2 * layers) ** 0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, seq]."""

@@ -69,7 +69,7 @@ def encoder(zeros: int, place: Place, *, asked: float | None = None) -> Case:
 def gradient(zeros: int, place: Place, *, asked: float | None = None) -> Case:
     """The gradient of a weight on its pattern alone, against the dense product."""
     columns, outputs, rows = (scaled(size, place) for size in (COLUMNS, OUTPUTS, ROWS))
-    W = sparsify.tensor(masked(nn.Linear(columns, outputs), zeros).weight.detach(), "csr")
+    W = sparsify.tensor(masked(nn.Linear(columns, outputs), zeros).get_parameter("weight").detach(), "csr")
     G, X = torch.randn(rows, outputs), torch.randn(rows, columns)
     text = "D[o,i] = where(stored(W[o,i]), sum(t, G[t,o] * X[t,i]), 0)"
 
