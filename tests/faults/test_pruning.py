@@ -224,6 +224,14 @@ OPTIMIZERS = [
     (torch.optim.LBFGS, {"lr": 0.1, "max_iter": 3}),
     (torch.optim.Muon, {"lr": 0.1}),
 ]
+GIVEN = {"name": "given", "sparsify": [{"targets": ["param:*.weight"], "role": "weight", "source": "given"}]}
+
+
+def with_zeros() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(32, 16))
+    with torch.no_grad():
+        model[0].weight.mul_(torch.rand(16, 32) > 0.9)
+    return model
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -231,9 +239,12 @@ OPTIMIZERS = [
 def test_optimizers_keep_zeros(kind: Any, how: Any, copied: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 32)
-    sparse = sparsify.apply(nn.Sequential(nn.Linear(32, 16)), recipe(), x)
+    is_whole = kind in (torch.optim.LBFGS, torch.optim.Muon)
+    given = (with_zeros(), GIVEN) if is_whole else (nn.Sequential(nn.Linear(32, 16)), recipe())
+    sparse = sparsify.apply(*given, x)
     sparse = copy.deepcopy(sparse) if copied else sparse
     weight = sparse.get_parameter("0.weight")
+    assert isinstance(weight, sparsify.SparseTensor) == (not is_whole)
     before = weight.detach().clone()
     optimizer = kind([weight], **how)
 
@@ -247,6 +258,20 @@ def test_optimizers_keep_zeros(kind: Any, how: Any, copied: bool) -> None:
         optimizer.step(loss)
     assert not torch.equal(weight, before)
     assert torch.equal(weight == 0, before == 0)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.LBFGS, torch.optim.Muon, torch.optim.Rprop, torch.optim.Adafactor]
+)
+def test_optimizers_that_need_dense_parameters_say_so(kind: Any) -> None:
+    x = torch.randn(4, 32)
+    sparse = sparsify.apply(nn.Sequential(nn.Linear(32, 16)), recipe(), x)
+    optimizer = kind([sparse.get_parameter("0.weight")])
+    sparse(x).sum().backward()
+    with pytest.raises(
+        UnsupportedOperatorError, match=rf"{kind.__name__} cannot train a parameter of a SparseTensor"
+    ):
+        optimizer.step()
 
 
 def test_optimizers_of_weights_that_were_packed_say_so() -> None:

@@ -33,7 +33,7 @@ from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.module import recurrent
 from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
 from sparsify.passes.module.operator_graph import OperatorGraph, measure
-from sparsify.passes.module.optimizer_steps import keep_zeros_of
+from sparsify.passes.module.optimizer_steps import keep_zeros_of, watch_sparse
 from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.require_gain import require_gain
 from sparsify.passes.module.run_eager import compiled, eager
@@ -371,6 +371,7 @@ def compile_graph(module: "SparseModule", variant: Variant) -> None:
     trained = set(held.trained)
     read_densely(graph, trained)
     if held.may_exchange and held.is_own:
+        watch_sparse()
         trained |= sparse_parameters(module._source, [*module.variants, variant]).keys()
     if variant.operators is not None:
         read_densely(variant.operators.graph, trained)

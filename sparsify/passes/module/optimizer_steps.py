@@ -17,6 +17,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sparsify.errors import UnsupportedOperatorError
+from sparsify.storage.tensor import SparseTensor
 from sparsify.storage.trained_masks import entries
 from sparsify.warn import warn
 
@@ -27,6 +29,8 @@ ENTRYWISE: Final = frozenset(
         *(optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.SparseAdam, optim.LBFGS),
     )
 )
+# Optimizers that compute with whole matrices, or with arrays of all parameters, which sparse parameters are not.
+WHOLE: Final = frozenset((optim.LBFGS, optim.Rprop, optim.Adafactor, optim.SparseAdam, optim.Muon))
 _watched: Any = WeakTensorKeyDictionary()
 _replaced: Any = WeakTensorKeyDictionary()
 _hooks: list[Any] = []
@@ -56,8 +60,27 @@ def _watch_steps() -> None:
         _hooks.append(register_optimizer_step_post_hook(_after))
 
 
+def watch_sparse() -> None:
+    """From now on steps of optimizers that cannot train sparse parameters say so."""
+    _watch_steps()
+
+
+def require_entrywise(optimizer: optim.Optimizer) -> None:
+    """Raises where an optimizer that computes with whole matrices holds a sparse parameter."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    sparse = next((parameter for parameter in parameters if type(parameter) is SparseTensor), None)
+    if sparse is not None:
+        raise UnsupportedOperatorError(
+            f"{type(optimizer).__name__} cannot train a parameter of a SparseTensor {list(sparse.shape)}",
+            "SGD, Adam, AdamW and others that treat each entry by itself, or a model that has its zeros already, "
+            "whose weights stay dense under a rule with `source: given`",
+        )
+
+
 def _before(optimizer: optim.Optimizer, *_: Any) -> None:
     """Warns of packed weights that the optimizer does not train; remembers zeros that its step may overwrite."""
+    if type(optimizer) in WHOLE:
+        require_entrywise(optimizer)
     is_entrywise = type(optimizer) in ENTRYWISE
     if is_entrywise and not len(_replaced):
         return
