@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        help="A registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit, autoencoder, dlrm, resnet50."
+        help="A registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit, autoencoder, dlrm, resnet50, gpt, "
+        "gpt-40m, resnet20, lenet5, lenet300, minilm."
     ),
 ]
 Pairs = Annotated[

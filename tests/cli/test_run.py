@@ -44,9 +44,10 @@ def small(monkeypatch):
         (("mlp", "--sparse-weights", "half"), "--sparse-weights half: no such pattern is known"),
         (
             ("gcn", "--batch", "3"),
-            "--batch 3: gcn has no such size; it is for mlp, bert, vit, autoencoder, dlrm, resnet50",
+            "--batch 3: gcn has no such size; it is for mlp, bert, vit, autoencoder, dlrm, resnet50, "
+            "gpt, gpt-40m, resnet20, lenet5, lenet300, minilm",
         ),
-        (("mlp", "--seq", "3"), "--seq 3: mlp has no such size; it is for bert"),
+        (("mlp", "--seq", "3"), "--seq 3: mlp has no such size; it is for bert, gpt, gpt-40m, minilm"),
         (("mlp", "--batch", "0"), "--batch 0: at least 1 is wanted"),
     ],
     ids=str,

@@ -20,6 +20,12 @@ def test_knows_the_models():
         "autoencoder",
         "dlrm",
         "resnet50",
+        "gpt",
+        "gpt-40m",
+        "resnet20",
+        "lenet5",
+        "lenet300",
+        "minilm",
     ]
     assert registry.find("gcn").datasets[0] == "synthetic"
     assert registry.find("gcn").arguments() == {"hidden": 16, "dropout": 0.5}
