@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 GRAPHS = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
 RANDOM = ("random",)
-DIGITS = ("synthetic", "mnist")
-TEXTS = ("synthetic", "ag_news", "imdb")
 Factory = Callable[..., "nn.Module"]
 
 
@@ -37,8 +35,6 @@ class Entry:
         inputs: what its forward takes: the features of a graph and an edge_index or a normalised adjacency; or rows
             of features, of pixels, most of them 0, of numbers with bags of rows of tables, of tokens, or images.
         extra: of this distribution, that installs what the model is built with.
-        training: what `sparsify train` can train it on, the first is the default; none where it does not train it.
-        learns: classes of rows or images, the next token of a text, or vectors of sentences.
         by_hand: makes a call that a user of torch alone would write, from (model, graph): `"module:attribute"`, or
             "" where there is none.
     """
@@ -52,8 +48,6 @@ class Entry:
     )
     extra: str = "graph"
     by_hand: str = ""
-    training: tuple[str, ...] = ()
-    learns: Literal["classes", "next", "sentences"] = "classes"
 
     @property
     def is_graph(self) -> bool:
@@ -164,7 +158,6 @@ register(
         recipe="mlp",
         datasets=RANDOM,
         inputs="features",
-        training=DIGITS,
     )
 )
 register(
@@ -191,8 +184,6 @@ register(
         recipe="gpt",
         datasets=RANDOM,
         inputs="tokens",
-        training=TEXTS,
-        learns="next",
     )
 )
 register(
@@ -202,8 +193,6 @@ register(
         recipe="gpt",
         datasets=RANDOM,
         inputs="tokens",
-        training=TEXTS,
-        learns="next",
     )
 )
 register(
@@ -213,7 +202,6 @@ register(
         recipe="resnet20",
         datasets=RANDOM,
         inputs="images",
-        training=("synthetic", "cifar10"),
     )
 )
 register(
@@ -223,7 +211,6 @@ register(
         recipe="lenet",
         datasets=RANDOM,
         inputs="images",
-        training=DIGITS,
     )
 )
 register(
@@ -233,7 +220,6 @@ register(
         recipe="lenet",
         datasets=(*RANDOM, "mnist"),
         inputs="pixels",
-        training=DIGITS,
     )
 )
 register(
@@ -244,7 +230,5 @@ register(
         datasets=RANDOM,
         inputs="tokens",
         extra="text",
-        training=TEXTS,
-        learns="sentences",
     )
 )
