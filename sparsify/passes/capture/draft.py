@@ -182,6 +182,7 @@ class Draft:
         masked: the graph with the patterns of rules in its attention, as the dense model has them not, and with the
             draws of kernels that drop weights of edges.
         has_general: whether the front end makes regions of what no recogniser knows.
+        trains_dense: why weights that train are left to torch, "" where kernels compute with them.
         operators: the graph without regions, for calls whose edges come for the first time.
         edges: the positions of inputs that say where edges are, where there is such a graph.
         once: what nodes that follow from parameters alone compute.
@@ -199,6 +200,7 @@ class Draft:
     stored: Mapping[Key, Stored] = field(default_factory=dict)
     masked: fx.Graph | None = None
     has_general: bool = True
+    trains_dense: str = ""
     operators: fx.Graph | None = None
     edges: tuple[int, ...] = ()
     once: dict[fx.Node, Any] = field(default_factory=dict)

@@ -150,7 +150,7 @@ TIMED = 1.1
 def pack(draft: Draft) -> Draft:
     """The draft with a format for each frozen weight whose rule leaves it to the compiler."""
     if draft.is_trainable:
-        return draft
+        return draft if not draft.trains_dense else trained_densely(draft)
     kept = []
     for region in draft.regions:
         if not (weights := packings(draft, region)):
@@ -176,6 +176,20 @@ def pack(draft: Draft) -> Draft:
             region.notes.append(f"{weight.source} packed: {compared(packed, timed)}")
         regions.finish(region)
         kept.append(region)
+    draft.regions = kept
+    return draft
+
+
+def trained_densely(draft: Draft) -> Draft:
+    """The draft whose trained weights are left to torch, which is faster."""
+    kept = []
+    for region in draft.regions:
+        weights = [m for m in region.matrices if m.dense is not None and m.dense.op == "get_attr"]
+        if weights:
+            reason = f"the weight {weights[0].source} trains faster dense: {draft.trains_dense}"
+            choose_dense(draft, region, region.output, reason)
+        else:
+            kept.append(region)
     draft.regions = kept
     return draft
 

@@ -7,7 +7,7 @@ What is captured is a `Mirror` of the source model: calls of other threads, of t
 """
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +35,11 @@ from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
 from sparsify.passes.module.operator_graph import OperatorGraph, measure
 from sparsify.passes.module.optimizer_steps import keep_zeros_of, watch_sparse
 from sparsify.passes.module.recurrent import report_refused
-from sparsify.passes.module.require_gain import require_gain
+from sparsify.passes.module.require_gain import (
+    DenseTrainsFasterError,
+    require_gain,
+    require_training_gain,
+)
 from sparsify.passes.module.run_eager import compiled, eager
 from sparsify.passes.module.sparse_parameters import read_densely, sparse_parameters
 from sparsify.passes.module.variant import Variant, return_plainly
@@ -67,6 +71,7 @@ def drafted(
     tensors: Sequence[torch.Tensor],
     is_mirror: bool,
     has_general: bool,
+    trains_dense: str = "",
 ) -> Draft:
     """The draft for calls like `call`; experts that no kernel computes run as the model has them.
 
@@ -74,6 +79,7 @@ def drafted(
         source: the model, or with `is_mirror` a mirror of it that other threads do not run.
         tensors: of the call.
         has_general: whether the front end makes regions of what no recogniser knows.
+        trains_dense: why weights that train are left to torch, "" where kernels compute with them.
 
     Raises:
         CaptureError: as `capture`; that of experts that no kernel computes and no graph can hold.
@@ -96,13 +102,30 @@ def drafted(
         report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
         given = captured, source, asked, report, _options(asked, [*tensors, *source.parameters()]), examples
-        return _run_passes(Draft(*given, notices=module._notices, stored=stored, has_general=has_general))
+        return _run_passes(
+            Draft(
+                *given,
+                notices=module._notices,
+                stored=stored,
+                has_general=has_general,
+                trains_dense=trains_dense,
+            )
+        )
 
     asked = module._asked
     found = recurrent.settle(lambda mode: made(mode, asked), source, asked)
     left = transformers_experts.left_over(found.graph, source) if asked.has_gates else []
-    if not left:
-        return found
+    return found if not left else _with_experts(found, source, asked, left, made)
+
+
+def _with_experts(
+    found: Draft, source: nn.Module, asked: Asked, left: Collection[str], made: Callable[..., Draft]
+) -> Draft:
+    """The draft with experts that no kernel computes as the model has them.
+
+    Raises:
+        CaptureError: that of experts that no graph can hold.
+    """
     reasons = {name: _reason(found, name) for name in left}
     relaxed = replace(asked, recipe=asked.recipe.with_optional_rules("gate"))
     try:
@@ -225,6 +248,9 @@ def capture_call(
             return None
         try:
             return publish(module, draft, call, tensors, mode)
+        except DenseTrainsFasterError as error:
+            draft.regions.clear()
+            return publish(module, densely(module, call, tensors, mode, str(error)), call, tensors, mode)
         except VerificationError as error:
             if draft.is_strict or not any(region.is_general for region in draft.regions):
                 raise
@@ -270,22 +296,39 @@ def recognised(
     return draft
 
 
+def densely(
+    module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes, reason: str
+) -> Draft:
+    """The draft whose weights are dense under their masks, which train faster for this call."""
+    if module._weights.may_exchange:
+        module._weights.densify()
+    with torch.inference_mode(False):
+        return draft_of(module, call, tensors, mode, trains_dense=reason)
+
+
 def draft_of(
-    module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes, *, has_general: bool = True
+    module: "SparseModule",
+    call: calls.Call,
+    tensors: list[Tensor],
+    mode: Modes,
+    *,
+    has_general: bool = True,
+    trains_dense: str = "",
 ) -> Draft:
     """The draft for calls like `call`; weights are packed as the model holds them already.
 
     Args:
         has_general: whether the front end makes regions of what no recogniser knows.
+        trains_dense: why weights that train are left to torch, "" where kernels compute with them.
     """
     report_recorders(module._source, module._notices)
     mirror = module._weights.mirror(mode)
     try:
         drop_gradient_hooks(mirror.model)
-        draft = drafted(module, mirror.model, call, tensors, True, has_general)
+        draft = drafted(module, mirror.model, call, tensors, True, has_general, trains_dense)
     except ReachedError:  # code of the model refers to its modules in a way of its own
         with in_modes(module._source, mode), module._weights.dense():
-            return drafted(module, module._source, call, tensors, False, has_general)
+            return drafted(module, module._source, call, tensors, False, has_general, trains_dense)
     finally:
         mirror.clear()
     draft.model = module._source
@@ -337,8 +380,11 @@ def publish(
         if operators is not None:
             measure(module, variant, call, tensors, operators)
             operators.meet(tensors)  # the edges of the example are known
-        elif captured.is_granted and not draft.is_strict and draft.options.tune_seconds > 0:
-            require_gain(module, variant, call, tensors, mode)
+        elif not draft.is_strict and draft.options.tune_seconds > 0:
+            if captured.is_granted:
+                require_gain(module, variant, call, tensors, mode)
+            elif draft.is_trainable and not draft.trains_dense:
+                require_training_gain(module, variant, call, tensors, mode)
     except BaseException:
         hold_weights(module, module.variants, packs=bool(module.variants))
         for name in captured.constants.keys() - module._captures.constants().keys():

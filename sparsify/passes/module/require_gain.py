@@ -14,8 +14,10 @@ from sparsify.passes.capture import calls
 from sparsify.passes.capture.shell import Modes
 from sparsify.passes.module.hooks import drop_gradient_hooks
 from sparsify.passes.module.operator_graph import seconds
+from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.module.verify import trained_tensors
+from sparsify.passes.operands.content_memo import reading_once
 from sparsify.storage.own_memory import runs_natively
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 TURNS: Final = 3
 # So much of the time of the source model is noise.
 NOISE: Final = 1.05
+# Sparse weights take less memory, and may take so much longer.
+SLOWER: Final = 1.03
 
 
 def require_gain(
@@ -34,21 +38,55 @@ def require_gain(
     Raises:
         CaptureError: it says how much faster.
     """
-    trains = module._asked.is_trainable(variant.captured.training) and torch.is_grad_enabled()
-    parameters = trained_tensors(module, call) if trains else []
-    with torch.random.fork_rng(devices=[]):
-        apart = module._weights.mirror(mode, module)
-        apart.copy_buffers()
-        drop_gradient_hooks(apart.model)
-        runs = (
-            lambda: calls.run_call(apart.model, module._signature, call),
-            lambda: module.finish(variant, tensors),
-        )
-        if not runs_natively([*module._source.parameters(), *tensors]):
-            return
-        taken = [[seconds(run, parameters) for run in runs] for _ in range(TURNS + 1)][1:]
-    source, own = (min(times) for times in zip(*taken, strict=True))
+    source, own = times_of(module, variant, call, tensors, mode)
     if own > NOISE * source:
         raise CaptureError(
             f"{type(module._source).__name__} takes {1e3 * source:.3g} ms as it is, and {1e3 * own:.3g} ms in kernels"
         )
+
+
+class DenseTrainsFasterError(Exception):
+    """A step of the dense model takes less time than one of kernels with sparse weights."""
+
+
+def require_training_gain(
+    module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[Tensor], mode: Modes
+) -> None:
+    """Raises where dense weights train faster than the sparse ones of a variant.
+
+    Raises:
+        DenseTrainsFasterError: it says how much faster.
+    """
+    operands = [operand.structure for region in variant.regions for operand in region.operands]
+    if variant.masked is not None or not any(found is not None and found.trained for found in operands):
+        return
+    source, own = times_of(module, variant, call, tensors, mode)
+    if own > SLOWER * source:
+        raise DenseTrainsFasterError(
+            f"a step takes {1e3 * source:.3g} ms, and {1e3 * own:.3g} ms with sparse weights"
+        )
+
+
+def times_of(
+    module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[Tensor], mode: Modes
+) -> tuple[float, float]:
+    """The seconds of the source model and of a variant for a call, with gradients where it trains; 0 on a device."""
+    trains = module._asked.is_trainable(variant.captured.training) and torch.is_grad_enabled()
+    parameters = trained_tensors(module, call) if trains else []
+    if not runs_natively([*module._source.parameters(), *tensors]):
+        return 0.0, 0.0
+    with torch.random.fork_rng(devices=[]):
+        apart = module._weights.mirror(mode, module)
+        apart.copy_buffers()
+        drop_gradient_hooks(apart.model)
+        given = {id(parameter) for parameter in module._source.parameters()}
+        inputs = [tensor for tensor in parameters if id(tensor) not in given]
+        dense = [p for p in apart.model.parameters() if p.requires_grad] + inputs if parameters else []
+        own = without_effects(module, variant)
+        ways = (
+            (lambda: calls.run_call(apart.model, module._signature, call), dense),
+            (lambda: reading_once(own, tensors), parameters),
+        )
+        taken = [[seconds(run, wanted) for run, wanted in ways] for _ in range(TURNS + 2)][2:]
+    source, kernels = (min(times) for times in zip(*taken, strict=True))
+    return source, kernels

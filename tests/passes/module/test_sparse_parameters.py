@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import sparsify
-from sparsify import SparseTensor
+from sparsify import SparseTensor, options
+from sparsify.passes.module import require_gain
 
 RECIPE = {
     "schema": 1,
@@ -176,3 +177,23 @@ def test_the_report_says_what_is_held(applied):
     first = applied.report.weights[0]
     assert (first.name, first.format) == ("0.weight", "dense, compressed, trains sparse")
     assert first.bytes_after < first.bytes_before / 4
+
+
+@pytest.mark.parametrize(("own", "is_sparse"), [(1.0, True), (1.02, True), (1.1, False)])
+def test_weights_train_dense_where_that_is_faster(own, is_sparse, monkeypatch):
+    monkeypatch.setattr(require_gain, "times_of", lambda *_: (1.0, own))
+    with options.override(tune_seconds=0.001):
+        applied = sparsify.apply(mlp(), RECIPE, example()[:1])
+    assert bool(names_of_sparse(applied)) == is_sparse
+    assert bool(applied.report.regions) == is_sparse
+    reasons = [entry.reason for entry in applied.report.dense]
+    assert all("trains faster dense: a step takes 1e+03 ms, and 1.1e+03 ms" in reason for reason in reasons)
+    assert len(reasons) == (0 if is_sparse else 3)
+    twin = twin_of(applied)
+    masks = masks_of(twin)
+    make = OPTIMIZERS["adamw"]
+    assert train(applied, make(applied.parameters())) == pytest.approx(
+        train(twin, make(twin.parameters()), masks), rel=1e-12
+    )
+    for name, mask in masks.items():
+        assert not dense(applied.get_parameter(name))[~mask].any()
