@@ -1,6 +1,7 @@
 """Masks over a training: as asked after each step, the same in two runs, and after a stop."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import sparsify
 from sparsify.errors import SparsifyError
+from tests.training.processes import leave_together
 
 STEPS = 12
 
@@ -196,6 +198,7 @@ def rank_of_two(rank, file, results):
         run.optimizer.zero_grad()
         run.pruner.step()
     torch.save(run.pruner.masks, f"{results}{rank}.pt")
+    leave_together(rank, Path(results).parent)
     torch.distributed.destroy_process_group()
 
 
