@@ -18,8 +18,8 @@ from sparsify.errors import SparsifyError
 # What a model passes through and what a program passes through, in order: `passes.PASSES` after the captured
 # graph, then `compiler.pipeline.STAGES`. Here, so that a wrong name is an error before anything is imported.
 STAGES: Final = (
-    *("graph", "attention", "marked", "masked", "drawn", "propagated", "reordered"),
-    *("general", "packed", "priced", "contested", "kept", "operators"),
+    *("graph", "attention", "marked", "masked", "drawn", "sparsified", "propagated", "reordered"),
+    *("general", "packed", "priced", "contested", "skipped", "kept", "operators"),
     *("emitted", "folded", "written", "left_dense", "checked"),
     *("einsum", "notation", "schedule", "lowered", "loops", "cpp"),
 )
