@@ -79,5 +79,7 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
         return [torch.ones(weight.shape, dtype=torch.bool) for weight in weights]
     score = "magnitude" if plan.score in OF_TRAINING else plan.score
     at_once = replace(plan, score=score, regrow="none", schedule=Schedule("constant", to=first))
-    found = new_masks(at_once, {str(at): weight.detach() for at, weight in enumerate(weights)}, seed=seed)
-    return list(found.values())
+    named = {str(at): weight.detach() for at, weight in enumerate(weights)}
+    if plan.scope == "layer":  # the scores of one weight at a time
+        return [new_masks(at_once, {name: weight}, seed=seed)[name] for name, weight in named.items()]
+    return list(new_masks(at_once, named, seed=seed).values())
