@@ -44,5 +44,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
-    """Measures one row; its times as plain data."""
+    """Measures one row of the table and returns its times as plain data."""
     return measured(CASES[name](place), quick, clock)

@@ -112,7 +112,7 @@ class Arrays(pickle.Unpickler):
     """Reads a pickle that holds arrays and built-in values alone."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What such a pickle may name."""
+        """The class that a pickle names, if it is one of arrays or built-in values."""
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "_codecs") and name in (
             "ndarray",
             "dtype",
