@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 GRAPHS = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
 RANDOM = ("random",)
+TEXTS = ("synthetic", "ag_news", "imdb")
+DIGITS = ("synthetic", "mnist")
+PHOTOGRAPHS = ("synthetic", "cifar10")
 Factory = Callable[..., "nn.Module"]
 
 
@@ -35,6 +38,7 @@ class Entry:
         inputs: what its forward takes: the features of a graph and an edge_index or a normalised adjacency; or rows
             of features, of pixels, most of them 0, of numbers with bags of rows of tables, of tokens, or images.
         extra: of this distribution, that installs what the model is built with.
+        trains_on: the data sets that `sparsify train` has for it, a generated one first; none of other models.
         by_hand: makes a call that a user of torch alone would write, from (model, graph): `"module:attribute"`, or
             "" where there is none.
     """
@@ -48,6 +52,7 @@ class Entry:
     )
     extra: str = "graph"
     by_hand: str = ""
+    trains_on: tuple[str, ...] = ()
 
     @property
     def is_graph(self) -> bool:
@@ -158,6 +163,7 @@ register(
         recipe="mlp",
         datasets=RANDOM,
         inputs="features",
+        trains_on=DIGITS,
     )
 )
 register(
@@ -184,6 +190,7 @@ register(
         recipe="gpt",
         datasets=RANDOM,
         inputs="tokens",
+        trains_on=TEXTS,
     )
 )
 register(
@@ -193,6 +200,7 @@ register(
         recipe="gpt",
         datasets=RANDOM,
         inputs="tokens",
+        trains_on=TEXTS,
     )
 )
 register(
@@ -202,6 +210,7 @@ register(
         recipe="resnet20",
         datasets=RANDOM,
         inputs="images",
+        trains_on=PHOTOGRAPHS,
     )
 )
 register(
@@ -211,6 +220,7 @@ register(
         recipe="lenet",
         datasets=RANDOM,
         inputs="images",
+        trains_on=DIGITS,
     )
 )
 register(
@@ -220,6 +230,7 @@ register(
         recipe="lenet",
         datasets=(*RANDOM, "mnist"),
         inputs="pixels",
+        trains_on=DIGITS,
     )
 )
 register(

@@ -59,6 +59,12 @@ def images(
     raise DataError(f"there are no images {name!r}", "one of synthetic, mnist, cifar10")
 
 
+def is_there(name: str, root: Path) -> bool:
+    """Whether a folder of data sets has the images of this name."""
+    folders, witness = (MNIST, "train-images-idx3-ubyte.gz") if name == "mnist" else (CIFAR, "data_batch_1")
+    return find(folders, root, witness) is not None
+
+
 def mnist(root: Path | None) -> Images:
     """The digits, numbers from 0 to 1."""
     folder = None if root is None else find(MNIST, root, "train-images-idx3-ubyte.gz")

@@ -62,6 +62,11 @@ def text(name: str = "synthetic", root: Path | None = None, seed: int = 0) -> Te
         ) from None
 
 
+def is_there(name: str, root: Path) -> bool:
+    """Whether a folder of data sets has the text of this name."""
+    return find((FOLDERS[name], "."), root, "train.csv.gz") is not None
+
+
 def rows(file: Path) -> list[str]:
     """The texts of a compressed CSV whose first column is a class, and, in IMDB, whose third names a file.
 

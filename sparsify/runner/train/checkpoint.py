@@ -1,0 +1,140 @@
+"""Checkpoints of a training: a folder for each, the newest complete one counts.
+
+In: `save(folder, trained, settings, rows)` after a step. Out: `step-00000300/` with the weights as their arrays, the
+states of the optimizer and of the pruner, and `state.json`, which is written last; older ones are removed then.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Final
+
+import torch
+
+from sparsify.errors import DataError, SparsifyError
+from sparsify.runner.train.log import Row
+from sparsify.runner.train.prepare import Trained, Way
+from sparsify.runner.train.settings import Settings
+from sparsify.training.file import load_file, save_file
+
+STATE: Final = "state.json"
+WEIGHTS: Final = "weights.safetensors"
+OPTIMIZER: Final = "optimizer.pt"
+PRUNER: Final = "pruner.pt"
+LAYOUT: Final = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk: the settings of its run, the step, the way of its weights, times of steps, the log."""
+
+    place: Path
+    settings: dict[str, Any]
+    step: int
+    way: Way
+    reason: str
+    times: dict[str, float | None] | None
+    rows: list[Row]
+
+
+def save(folder: Path, trained: Trained, settings: Settings, rows: Sequence[Row]) -> Path:
+    """Writes a checkpoint after a step; one that is there stays until the new one is complete.
+
+    Raises:
+        SparsifyError: it cannot be written.
+    """
+    step = rows[-1].step if rows else 0
+    place = folder / f"step-{step:08d}"
+    state = {
+        "layout": LAYOUT,
+        "settings": settings.to_dict(),
+        "step": step,
+        "way": trained.way,
+        "reason": trained.reason,
+        "times": None if trained.times is None else trained.times.to_dict(),
+        "rows": [row.to_dict() for row in rows],
+    }
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        save_file(trained.model, place / WEIGHTS)
+        torch.save(trained.optimizer.state_dict(), place / OPTIMIZER)
+        if trained.pruner is not None:
+            torch.save(trained.pruner.state_dict(), place / PRUNER)
+        draft = place / f".{STATE}"
+        draft.write_text(json.dumps(state) + "\n", encoding="utf-8")
+        os.replace(draft, place / STATE)
+    except (OSError, RuntimeError) as error:
+        raise SparsifyError(
+            f"cannot write the checkpoint {place}: {error}", "choose another --out"
+        ) from error
+    for other in folder.glob("step-*"):
+        if other != place:
+            with suppress(OSError):
+                shutil.rmtree(other)
+    return place
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest complete checkpoint in a folder.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    complete = sorted(place for place in folder.glob("step-*") if (place / STATE).is_file())
+    if not complete:
+        return None
+    place = complete[-1]
+    try:
+        state = json.loads((place / STATE).read_text(encoding="utf-8"))
+        if state["layout"] != LAYOUT:
+            raise ValueError(f"layout {state['layout']}")
+        rows = [Row(**row) for row in state["rows"]]
+        return Checkpoint(
+            place, state["settings"], state["step"], state["way"], state["reason"], state["times"], rows
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"the checkpoint {place} cannot be read: {error}",
+            "remove its folder, or train anew without --resume",
+        ) from error
+
+
+def restore(checkpoint: Checkpoint, trained: Trained) -> None:
+    """Gives a model that was prepared the same way the state of a checkpoint.
+
+    Raises:
+        DataError: a file is missing or damaged, or of another model.
+    """
+    place = checkpoint.place
+    try:
+        load_file(place / WEIGHTS, trained.model, trained.optimizer)
+        trained.optimizer.load_state_dict(torch.load(place / OPTIMIZER, weights_only=True))
+        if trained.pruner is not None:
+            trained.pruner.load_state_dict(torch.load(place / PRUNER, weights_only=True))
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
+        raise DataError(
+            f"the checkpoint {place} cannot be read: {error}",
+            "remove its folder, or train anew without --resume",
+        ) from error
+
+
+def require_same(stored: Mapping[str, Any], asked: Settings) -> None:
+    """Raises where a run is asked to go on with other settings.
+
+    Raises:
+        SparsifyError: it names the first that differs.
+    """
+    now = json.loads(json.dumps(asked.to_dict()))
+    for name, value in now.items():
+        if stored.get(name) != value and name not in ("data_root", "save_every"):
+            found, wanted = stored.get(name), value
+            text = name if isinstance(value, dict) else f"{name} {found}, not {wanted}"
+            raise SparsifyError(
+                f"the run to resume has another setting: {text}",
+                "the settings of its first command, or another --out",
+            )

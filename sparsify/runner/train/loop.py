@@ -1,0 +1,181 @@
+"""The loop of a training: steps, validations, checkpoints, an end.
+
+In: `run(settings, out=Path("runs/gpt"))`. Out: an `Outcome`. Ctrl-C ends the step that runs, writes a checkpoint and
+stops; `run(settings, out=..., resume=True)` goes on from there, bit for bit as if nothing had happened.
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import nn
+
+from sparsify.errors import SparsifyError
+from sparsify.runner.train import checkpoint, log
+from sparsify.runner.train.log import Row
+from sparsify.runner.train.outcome import Outcome, Zeros
+from sparsify.runner.train.prepare import Times, Trained, new_model, prepare
+from sparsify.runner.train.progress import Progress
+from sparsify.runner.train.settings import Settings, last_update
+from sparsify.runner.train.task import Task, hits, loss_of, task_of
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed; a second one is not waited for."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Takes the signal."""
+        if self.is_set:
+            raise KeyboardInterrupt
+        self.is_set = True
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupt]:
+    """Notes Ctrl-C in place of raising, in the main thread."""
+    found = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+    before = signal.signal(signal.SIGINT, found)
+    try:
+        yield found
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def run(settings: Settings, *, out: Path | None = None, resume: bool = False) -> Outcome:
+    """Trains a model.
+
+    Args:
+        settings: of the run.
+        out: the folder for log, curves and checkpoints; None writes nothing.
+        resume: goes on from the checkpoint in `out`.
+
+    Raises:
+        DataError: the data is not there, or the checkpoint is damaged.
+        SparsifyError: there is no checkpoint, one of other settings, or one where none is to be resumed; the loss is
+            not finite.
+    """
+    found = checkpoint_of(settings, out, resume)
+    net = new_model(settings)
+    task = task_of(settings, net)
+    trained = prepare(settings, net, task, None if found is None else found.way)
+    rows: list[Row] = []
+    if found is not None:
+        checkpoint.restore(found, trained)
+        rows = list(found.rows)
+        trained.reason = found.reason
+        trained.times = None if found.times is None else Times(**found.times)  # type: ignore[arg-type]
+    with interrupts() as interrupt:
+        is_interrupted = steps(settings, trained, task, rows, interrupt, out)
+    outcome = concluded(settings, trained, task, rows)
+    outcome.is_interrupted = is_interrupted
+    if out is not None:
+        updates = [] if trained.pruner is None else trained.pruner.report
+        outcome.files = [checkpoint.save(out, trained, settings, rows), *log.write(out, rows, updates)]
+        outcome.files.append(outcome.write(out))
+    return outcome
+
+
+def checkpoint_of(settings: Settings, out: Path | None, resume: bool) -> checkpoint.Checkpoint | None:
+    """The checkpoint to go on from, None where the training starts.
+
+    Raises:
+        SparsifyError: there is none to resume, or one that would be lost.
+    """
+    if out is None:
+        if resume:
+            raise SparsifyError("--resume without --out", "--out names the folder with the checkpoint")
+        return None
+    if out.exists() and not out.is_dir():
+        raise SparsifyError(f"{out} is no folder", "choose another --out")
+    found = checkpoint.newest(out)
+    if resume and found is None:
+        raise SparsifyError(f"{out} has no checkpoint to resume", "leave --resume out")
+    if not resume and found is not None:
+        raise SparsifyError(
+            f"{out} has the checkpoint of step {found.step}",
+            "--resume goes on from it, or choose another --out",
+        )
+    if found is not None:
+        checkpoint.require_same(found.settings, settings)
+    return found
+
+
+def steps(
+    settings: Settings, trained: Trained, task: Task, rows: list[Row], interrupt: Interrupt, out: Path | None
+) -> bool:
+    """Takes the steps that are left and adds their rows; whether Ctrl-C ended them."""
+    first = len(rows)
+    with Progress(settings.model, first, settings.steps) as progress:
+        for at in range(first + 1, settings.steps + 1):
+            if interrupt.is_set:
+                return True
+            rows.append(taken(settings, trained, task, at))
+            progress.show(rows[-1])
+            if out is not None and at % settings.save_every == 0 and at < settings.steps:
+                checkpoint.save(out, trained, settings, rows)
+    return False
+
+
+def taken(settings: Settings, trained: Trained, task: Task, at: int) -> Row:
+    """The row of a step, which is taken.
+
+    Raises:
+        SparsifyError: the loss is not finite.
+    """
+    started = time.perf_counter()
+    found, rate = trained.step(task, settings, at)
+    took_ms = 1e3 * (time.perf_counter() - started)
+    loss = float(found)
+    if not math.isfinite(loss):
+        raise SparsifyError(f"the loss of step {at} is {loss}", f"a smaller --lr than {settings.lr:g}")
+    target, actual = (None, None) if trained.pruner is None else log.shares(trained.pruner)
+    validated: tuple[float | None, float | None] = (None, None)
+    if at % settings.validate_every == 0 or at == settings.steps:
+        validated = validate(trained.model, task)
+    return Row(at, loss, rate, took_ms, target, actual, *validated)
+
+
+def validate(model: nn.Module, task: Task) -> tuple[float, float]:
+    """The loss and the share of right answers on what no step learns from."""
+    model.eval()
+    total, right, count = 0.0, 0, 0
+    with torch.no_grad():
+        for inputs, labels in task.validation():
+            logits = model(inputs)
+            total += float(loss_of(logits, labels)) * labels.numel()
+            right += hits(logits, labels)
+            count += labels.numel()
+    model.train()
+    return total / count, right / count
+
+
+def concluded(settings: Settings, trained: Trained, task: Task, rows: list[Row]) -> Outcome:
+    """The outcome of steps."""
+    outcome = Outcome(settings, task.name, rows, trained.way, trained.reason, trained.times)
+    pruner = trained.pruner
+    if pruner is None:
+        return outcome
+    for name, mask in pruner.masks.items():
+        share = 1 - int(mask.sum()) / max(1, mask.numel())
+        outcome.zeros.append(Zeros(name, tuple(mask.shape), share))
+    if pruner.report and rows:
+        spent = sum(update.seconds for update in pruner.report)
+        outcome.update_share = spent / (sum(row.ms for row in rows) / 1e3)
+    if (end := last_update(settings.loaded)) > settings.steps:
+        outcome.notes.append(
+            f"the schedule of {settings.recipe['name']} ends at step {end}, after the last of {settings.steps} steps; "
+            f"end={round(0.75 * settings.steps)} ends it before"
+        )
+    return outcome

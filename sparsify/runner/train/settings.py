@@ -1,0 +1,209 @@
+"""What `sparsify train` is asked for, checked and completed before anything is loaded.
+
+In: `resolve("gpt", recipe="rigl90", steps=1000)`. Out: `Settings` with the recipe, the data set and the sizes of
+batches; `to_dict()` goes into a checkpoint, and a run that resumes compares its own with them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from sparsify import recipe as recipes
+from sparsify.errors import SparsifyError
+from sparsify.models import registry
+from sparsify.recipe import Recipe
+from sparsify.recipe.source import nearest
+from sparsify.runner.request import model_arguments, parsed, require_none, require_seed, require_types
+
+BATCH: Final = {"tokens": 16, "images": 64, "pixels": 64, "features": 64}
+SEQ: Final = 128
+LEARNING_RATE: Final = 1e-3
+STEPS: Final = 1000
+"""Of a recipe without schedules."""
+BEYOND: Final = 4 / 3
+"""The steps of a training over those of its schedules."""
+VALIDATIONS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A training.
+
+    Attributes:
+        model: the registered name.
+        recipe: as plain data.
+        arguments: of the model's factory.
+        dataset: one that the model is trained on, or the path of a text.
+        data_root: the folder of real data, "" for none.
+        steps, lr, batch_size, seq, seed: of the training; `seq` is 0 for models without texts.
+        validate_every, save_every: steps between validations, and between checkpoints.
+        is_dense: whether the dense model is trained instead.
+    """
+
+    model: str
+    recipe: dict[str, Any]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    dataset: str = "synthetic"
+    data_root: str = ""
+    steps: int = STEPS
+    lr: float = LEARNING_RATE
+    batch_size: int = 64
+    seq: int = 0
+    seed: int = 0
+    validate_every: int = 100
+    save_every: int = 500
+    is_dense: bool = False
+
+    @property
+    def entry(self) -> registry.Entry:
+        """The registered model."""
+        return registry.find(self.model)
+
+    @property
+    def loaded(self) -> Recipe:
+        """The recipe."""
+        return recipes.load(self.recipe)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain data."""
+        return asdict(self)
+
+
+def resolve(
+    model: str,
+    *,
+    recipe: str | PathLike[str] | Mapping[str, Any] | Recipe | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    dataset: str | None = None,
+    text: str | PathLike[str] | None = None,
+    data_root: str | PathLike[str] | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    seq: int | None = None,
+    seed: int | None = None,
+    validate_every: int | None = None,
+    save_every: int | None = None,
+    dense: bool = False,
+) -> Settings:
+    """The settings with their defaults filled in.
+
+    A key of `overrides` is an argument of the recipe or of the model, looked for in that order. Steps are a third more
+    than the schedules of the recipe have.
+
+    Raises:
+        SparsifyError: a model, data set, key or number that is not possible.
+        RecipeError: the recipe is not valid.
+    """
+    entry = registry.find(model)
+    if not entry.trains_on:
+        raise SparsifyError(
+            f"{model} is not trained by this command", f"it is for {', '.join(trained_models())}"
+        )
+    given = entry.recipe if recipe is None else recipe
+    keys = {key: parsed(value) for key, value in (overrides or {}).items()}
+    of_recipe = {key: keys.pop(key) for key in list(keys) if key in recipes.load(given).args}
+    loaded = recipes.load(given, **of_recipe)
+    if not dense and not any(rule.prune for rule in loaded.rules):
+        raise SparsifyError(
+            f"no rule of {loaded.name} prunes", "a recipe with `prune`, as rigl90, or --dense"
+        )
+    known = entry.arguments()
+    arguments = known | model_arguments(loaded, entry, known)
+    arguments |= {key: keys.pop(key) for key in list(keys) if key in known}
+    require_none(keys, [*loaded.args, *known])
+    require_types(arguments, known)
+    numbers = {"steps": steps, "batch-size": batch_size, "seq": seq}
+    numbers |= {"validate-every": validate_every, "save-every": save_every}
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise SparsifyError(f"--{name} {number}: at least 1 is wanted")
+    if lr is not None and not 0 < lr < float("inf"):
+        raise SparsifyError(f"--lr {lr:g}: a number above 0 is wanted")
+    if seq is not None and entry.inputs != "tokens":
+        raise SparsifyError(f"--seq {seq}: {model} reads no texts")
+    count = steps or usual_steps(loaded)
+    root = "" if data_root is None else str(Path(data_root).expanduser())
+    return Settings(
+        model,
+        loaded.model_dump(mode="json", by_alias=True, exclude_unset=True),
+        arguments,
+        chosen_data(entry, dataset, text, root),
+        root,
+        count,
+        lr or LEARNING_RATE,
+        batch_size or BATCH[entry.inputs],
+        tokens_of(entry, arguments, seq),
+        require_seed(seed if seed is not None else loaded.seed or 0),
+        validate_every or max(1, count // VALIDATIONS),
+        save_every or max(1, count // VALIDATIONS),
+        dense,
+    )
+
+
+def trained_models() -> list[str]:
+    """The models that there are data sets for."""
+    return [entry.name for entry in registry.MODELS.values() if entry.trains_on]
+
+
+def last_update(recipe: Recipe) -> int:
+    """The last step at which a schedule of the recipe changes masks."""
+    ends = [rule.schedule.end or rule.schedule.start for rule in recipe.rules if rule.prune and rule.schedule]
+    return max(ends, default=0)
+
+
+def usual_steps(recipe: Recipe) -> int:
+    """The steps where none are asked for."""
+    return round(BEYOND * last_update(recipe)) or STEPS
+
+
+def tokens_of(entry: registry.Entry, arguments: Mapping[str, Any], seq: int | None) -> int:
+    """The tokens of a text, 0 for models that read none.
+
+    Raises:
+        SparsifyError: more than the model has positions.
+    """
+    if entry.inputs != "tokens":
+        return 0
+    most = arguments["context"]
+    if seq is not None and seq > most:
+        raise SparsifyError(f"--seq {seq}: {entry.name} has {most} positions", f"context={seq} makes more")
+    return min(SEQ, most) if seq is None else seq
+
+
+def chosen_data(
+    entry: registry.Entry, dataset: str | None, text: str | PathLike[str] | None, root: str
+) -> str:
+    """The data set that was asked for; else what the folder of real data has; else the generated one.
+
+    Raises:
+        SparsifyError: two are given, or one that the model does not learn from.
+        DataError: the folder of real data has none.
+    """
+    generated, *real = entry.trains_on
+    if text is not None:
+        if entry.inputs != "tokens":
+            raise SparsifyError(f"--text {text}: {entry.name} reads no texts")
+        if dataset is not None:
+            raise SparsifyError(f"--text {text} and --dataset {dataset} are two data sets", "give one")
+        return str(Path(text).expanduser())
+    if dataset is not None:
+        if dataset not in entry.trains_on:
+            raise SparsifyError(
+                f"{entry.name} is not trained on {dataset!r}{nearest(dataset, entry.trains_on)}"
+            )
+        return dataset
+    if not root:
+        return generated
+    return next((name for name in real if is_there(name, Path(root))), real[0])
+
+
+def is_there(name: str, root: Path) -> bool:
+    """Whether a folder of data sets has one."""
+    from sparsify.models.data.images import is_there as has_images
+    from sparsify.models.data.text import FOLDERS
+    from sparsify.models.data.text import is_there as has_text
+
+    return (has_text if name in FOLDERS else has_images)(name, root)

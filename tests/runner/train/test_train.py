@@ -1,0 +1,216 @@
+"""`sparsify train`: runs that stop and go on, curves, the table."""
+
+import os
+import signal
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import sparsify
+from sparsify import options
+from sparsify.errors import DataError, SparsifyError
+from sparsify.runner.train import checkpoint, log, loop, prepare
+from sparsify.runner.train.settings import resolve
+from sparsify.runner.train.task import generator_of, moved, task_of
+
+STEPS, STOP = 12, 7
+GPT = {"layers": 1, "hidden": 64, "heads": 2, "context": 16, "dropout": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with options.override(quiet=True):
+        yield
+
+
+def settings(model="gpt", recipe="rigl90", **more):
+    sizes = {"steps": STEPS, "batch_size": 4, "validate_every": 6, **more}
+    keys = {"end": 9, "every": 3, **(GPT if model == "gpt" else {})}
+    return resolve(model, recipe=recipe, overrides=keys, **sizes)
+
+
+def state_of(trained):
+    found = {name: value.detach() for name, value in trained.model.state_dict().items()}
+    return {name: v.to_dense() if isinstance(v, sparsify.SparseTensor) else v for name, v in found.items()}
+
+
+class Watched:
+    """Keeps what `prepare` made."""
+
+    def __init__(self, monkeypatch, way=None):
+        self.made = []
+        actual = prepare.prepare
+        if way == "kernels":
+            monkeypatch.setattr(prepare, "compared", lambda *_: (prepare.Times(2.0, 1.0), ""))
+        if way == "masks":
+            monkeypatch.setattr(prepare, "compared", lambda *_: (prepare.Times(1.0, 2.0), "it is slower"))
+
+        def watched(*arguments):
+            self.made.append(actual(*arguments))
+            return self.made[-1]
+
+        monkeypatch.setattr(loop, "prepare", watched)
+
+
+def interrupt_at(monkeypatch, step):
+    actual = loop.taken
+
+    def taken(settings, trained, task, at):
+        if at == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return actual(settings, trained, task, at)
+
+    monkeypatch.setattr(loop, "taken", taken)
+
+
+@pytest.mark.parametrize("way", ["kernels", "masks"])
+@pytest.mark.parametrize("recipe", ["rigl90", "gmp90"])
+def test_a_run_that_is_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch, way, recipe):
+    watched = Watched(monkeypatch, way)
+    asked = settings(recipe=recipe)
+    whole = loop.run(asked, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, STOP)
+        stopped = loop.run(asked, out=tmp_path / "parts")
+    assert stopped.is_interrupted and stopped.exit_status == 130
+    assert len(stopped.rows) == STOP
+    resumed = loop.run(asked, out=tmp_path / "parts", resume=True)
+    one, other = watched.made[0], watched.made[2]
+    assert one.way == other.way
+    if way == "kernels" and recipe == "rigl90":
+        assert any(isinstance(p, sparsify.SparseTensor) for p in other.model.parameters())
+    expected, found = state_of(one), state_of(other)
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    assert one.pruner.masks.keys() == other.pruner.masks.keys()
+    assert all(torch.equal(mask, other.pruner.masks[name]) for name, mask in one.pruner.masks.items())
+    kept = ("step", "loss", "lr", "target", "actual", "val_loss", "val_accuracy")
+    for first, second in zip(whole.rows, resumed.rows, strict=True):
+        assert [getattr(first, name) for name in kept] == [getattr(second, name) for name in kept]
+    moments = [trained.optimizer.state_dict()["state"] for trained in (one, other)]
+    for first, second in zip(*(state.values() for state in moments), strict=True):
+        dense = [
+            v.to_dense() if isinstance(v, sparsify.SparseTensor) else v
+            for v in (first["exp_avg"], second["exp_avg"])
+        ]
+        assert torch.equal(*dense)
+
+
+def points(file):
+    lines = ElementTree.parse(file).getroot().findall("{http://www.w3.org/2000/svg}polyline")
+    return [len((line.get("points") or "").split()) for line in lines][5:]  # behind the grid
+
+
+def test_files(tmp_path, monkeypatch):
+    Watched(monkeypatch, "masks")
+    outcome = loop.run(settings(), out=tmp_path)
+    assert points(tmp_path / "loss.svg") == [STEPS, 2]
+    assert points(tmp_path / "sparsity.svg") == [STEPS, STEPS]
+    assert points(tmp_path / "churn.svg") == [3, 3]
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert rows[0] == "step,loss,lr,ms,target,actual,val_loss,val_accuracy"
+    assert len(rows) == STEPS + 1
+    assert len(list(tmp_path.glob("step-*"))) == 1
+    text = str(outcome)
+    assert "12 of 12" in text and "it is slower" in text and "blocks.0.ffn.0.weight" in text
+    shares = [one.share * one.shape[0] * one.shape[1] for one in outcome.zeros]
+    total = sum(one.shape[0] * one.shape[1] for one in outcome.zeros)
+    assert sum(shares) / total == pytest.approx(0.9, abs=1e-3)
+    assert outcome.to_dict()["times"] == {"dense_ms": 1.0, "sparse_ms": 2.0, "ratio": 0.5}
+
+
+def test_sparsity_follows_its_target(tmp_path):
+    outcome = loop.run(settings("lenet300", "gmp90", batch_size=8))
+    assert [row.target for row in outcome.rows[:2]] == [0.0, 0.0]
+    assert outcome.rows[-1].target == 0.9
+    assert all(row.actual == pytest.approx(row.target, abs=1e-3) for row in outcome.rows)
+
+
+def test_training_learns():
+    outcome = loop.run(
+        resolve("lenet300", recipe="set90", overrides={"end": 45, "every": 15}, steps=60, lr=3e-3)
+    )
+    assert outcome.rows[-1].loss < 0.7 * outcome.rows[0].loss
+    assert outcome.validated.val_accuracy > 0.5
+
+
+@pytest.mark.parametrize("model, sizes", [
+    ("lenet5", (4, 1, 28, 28)), ("mlp", (4, 784)), ("resnet20", (4, 3, 32, 32)), ("gpt", (4, 16))])  # fmt: skip
+def test_batches_are_a_function_of_seed_and_step(model, sizes):
+    keys = GPT if model == "gpt" else {"hidden": 8} if model == "mlp" else {}
+    asked = resolve(model, overrides=keys, batch_size=4)
+    other = resolve(model, overrides=keys, batch_size=4, seed=1)
+    one, two, seeded = (task_of(each, prepare.new_model(each)) for each in (asked, asked, other))
+    one.batch(1)
+    assert one.batch(5)[0].shape == sizes
+    assert all(torch.equal(a, b) for a, b in zip(one.batch(5), two.batch(5), strict=True))
+    assert not torch.equal(one.batch(5)[0], one.batch(6)[0])
+    assert not torch.equal(one.batch(5)[0], seeded.batch(5)[0])
+
+
+def test_an_epoch_has_each_image_once():
+    asked = resolve("lenet5", batch_size=500)
+    task = task_of(asked, prepare.new_model(asked))
+    assert task.epoch == 4
+    sums = [task.batch(at)[0].double().sum() for at in range(1, 5)]
+    assert float(sum(sums)) == pytest.approx(float(task.data.train[0].double().sum()), rel=1e-9)
+
+
+def test_moved_images_are_parts_of_padded_ones():
+    pixels = torch.rand(6, 2, 5, 5)
+    found = moved(pixels, generator_of(0, "x", 1))
+    padded = torch.nn.functional.pad(pixels, (4,) * 4)
+    for image, result in zip(padded, found, strict=True):
+        cuts = [image[:, i : i + 5, j : j + 5] for i in range(9) for j in range(9)]
+        assert any(torch.equal(result, each) for cut in cuts for each in (cut, cut.flip(2)))
+
+
+def test_the_label_of_a_token_is_the_next_one(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(bytes(range(256)) * 4)
+    asked = resolve("gpt", overrides=GPT, text=file, batch_size=2)
+    inputs, labels = task_of(asked, prepare.new_model(asked)).batch(3)
+    assert torch.equal((inputs + 1) % 256, labels)
+
+
+def test_checkpoints_of_other_settings(tmp_path, monkeypatch):
+    Watched(monkeypatch, "masks")
+    loop.run(settings(), out=tmp_path)
+    with pytest.raises(SparsifyError, match="--resume goes on from it"):
+        loop.run(settings(), out=tmp_path)
+    with pytest.raises(SparsifyError, match=r"another setting: seed 0, not 1"):
+        loop.run(settings(seed=1), out=tmp_path, resume=True)
+    with pytest.raises(SparsifyError, match="has no checkpoint to resume"):
+        loop.run(settings(), out=tmp_path / "none", resume=True)
+    found = checkpoint.newest(tmp_path)
+    (found.place / checkpoint.WEIGHTS).write_bytes(b"x")
+    with pytest.raises(DataError, match="cannot read"):
+        loop.run(settings(), out=tmp_path, resume=True)
+    (found.place / checkpoint.STATE).write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        loop.run(settings(), out=tmp_path, resume=True)
+
+
+def test_a_loss_that_is_not_finite(monkeypatch):
+    asked = settings("lenet300", batch_size=8, lr=1e30)
+    with pytest.raises(SparsifyError, match=r"the loss of step \d+ is (nan|inf); a smaller --lr than 1e\+30"):
+        loop.run(asked)
+
+
+def test_schedules_that_end_after_the_training():
+    outcome = loop.run(resolve("lenet300", recipe="gmp90", steps=2, batch_size=8))
+    assert "ends at step 7500, after the last of 2 steps" in str(outcome)
+    assert resolve("lenet300", recipe="gmp90").steps == 10000
+
+
+def test_the_dense_model_has_no_zeros(tmp_path):
+    outcome = loop.run(settings("lenet300", dense=True, batch_size=8), out=tmp_path)
+    assert outcome.way == "dense" and outcome.zeros == []
+    assert points(tmp_path / "churn.svg") == [0, 0]
+    assert "zeros" not in str(outcome)
+
+
+def test_long_curves_are_thinned():
+    rows = [log.Row(step, 1.0 / step, 0.1, 1.0) for step in range(1, 5001)]
+    root = ElementTree.fromstring(log.losses(rows))
+    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")[5].get("points").split()) == log.POINTS
