@@ -16,6 +16,7 @@ from sparsify.pruning.schedule import Schedule
 from sparsify.pruning.targets import schedule_of
 from sparsify.pruning.units import Units
 from sparsify.recipe import Prune, Rule
+from sparsify.storage.trained_masks import entries
 
 OF_TRAINING: Final = ("gradient", "movement")
 """Scores that are not known before the first step, where magnitudes take their place."""
@@ -59,6 +60,11 @@ def units_of(prune: Prune) -> Units:
     return Units("n:m", keep=group.keep, of=group.of, mode=mode)
 
 
+def is_constant(prune: Prune) -> bool:
+    """Whether masks are the zeros that are there."""
+    return prune.method == "constant" and prune.sparsity is None and prune.pattern is None
+
+
 def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Tensor]:
     """The masks before the first step; those of a rule without a schedule are the last ones, too.
 
@@ -71,8 +77,8 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
         SparsifyError: what `new_masks` raises.
     """
     assert rule.prune is not None, "the rule prunes"
-    if rule.prune.method == "constant" and rule.prune.sparsity is None and rule.prune.pattern is None:
-        return [weight.detach() != 0 for weight in weights]
+    if is_constant(rule.prune):
+        return [entries(weight) for weight in weights]
     plan = plan_of(rule, steps_per_epoch=1)  # the target of the first step is that of the first epoch
     first = plan.schedule.target(0)
     if first == 0 and not plan.units.is_grouped:
