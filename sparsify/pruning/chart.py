@@ -36,7 +36,9 @@ def chart(
     inner, tall = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
 
     def place(x: float, y: float) -> str:
-        return f"{MARGIN + inner * x / length:.1f},{HEIGHT - MARGIN - tall * (y - bottom) / (top - bottom):.1f}"
+        return (
+            f"{MARGIN + inner * x / length:.1f},{HEIGHT - MARGIN - tall * (y - bottom) / (top - bottom):.1f}"
+        )
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
@@ -48,10 +50,10 @@ def chart(
         parts.append(f'<polyline points="{place(0, value)} {place(length, value)}" stroke="#ddd"/>')
         y = HEIGHT - MARGIN - tall * line / LINES + 4
         parts.append(f'<text x="{MARGIN - 8}" y="{y:.1f}" text-anchor="end">{value:g}</text>')
-    for x in (0, length // 2, length):
-        parts.append(
-            f'<text x="{MARGIN + inner * x / length}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">{x:g}</text>'
-        )
+    parts += [
+        f'<text x="{MARGIN + inner * x / length}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">{x:g}</text>'
+        for x in (0, length // 2, length)
+    ]
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(across)}</text>')
     parts.append(f'<text x="{MARGIN}" y="20">{escape(up)}</text>')
     for at, (label, points) in enumerate(curves.items()):
