@@ -13,8 +13,8 @@ from torch import Tensor
 from sparsify.pruning.masks import Plan, new_masks
 from sparsify.pruning.methods import METHODS
 from sparsify.pruning.schedule import Schedule
+from sparsify.pruning.structure import Structure
 from sparsify.pruning.targets import schedule_of
-from sparsify.pruning.units import Units
 from sparsify.recipe import Prune, Rule
 from sparsify.storage.trained_masks import entries
 
@@ -38,26 +38,10 @@ def plan_of(rule: Rule, steps_per_epoch: int | None = None) -> Plan:
         score=prune.score or method.score,
         schedule=schedule_of(rule, steps_per_epoch),
         scope=prune.scope,
-        units=units_of(prune),
+        structure=Structure.asked_by(prune),
         regrow=prune.regrow or method.regrow,
         fraction=prune.fraction,
     )
-
-
-def units_of(prune: Prune) -> Units:
-    """The structure of zeros that `prune` asks for."""
-    pattern = prune.pattern
-    if pattern is None:
-        return Units()
-    if pattern.block is not None:
-        return Units("block", block=pattern.block)
-    group = pattern.nm
-    assert group is not None, "a pattern has groups or blocks"
-    if group.group is not None:
-        along = 1 if prune.dim in ("in", 1, -1) else 0
-        return Units("n:m:g", keep=group.keep, of=group.of, group=group.group, mode=along)
-    mode = prune.dim if isinstance(prune.dim, int) else 0 if prune.dim == "out" else -1
-    return Units("n:m", keep=group.keep, of=group.of, mode=mode)
 
 
 def is_constant(prune: Prune) -> bool:
@@ -81,7 +65,7 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
         return [entries(weight) for weight in weights]
     plan = plan_of(rule, steps_per_epoch=1)  # the target of the first step is that of the first epoch
     first = plan.schedule.target(0)
-    if first == 0 and not plan.units.is_grouped:
+    if first == 0 and not plan.structure.is_grouped:
         return [torch.ones(weight.shape, dtype=torch.bool) for weight in weights]
     score = "magnitude" if plan.score in OF_TRAINING else plan.score
     at_once = replace(plan, score=score, regrow="none", schedule=Schedule("constant", to=first))

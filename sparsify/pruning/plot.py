@@ -5,16 +5,16 @@ In: the recipe `rigl90`. Out: a drawing with one curve for each rule that prunes
 
 from collections.abc import Mapping
 from typing import Final
-from xml.sax.saxutils import escape
 
 from sparsify.errors import SparsifyError
+from sparsify.pruning.chart import Point, chart
 from sparsify.pruning.schedule import Schedule
 from sparsify.pruning.targets import schedule_of
 from sparsify.recipe import Recipe
 
-WIDTH, HEIGHT, MARGIN = 640, 320, 48
-COLOURS: Final = ("#2a78b8", "#c8553d", "#3d8c40", "#8a5fb0")
 COLUMNS, ROWS = 60, 10
+POINTS: Final = 2000
+"""A curve has about so many steps at most."""
 
 
 def schedules(recipe: Recipe) -> dict[str, Schedule]:
@@ -70,38 +70,18 @@ def _drawn(name: str, schedule: Schedule) -> str:
 def as_svg(found: Mapping[str, Schedule]) -> str:
     """The curves as SVG: steps to the right, shares of zeros upwards, each update a corner."""
     length = max(schedule.end + max(1, schedule.end // 10) for schedule in found.values())
-    inner, tall = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
+    curves = {f"{name}: {schedule.kind}": corners(schedule, length) for name, schedule in found.items()}
+    return chart(curves, "steps", "share of zeros", length=length)
 
-    def place(step: float, value: float) -> str:
-        return f"{MARGIN + inner * step / length:.1f},{HEIGHT - MARGIN - tall * value:.1f}"
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-    ]
-    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(f'<polyline points="{place(0, value)} {place(length, value)}" stroke="#ddd"/>')
-        y = HEIGHT - MARGIN - tall * value + 4
-        parts.append(f'<text x="{MARGIN - 8}" y="{y:.1f}" text-anchor="end">{value:g}</text>')
-    for step in (0, length // 2, length):
-        x = MARGIN + inner * step / length
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">{step}</text>')
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">steps</text>')
-    parts.append(f'<text x="{MARGIN}" y="20">share of zeros</text>')
-    for at, (name, schedule) in enumerate(found.items()):
-        colour = COLOURS[at % len(COLOURS)]
-        stride = max(1, length // 2000)
-        corners, before = [place(0, held(schedule, 0))], held(schedule, 0)
-        for step in [*range(stride, length, stride), length]:
-            value = held(schedule, step)
-            if value != before:
-                corners += [place(step, before), place(step, value)]
-                before = value
-        corners.append(place(length, before))
-        points = " ".join(corners)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        x, y = WIDTH - MARGIN, 20 + 16 * at
-        text = escape(f"{name}: {schedule.kind}")
-        parts.append(f'<text x="{x}" y="{y}" text-anchor="end" fill="{colour}">{text}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+def corners(schedule: Schedule, length: int) -> list[Point]:
+    """The points of the target over so many steps; it is held from one update to the next."""
+    stride = max(1, length // POINTS)
+    before = held(schedule, 0)
+    found: list[Point] = [(0, before)]
+    for step in [*range(stride, length, stride), length]:
+        value = held(schedule, step)
+        if value != before:
+            found += [(step, before), (step, value)]
+            before = value
+    return [*found, (length, before)]

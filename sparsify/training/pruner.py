@@ -41,6 +41,7 @@ class Update:
         target, actual: shares of zeros, wanted and found.
         churn: entries that were dropped or grew, over those kept before.
         seconds: of the update.
+        dropped, grown: both parts of `churn`.
     """
 
     step: int
@@ -49,6 +50,8 @@ class Update:
     actual: float
     churn: float
     seconds: float
+    dropped: float = 0.0
+    grown: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ class Pruner:
 
     def _applied_mask(self, rule: Pruned, weight: Tensor) -> Tensor:
         """The mask that `apply` gave a weight: a dense start has all entries, also those that are 0."""
-        is_full = rule.plan.schedule.target(0) == 0 and not rule.plan.units.is_grouped
+        is_full = rule.plan.schedule.target(0) == 0 and not rule.plan.structure.is_grouped
         is_dense = not isinstance(weight, SparseTensor)
         return torch.ones(weight.shape, dtype=torch.bool) if is_full and is_dense else mask_of(weight)
 
@@ -273,15 +276,17 @@ class Pruner:
             gradients={name: known[name] for name in rule.names if name in known},
             statistics=self.statistics,
         )
-        changed = sum(int((found[name] ^ self.masks[name]).sum()) for name in rule.names)
-        before = sum(int(self.masks[name].sum()) for name in rule.names)
+        before = max(1, sum(int(self.masks[name].sum()) for name in rule.names))
+        dropped = sum(int((self.masks[name] & ~found[name]).sum()) for name in rule.names) / before
+        grown = sum(int((found[name] & ~self.masks[name]).sum()) for name in rule.names) / before
         for name, weight in weights.items():
             set_mask(weight, found[name], self.optimizers)
             self.masks[name] = found[name]
         kept = sum(int(mask.sum()) for mask in found.values())
         actual = 1 - kept / max(1, sum(mask.numel() for mask in found.values()))
         target, seconds = rule.plan.schedule.target(self.at), time.perf_counter() - start
-        self.report.append(Update(self.at, rule.label, target, actual, changed / max(1, before), seconds))
+        churn = dropped + grown
+        self.report.append(Update(self.at, rule.label, target, actual, churn, seconds, dropped, grown))
 
     def _hold(self) -> None:
         """Keeps dense weights 0 outside of their masks."""

@@ -317,7 +317,8 @@ class Structure:
             )
         if len(shape) > 2:
             return align_numbered(raw[spec.rows], raw[spec.columns], shape, spec.format)
-        return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format)
+        has_values = spec.values is not None
+        return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format, has_values)
 
     def result(self, spec: Output, raw: Sequence[Any], aligned: Aligned | None) -> Any:
         """One result: a tensor, a sparse tensor, or `Aligned` when the values come later."""
