@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparsify.report import Report
     from sparsify.sparsification import patterns, sparsifiers
     from sparsify.sparsification.apply import sparsify
+    from sparsify.sparsification.masked_weights import merge_masks
     from sparsify.sparsification.registry import register_backward, register_operator, register_sparsifier
     from sparsify.sparsification.sparsified import Parts, sparsified
     from sparsify.sparsification.user_tensor import register_format
@@ -56,6 +57,7 @@ __all__ = [
     "patterns",
     "sparsifiers",
     "sparsify",
+    "merge_masks",
     "Parts",
     "sparsified",
     "register_format",
@@ -89,6 +91,7 @@ _MODULES = {
     "patterns": "sparsify.sparsification.patterns",
     "sparsifiers": "sparsify.sparsification.sparsifiers",
     "sparsify": "sparsify.sparsification.apply",
+    "merge_masks": "sparsify.sparsification.masked_weights",
     "Parts": "sparsify.sparsification.sparsified",
     "sparsified": "sparsify.sparsification.sparsified",
     "register_format": "sparsify.sparsification.user_tensor",

@@ -18,7 +18,7 @@ import torch
 from sparsify.compiler.cpp.cache import library
 from sparsify.errors import CompilerError
 from sparsify.options import Options, current
-from sparsify.runtime.buffers import CPU
+from sparsify.runtime.buffers import CPU, POOL
 from sparsify.runtime.threads import count
 from sparsify.storage import convert
 
@@ -26,6 +26,8 @@ from sparsify.storage import convert
 LEAST_PARALLEL: Final = 1 << 15
 # All threads together count at most so many rows for each edge.
 EACH: Final = 4
+# As many keys may be read behind the last one.
+LANES: Final = 32
 OUTSIDE, ASCENDING, ORDERED, MERGED = -1, 0, 1, 2
 
 
@@ -37,6 +39,7 @@ class SortedEdges:
         pos, crd: int32 [rows + 1] and [slots].
         edges: int64 [slots], the edge in each slot, where each has its own and they came in another order.
         slots: int64 [edges], the slot of each edge, where some share one.
+        joined: int32 [slots], how many edges each slot has, where some share one.
         longest: how many slots the longest row has.
         outside: an edge that lies outside of the matrix; there are no arrays then.
     """
@@ -45,6 +48,7 @@ class SortedEdges:
     crd: torch.Tensor
     edges: torch.Tensor | None = None
     slots: torch.Tensor | None = None
+    joined: torch.Tensor | None = None
     longest: int = 0
     outside: int | None = None
 
@@ -71,7 +75,12 @@ class _Matrix(ctypes.Structure):
 
 
 def sort_edges(
-    rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], *, is_numbered: bool = False
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    shape: Sequence[int],
+    *,
+    is_numbered: bool = False,
+    are_told: bool = True,
 ) -> SortedEdges:
     """The edges of a matrix by row, those of a row by column; those at the same place share a slot.
 
@@ -79,10 +88,11 @@ def sort_edges(
         rows, columns: int64 [edges] on the CPU.
         shape: rows and columns of the matrix, and as many edges, all below 2**31.
         is_numbered: whether each edge has a slot of its own, in the order of its row.
+        are_told: whether `edges` or `slots` is wanted, as it is where edges have values.
 
     >>> found = sort_edges(torch.tensor([1, 0, 1]), torch.tensor([0, 2, 0]), (2, 3))
-    >>> found.pos.tolist(), found.crd.tolist(), found.slots.tolist()
-    ([0, 1, 2], [2, 0], [1, 0, 1])
+    >>> found.pos.tolist(), found.crd.tolist(), found.slots.tolist(), found.joined.tolist()
+    ([0, 1, 2], [2, 0], [1, 0, 1], [1, 2])
     """
     rows, columns = rows.contiguous(), columns.contiguous()
     assert rows.shape == columns.shape, "an edge has a row and a column"
@@ -91,21 +101,25 @@ def sort_edges(
     function = _function("sparsify_sort_edges")
     if function is None:
         return _sorted_by_torch(rows, columns, shape, is_numbered)
-    edges = rows.shape[0]
-    threads = _threads(edges, shape[0])
-    pos, crd = _empty(shape[0] + 1, torch.int32), _empty(edges, torch.int32)
-    places, work = _empty(edges, torch.int64), _empty(2 * edges, torch.int64)
-    counts = torch.zeros(threads * shape[0], dtype=torch.int32, device=CPU)
+    count = rows.shape[0]
+    threads = _threads(count, shape[0])
+    pos, crd = _empty(shape[0] + 1, torch.int32), _empty(count, torch.int32)
+    places = _empty(count, torch.int64) if are_told else None
+    work = POOL.empty((2 * count + LANES + (threads * shape[0] + 1) // 2,), torch.int64)
     keys = work.data_ptr()
-    numbers = (edges, *shape, threads, is_numbered)
-    arrays = (pos.data_ptr(), crd.data_ptr(), places.data_ptr(), keys, keys + 8 * edges, counts.data_ptr())
+    spare = keys + 8 * (count + LANES)
+    numbers = (count, *shape, threads, is_numbered)
+    told = 0 if places is None else places.data_ptr()
+    arrays = (pos.data_ptr(), crd.data_ptr(), told, keys, spare, spare + 8 * count)
     asked = _Edges(rows.data_ptr(), columns.data_ptr(), *numbers, *arrays, 0, 0)
     status = function(ctypes.byref(asked))
     if status == OUTSIDE:
         return SortedEdges(pos, crd, outside=asked.stored)
     if status == MERGED:
-        # A copy: the pattern keeps no memory that nothing is stored in.
-        return SortedEdges(pos, crd[: asked.stored].clone(), slots=places, longest=asked.longest)
+        # Copies: the pattern keeps no memory that nothing is stored in.
+        begin = 2 * (count + LANES)
+        joined = work.view(torch.int32)[begin : begin + asked.stored].clone()
+        return SortedEdges(pos, crd[: asked.stored].clone(), None, places, joined, longest=asked.longest)
     return SortedEdges(pos, crd, edges=places if status == ORDERED else None, longest=asked.longest)
 
 
@@ -127,7 +141,7 @@ def turn(
     threads = _threads(stored, width)
     turned = _empty(width + 1, torch.int32), _empty(stored, torch.int32)
     places = _empty(stored, torch.int64)
-    counts = torch.zeros(threads * width, dtype=torch.int32, device=CPU)
+    counts = POOL.empty((threads * width,), torch.int32)
     asked = _Matrix(pos.data_ptr(), crd.data_ptr(), len(pos) - 1, width, threads)
     asked.turned_pos, asked.turned_crd = turned[0].data_ptr(), turned[1].data_ptr()
     asked.places, asked.counts = places.data_ptr(), counts.data_ptr()
@@ -193,6 +207,7 @@ def _sorted_on_cpu(
     longest = int(lengths.max()) if len(lengths) else 0
     if len(kept) < len(rows):
         slots = torch.empty_like(edges).index_copy_(0, edges, is_new.cumsum(0) - 1)
-        return SortedEdges(*arrays, slots=slots, longest=longest)
+        joined = torch.bincount(slots, minlength=len(kept)).int()
+        return SortedEdges(*arrays, slots=slots, joined=joined, longest=longest)
     is_ascending = bool((edges[1:] > edges[:-1]).all())
     return SortedEdges(*arrays, edges=None if is_ascending else edges, longest=longest)

@@ -82,9 +82,9 @@ def prune_by_calibration(
         raise DataError("the calibration data is empty", "give one batch of inputs or more")
     put = put or (lambda name, weight: place(model, name, weight))
     for name, prune in jobs.items():
-        split(model.get_parameter(name), prune, False)[1].require_fit(
-            matrix_of(model.get_parameter(name), False).shape
-        )
+        weight = model.get_parameter(name)
+        _, structure = Structure.asked_by(prune).in_matrix(weight.shape, False)
+        structure.require_fit(matrix_of(weight, False).shape)
     outcome, progress = Outcome(), Progress(len(jobs))
     with torch.no_grad():
         reads = [reads_of(model, jobs, call, at) for at, call in enumerate(calls)]
@@ -203,38 +203,6 @@ def matrix_of(weight: Tensor, is_transposed: bool) -> Tensor:
     return matrix.t() if is_transposed else matrix
 
 
-def split(weight: Tensor, prune: Prune, is_transposed: bool) -> tuple[Tensor | None, Structure]:
-    """The order of the inputs in which groups are neighbours, None as they are, and the structure of the matrix.
-
-    Raises:
-        ShapeError: the weight has no such mode, or no blocks.
-    """
-    pattern = prune.pattern
-    if pattern is not None and pattern.block is not None:
-        if weight.dim() != 2:
-            raise ShapeError(
-                f"blocks of two modes are not for a weight {list(weight.shape)}; `ignore` it, or no block"
-            )
-        rows, columns = pattern.block
-        block = (columns, rows) if is_transposed else (rows, columns)
-        return None, Structure(prune.sparsity or 0.0, block=block)
-    if pattern is None or pattern.nm is None:
-        return None, Structure(prune.sparsity or 0.0)
-    group = pattern.nm
-    mode = prune.dim if isinstance(prune.dim, int) else 0 if prune.dim == "out" else -1
-    if group.group is not None:
-        mode = 1 if prune.dim in ("in", 1, -1) else 0
-    if not -weight.dim() <= mode < weight.dim():
-        raise ShapeError(f"a weight {list(weight.shape)} has no mode {mode}; another `dim`, or `ignore`")
-    mode %= weight.dim()
-    along = int((mode == 0) == is_transposed)
-    order = None
-    if mode > 0 and weight.dim() > 2 and group.group is None:
-        own = torch.arange(weight[0].numel()).view(weight.shape[1:])
-        order = own.movedim(mode - 1, -1).flatten()
-    return order, Structure(keep=group.keep, of=group.of, mode=along, group=group.group or 0)
-
-
 def refusal(weight: Tensor, parts: Mapping[Part, Moment]) -> str:
     """Why the products that read a weight give no statistics of all of it; "" where they do."""
     if not parts:
@@ -253,7 +221,7 @@ def pruned_weight(weight: Tensor, prune: Prune, parts: Mapping[Part, Moment]) ->
     """A weight pruned by the statistics of its rows, each range of rows by the sums of the products that read it."""
     is_transposed = next(iter(parts)).is_transposed
     matrix = matrix_of(weight, is_transposed)
-    order, structure = split(weight, prune, is_transposed)
+    order, structure = Structure.asked_by(prune).in_matrix(weight.shape, is_transposed)
     structure.require_fit(matrix.shape)
     order = torch.arange(matrix.shape[1]) if order is None else order
     mask, found = torch.empty(matrix.shape, dtype=torch.bool), torch.empty_like(matrix)
@@ -264,7 +232,7 @@ def pruned_weight(weight: Tensor, prune: Prune, parts: Mapping[Part, Moment]) ->
         total = torch.stack(totals).sum(0) if len(totals) > 1 else totals[0]
         total = total[order] if total.dim() == 1 else total[order][:, order]
         own = matrix[start:stop, order]
-        kept, changed = one_shot(own, total, prune.method, structure)
+        kept, changed = one_shot(own, total, prune, structure)
         mask[start:stop, order], found[start:stop, order] = kept, changed
         if total.dim() == 2:
             size = float((own.double() @ total.double() * own.double()).sum().clamp(min=0))
@@ -275,14 +243,15 @@ def pruned_weight(weight: Tensor, prune: Prune, parts: Mapping[Part, Moment]) ->
     return Calibrated(mask.reshape(weight.shape), found.reshape(weight.shape).contiguous(), error)
 
 
-def one_shot(matrix: Tensor, total: Tensor, method: str, structure: Structure) -> tuple[Tensor, Tensor]:
+def one_shot(matrix: Tensor, total: Tensor, prune: Prune, structure: Structure) -> tuple[Tensor, Tensor]:
     """The mask and the new values of a matrix [outputs, inputs]; magnitude ignores the inputs."""
-    if method == "sparsegpt":
-        return sparsegpt(matrix, total, structure)
-    if method == "wanda":
-        mask = wanda(matrix, total if total.dim() == 1 else total.diagonal(), structure)
+    sparsity = prune.sparsity or 0.0
+    if prune.method == "sparsegpt":
+        return sparsegpt(matrix, total, structure, sparsity)
+    if prune.method == "wanda":
+        mask = wanda(matrix, total if total.dim() == 1 else total.diagonal(), structure, sparsity)
     else:
-        mask = structure.select(matrix.abs(), by_row=False)
+        mask = structure.select(matrix.abs(), sparsity, by_row=False)
     return mask, torch.where(mask, matrix, 0)
 
 

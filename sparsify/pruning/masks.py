@@ -15,10 +15,10 @@ from sparsify.pruning.regrow import Regrow, regrowth
 from sparsify.pruning.schedule import Schedule
 from sparsify.pruning.scope import SCOPES
 from sparsify.pruning.score import Facts, scores, seed_of
-from sparsify.pruning.units import Units
+from sparsify.pruning.structure import Structure
 from sparsify.sparsification.largest import largest_of, ordered
 
-UNSTRUCTURED = Units()
+UNSTRUCTURED = Structure()
 EXCHANGED = 0.3
 """The share of kept entries that the first update of RigL and SET exchanges."""
 
@@ -34,7 +34,7 @@ class Plan:
     score: str
     schedule: Schedule
     scope: str = "layer"
-    units: Units = UNSTRUCTURED
+    structure: Structure = UNSTRUCTURED
     regrow: Regrow = "none"
     fraction: float = EXCHANGED
 
@@ -77,12 +77,14 @@ def new_masks(
     density = 1 - plan.schedule.target(step)
     kept = {name: scores(plan.score, fact) for name, fact in facts.items()}
     active = {name: old.get(name, torch.ones(w.shape, dtype=torch.bool)) for name, w in weights.items()}
-    if plan.units.is_grouped:
+    if plan.structure.is_grouped:
         if plan.regrow != "none":
             raise SparsifyError("groups n:m do not regrow", "leave `regrow` or `pattern` out")
-        return {name: plan.units.select_in_groups(_among(kept[name], active[name]), density) for name in kept}
-    alive = {name: plan.units.join(mask.to(torch.uint8)) > 0 for name, mask in active.items()}
-    joined = {name: _among(plan.units.join(ordered(found)), alive[name]) for name, found in kept.items()}
+        return {
+            name: plan.structure.select_in_groups(_among(kept[name], active[name]), density) for name in kept
+        }
+    alive = {name: plan.structure.join(mask.to(torch.uint8)) > 0 for name, mask in active.items()}
+    joined = {name: _among(plan.structure.join(ordered(found)), alive[name]) for name, found in kept.items()}
     counts = SCOPES[plan.scope](joined, {name: weight.shape for name, weight in weights.items()}, density)
     found = {}
     for name, fact in facts.items():
@@ -90,10 +92,10 @@ def new_masks(
             chosen = largest_of(joined[name], min(counts[name], int(alive[name].sum())))
         else:
             drawn = Facts(fact.weight, fact.gradient, fact.statistic, seed_of(seed, f"regrow {name}", step))
-            grown = plan.units.join(ordered(regrowth(plan.regrow, drawn)))
+            grown = plan.structure.join(ordered(regrowth(plan.regrow, drawn)))
             share = plan.schedule.exchanged(plan.fraction, step)
             chosen = exchanged(joined[name], grown, alive[name], counts[name], share)
-        found[name] = plan.units.spread(chosen, fact.weight.shape)
+        found[name] = plan.structure.spread(chosen, fact.weight.shape)
     return found
 
 

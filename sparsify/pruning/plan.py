@@ -13,9 +13,10 @@ from torch import Tensor
 from sparsify.pruning.masks import Plan, new_masks
 from sparsify.pruning.methods import METHODS
 from sparsify.pruning.schedule import Schedule
+from sparsify.pruning.structure import Structure
 from sparsify.pruning.targets import schedule_of
-from sparsify.pruning.units import Units
 from sparsify.recipe import Prune, Rule
+from sparsify.storage.trained_masks import entries
 
 OF_TRAINING: Final = ("gradient", "movement")
 """Scores that are not known before the first step, where magnitudes take their place."""
@@ -37,26 +38,15 @@ def plan_of(rule: Rule, steps_per_epoch: int | None = None) -> Plan:
         score=prune.score or method.score,
         schedule=schedule_of(rule, steps_per_epoch),
         scope=prune.scope,
-        units=units_of(prune),
+        structure=Structure.asked_by(prune),
         regrow=prune.regrow or method.regrow,
         fraction=prune.fraction,
     )
 
 
-def units_of(prune: Prune) -> Units:
-    """The structure of zeros that `prune` asks for."""
-    pattern = prune.pattern
-    if pattern is None:
-        return Units()
-    if pattern.block is not None:
-        return Units("block", block=pattern.block)
-    group = pattern.nm
-    assert group is not None, "a pattern has groups or blocks"
-    if group.group is not None:
-        along = 1 if prune.dim in ("in", 1, -1) else 0
-        return Units("n:m:g", keep=group.keep, of=group.of, group=group.group, mode=along)
-    mode = prune.dim if isinstance(prune.dim, int) else 0 if prune.dim == "out" else -1
-    return Units("n:m", keep=group.keep, of=group.of, mode=mode)
+def is_constant(prune: Prune) -> bool:
+    """Whether masks are the zeros that are there."""
+    return prune.method == "constant" and prune.sparsity is None and prune.pattern is None
 
 
 def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Tensor]:
@@ -71,11 +61,11 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
         SparsifyError: what `new_masks` raises.
     """
     assert rule.prune is not None, "the rule prunes"
-    if rule.prune.method == "constant" and rule.prune.sparsity is None and rule.prune.pattern is None:
-        return [weight.detach() != 0 for weight in weights]
+    if is_constant(rule.prune):
+        return [entries(weight) for weight in weights]
     plan = plan_of(rule, steps_per_epoch=1)  # the target of the first step is that of the first epoch
     first = plan.schedule.target(0)
-    if first == 0 and not plan.units.is_grouped:
+    if first == 0 and not plan.structure.is_grouped:
         return [torch.ones(weight.shape, dtype=torch.bool) for weight in weights]
     score = "magnitude" if plan.score in OF_TRAINING else plan.score
     at_once = replace(plan, score=score, regrow="none", schedule=Schedule("constant", to=first))

@@ -23,6 +23,7 @@ def sparsegpt(
     weight: Tensor,
     gram: Tensor,
     structure: Structure,
+    sparsity: float = 0.0,
     *,
     columns: int = COLUMNS,
     damping: float = DAMPING,
@@ -32,7 +33,8 @@ def sparsegpt(
     Args:
         weight: [outputs, inputs].
         gram: X^T X, [inputs, inputs].
-        structure: which entries become zero.
+        structure: of the zeros.
+        sparsity: the share of zeros; groups have their own.
         columns: for which a mask is chosen at once, and whose updates reach later columns in one product.
         damping: of the diagonal, as a share of its mean.
 
@@ -47,14 +49,14 @@ def sparsegpt(
     factor = inverse_factor(gram, damping)
     mask = torch.empty(found.shape, dtype=torch.bool)
     if structure.group:
-        mask = structure.select(saliency(found, factor.diagonal()), by_row=False)
-    step = structure.columns_at_once(columns)
+        mask = structure.select(saliency(found, factor.diagonal()), sparsity, by_row=False)
+    step = structure.columns_at_once(columns, found.shape)
     for start in range(0, found.shape[1], step):
         stop = min(start + step, found.shape[1])
         own = factor[start:stop, start:stop]
-        if not structure.group and not (structure.of and structure.mode == 1):
+        if not structure.group and not structure.is_along_inputs:
             scores = saliency(found[:, start:stop], own.diagonal())
-            mask[:, start:stop] = structure.select(scores, by_row=False)
+            mask[:, start:stop] = structure.select(scores, sparsity, by_row=False)
         errors = update(found[:, start:stop], own, mask[:, start:stop], structure)
         found[:, stop:] -= errors @ factor[start:stop, stop:]
     return mask, torch.where(mask, found, 0).to(weight.dtype)
@@ -77,12 +79,11 @@ def update(block: Tensor, factor: Tensor, mask: Tensor, structure: Structure) ->
         structure: of the zeros.
     """
     errors = torch.empty_like(block)
-    has_groups = structure.of > 0 and structure.mode == 1 and not structure.group
     for i in range(block.shape[1]):
-        if has_groups and i % structure.of == 0:
+        if structure.is_along_inputs and i % structure.of == 0:
             group = slice(i, i + structure.of)
             scores = saliency(block[:, group], factor.diagonal()[group])
-            mask[:, group] = structure.select(scores, by_row=False)
+            mask[:, group] = structure.select_in_groups(scores, 0.0)
         errors[:, i] = torch.where(mask[:, i], 0, block[:, i]) / factor[i, i]
         block[:, i:].addr_(errors[:, i], factor[i, i:], alpha=-1)
     return errors

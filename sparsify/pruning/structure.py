@@ -1,15 +1,17 @@
-"""The zeros of one weight as a matrix [outputs, inputs]: how many, and which entries live and die together.
+"""Structures: which sets of entries live and die together, and which of them stay.
 
-In: scores [4, 8] and `Structure(share=0.5)`. Out: a mask of the same shape, `True` where an entry is kept.
+In: scores [4, 8] and `Structure(block=(2, 2))`. Out: the scores of the 2 x 4 blocks, and masks of entries from masks of
+blocks. Groups n:m are no sets of this kind: each has its own count.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 import torch
 from torch import Tensor
 
 from sparsify.errors import ShapeError
+from sparsify.recipe import Prune
 from sparsify.sparsification.grouped import grouped_mask
 from sparsify.sparsification.largest import (
     block_sums,
@@ -20,49 +22,146 @@ from sparsify.sparsification.largest import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Structure:
-    """The zeros of a matrix.
+    """The structure of the zeros of a weight; without arguments single entries.
 
     Attributes:
-        share: of zeros; groups have their own.
-        keep, of: of every `of` neighbours `keep` stay; 0 of 0 without groups.
-        mode: along which groups lie, 0 outputs, 1 inputs.
-        group: of n:m:g, 0 without.
-        block: entries that live and die together, rows and columns.
+        block: the extents of blocks that live and die together.
+        is_by_row: whether all entries of an output do.
+        keep, of: of every `of` neighbours `keep` stay.
+        group: blocks of a chunk that share a pattern, of n:m:g; 0 for n:m.
+        mode: along which groups lie.
     """
 
-    share: float = 0.0
+    block: tuple[int, ...] = ()
+    is_by_row: bool = False
     keep: int = 0
     of: int = 0
-    mode: int = 1
     group: int = 0
-    block: tuple[int, int] = (1, 1)
+    mode: int = -1
+
+    @staticmethod
+    def asked_by(prune: Prune) -> "Structure":
+        """The structure that the `pattern` of a rule asks for."""
+        pattern = prune.pattern
+        if pattern is None:
+            return Structure()
+        if pattern.nm is None:
+            return Structure(pattern.block or (), is_by_row=pattern.row)
+        group = pattern.nm
+        if group.group is not None:
+            mode = 1 if prune.dim in ("in", 1, -1) else 0
+        else:
+            mode = prune.dim if isinstance(prune.dim, int) else 0 if prune.dim == "out" else -1
+        return Structure(keep=group.keep, of=group.of, group=group.group or 0, mode=mode)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether each group of neighbours has its own count."""
+        return self.of > 0
+
+    @property
+    def is_along_inputs(self) -> bool:
+        """Whether n:m groups lie along the inputs of a matrix [outputs, inputs]."""
+        return self.is_grouped and self.mode in (1, -1) and not self.group
+
+    def sets(self, shape: torch.Size) -> tuple[int, ...]:
+        """The extents of the sets of a weight, () for single entries."""
+        return (1, *shape[1:]) if self.is_by_row and shape else self.block
+
+    def join(self, scores: Tensor) -> Tensor:
+        """The scores of the sets, each the sum over its entries."""
+        sets = self.sets(scores.shape)
+        return block_sums(scores, sets) if sets else scores
+
+    def spread(self, mask: Tensor, shape: torch.Size) -> Tensor:
+        """The mask of entries from that of sets."""
+        return spread(mask, self.sets(shape))
 
     def require_fit(self, shape: torch.Size) -> None:
-        """Raises where groups or blocks do not divide a matrix."""
-        if self.of and not self.group and shape[self.mode] % self.of:
-            raise ShapeError(f"groups of {self.of} do not divide {list(shape)}; another pattern, or `ignore`")
-        if any(extent % size for extent, size in zip(shape, self.block, strict=True)):
-            raise ShapeError(
-                "blocks of {} x {} do not divide {}; another `block`, or `ignore`".format(
-                    *self.block, list(shape)
+        """Raises where groups or blocks do not divide a weight."""
+        if self.of and not self.group:
+            if not -len(shape) <= self.mode < len(shape):
+                raise ShapeError(
+                    f"a weight {list(shape)} has no mode {self.mode}; another `dim`, or `ignore`"
                 )
-            )
+            if shape[self.mode] % self.of:
+                raise ShapeError(
+                    f"groups of {self.of} do not divide {list(shape)}; another pattern, or `ignore`"
+                )
+        sets = self.sets(shape)
+        if sets and (len(sets) != len(shape) or any(n % size for n, size in zip(shape, sets, strict=True))):
+            sizes = " x ".join(map(str, sets))
+            raise ShapeError(f"blocks of {sizes} do not divide {list(shape)}; another `block`, or `ignore`")
 
-    def select(self, scores: Tensor, *, by_row: bool) -> Tensor:
-        """Where the largest scores are, the first ones among equals; counts hold for each row of blocks, or overall."""
-        self.require_fit(scores.shape)
+    def select_in_groups(self, scores: Tensor, density: float) -> Tensor:
+        """The largest of each group: `keep`, and more of them while a schedule asks for a larger density.
+
+        Raises:
+            ShapeError: groups do not divide the weight.
+        """
         if self.group:
-            return grouped_mask(scores, self.keep, self.of, self.group, along=self.mode)
-        if self.of:
-            return largest_in_groups(scores, self.keep, self.of, self.mode)
-        sums = block_sums(scores, self.block) if self.block != (1, 1) else scores
-        if by_row:
-            return spread(largest_in_rows(sums, round(sums.shape[1] * (1 - self.share)), 1), self.block)
-        return spread(largest(sums, 1 - self.share), self.block)
+            if density > self.keep / self.of + 1e-9 and round(self.of * density) >= self.of:
+                return torch.ones(scores.shape, dtype=torch.bool)
+            return grouped_mask(scores.clamp(min=0), self.keep, self.of, self.group, along=self.mode)
+        return largest_in_groups(scores, max(self.keep, round(self.of * density)), self.of, self.mode)
 
-    def columns_at_once(self, wanted: int) -> int:
-        """The least number of columns, at least `wanted`, in which groups and blocks are whole."""
-        unit = lcm(self.of if self.of and self.mode == 1 else 1, self.block[1])
+    def select(self, scores: Tensor, sparsity: float, *, by_row: bool) -> Tensor:
+        """Where the largest scores are, the first ones among equals.
+
+        Args:
+            scores: [outputs, inputs].
+            sparsity: the share of zeros; groups have their own.
+            by_row: whether counts hold for each row of sets, or for all.
+
+        Raises:
+            ShapeError: groups or blocks do not divide the weight.
+        """
+        self.require_fit(scores.shape)
+        if self.is_grouped:
+            return self.select_in_groups(scores, 0.0)
+        sums = self.join(scores)
+        if by_row and sums.shape[1] > 1:
+            mask = largest_in_rows(sums, round(sums.shape[1] * (1 - sparsity)), 1)
+        else:
+            mask = largest(sums, 1 - sparsity)
+        return self.spread(mask, scores.shape)
+
+    def columns_at_once(self, wanted: int, shape: torch.Size) -> int:
+        """The least number of columns, at least `wanted`, in which the groups and sets of a matrix are whole."""
+        unit = lcm(self.of if self.of and self.mode in (1, -1) else 1, (self.sets(shape) or (1, 1))[1])
         return -(-wanted // unit) * unit
+
+    def in_matrix(self, shape: torch.Size, is_transposed: bool) -> tuple[Tensor | None, "Structure"]:
+        """The structure of a weight in its matrix [outputs, inputs].
+
+        Args:
+            shape: of the weight; modes behind the second one count as inputs.
+            is_transposed: whether the weight is [inputs, outputs].
+
+        Returns:
+            The order of the inputs in which groups are neighbours, None as they are, and the structure of the matrix.
+
+        Raises:
+            ShapeError: the weight has no such mode, or no blocks.
+        """
+        if self.block and len(shape) != 2:
+            raise ShapeError(
+                f"blocks of two modes are not for a weight {list(shape)}; `ignore` it, or no block"
+            )
+        if self.is_by_row:
+            block = (shape[1:].numel(), 1) if is_transposed else (1, shape[1:].numel())
+            return None, Structure(block)
+        if self.block:
+            return None, Structure(self.block[::-1] if is_transposed else self.block)
+        if not self.is_grouped:
+            return None, self
+        if not -len(shape) <= self.mode < len(shape):
+            raise ShapeError(f"a weight {list(shape)} has no mode {self.mode}; another `dim`, or `ignore`")
+        mode = self.mode % len(shape)
+        order = None
+        if mode > 0 and len(shape) > 2 and not self.group:
+            own = torch.arange(shape[1:].numel()).view(shape[1:])
+            order = own.movedim(mode - 1, -1).flatten()
+        return order, replace(self, mode=int((mode == 0) == is_transposed))

@@ -20,15 +20,16 @@ def wanda_scores(weight: Tensor, squares: Tensor) -> Tensor:
     return weight.detach().to(squares.dtype).abs() * squares.sqrt()
 
 
-def wanda(weight: Tensor, squares: Tensor, structure: Structure) -> Tensor:
+def wanda(weight: Tensor, squares: Tensor, structure: Structure, sparsity: float = 0.0) -> Tensor:
     """Where the entries are that stay.
 
     Args:
         weight: [outputs, inputs].
         squares: [inputs], `sum(t, X[t, i] ** 2)`.
-        structure: how many, in each row, or in each row of blocks.
+        structure: of the zeros.
+        sparsity: the share of zeros of each row, or of each row of blocks; groups have their own.
 
     Raises:
         ShapeError: groups or blocks do not divide the weight.
     """
-    return structure.select(wanda_scores(weight, squares), by_row=True)
+    return structure.select(wanda_scores(weight, squares), sparsity, by_row=True)

@@ -102,16 +102,17 @@ class GroupPattern(Section):
 
 
 class PatternSpec(Section):
-    """A structure of zeros: n:m or n:m:g groups, or blocks."""
+    """A structure of zeros: n:m or n:m:g groups, blocks, or whole rows."""
 
     nm: GroupPattern | None = None
     block: tuple[int, int] | None = None
+    row: bool = False
 
     @model_validator(mode="after")
     def _one(self) -> "PatternSpec":
-        if (self.nm is None) == (self.block is None):
+        if (self.nm is not None) + (self.block is not None) + self.row != 1:
             raise ValueError(
-                "a pattern is one of `nm: {keep: 2, of: 4}`, `block: [16, 16]` or `unstructured`"
+                "a pattern is one of `nm: {keep: 2, of: 4}`, `block: [16, 16]`, `row` or `unstructured`"
             )
         return self
 
@@ -126,11 +127,11 @@ def spelled_out(value: Any) -> Any:
 
 
 def structured(value: Any) -> Any:
-    """A pattern, with `2:4` spelled out and any other word than `unstructured` refused."""
-    value = spelled_out(value)
+    """A pattern, with `2:4` and `row` spelled out and any other word than `unstructured` refused."""
+    value = {"row": True} if value == "row" else spelled_out(value)
     if isinstance(value, str) and value != "unstructured":
         raise ValueError(
-            f"unknown pattern {value!r}: write `2:4`, `2:4:16`, `{{block: [16, 16]}}` or `unstructured`"
+            f"unknown pattern {value!r}: write `2:4`, `2:4:16`, `{{block: [16, 16]}}`, `row` or `unstructured`"
         )
     return None if value == "unstructured" else value
 

@@ -3,8 +3,8 @@
 In: `remember(weight, mask)`. Out: `entries(weight)` is that mask, also where an entry in it is 0; of other weights it
 is `weight != 0`. Gradients of weights that remember a mask are 0 outside of it.
 
-A dense tensor cannot say which of its zeros are entries: those that grew a moment ago start at 0. Copies of a weight do
-not have its mask.
+A dense tensor cannot say which of its zeros are entries: those that grew a moment ago start at 0. Copies of a weight
+have its mask where `follow` says so.
 """
 
 import weakref
@@ -42,6 +42,13 @@ def entries(weight: Tensor) -> Tensor:
     if mask is None or bool((is_set & ~mask).any()):
         return is_set
     return mask
+
+
+def follow(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Gives copies of weights the masks that the weights remember; pairs of a weight and its copy."""
+    for weight, made in copies:
+        if weight in _masks and made is not weight:
+            remember(made, _masks[weight])
 
 
 def known(weights: Iterable[Any]) -> list[Tensor]:

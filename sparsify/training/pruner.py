@@ -223,7 +223,7 @@ class Pruner:
 
     def _applied_mask(self, rule: Pruned, weight: Tensor) -> Tensor:
         """The mask that `apply` gave a weight: a dense start has all entries, also those that are 0."""
-        is_full = rule.plan.schedule.target(0) == 0 and not rule.plan.units.is_grouped
+        is_full = rule.plan.schedule.target(0) == 0 and not rule.plan.structure.is_grouped
         is_dense = not isinstance(weight, SparseTensor)
         return torch.ones(weight.shape, dtype=torch.bool) if is_full and is_dense else mask_of(weight)
 

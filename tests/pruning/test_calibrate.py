@@ -87,9 +87,9 @@ def test_transposed_weights_and_parts_of_weights():
     x = torch.cat(batches())
     grams = x.t() @ x, x.exp().t() @ x.exp()
     for rows, gram in zip((slice(4), slice(4, 8)), grams, strict=True):
-        _, wanted = sparsegpt(before["both"][rows], gram, Structure(0.5))
+        _, wanted = sparsegpt(before["both"][rows], gram, Structure(), 0.5)
         torch.testing.assert_close(outcome.pruned["both"].weight[rows], wanted)
-    _, wanted = sparsegpt(before["turned"].t(), grams[0], Structure(0.5))
+    _, wanted = sparsegpt(before["turned"].t(), grams[0], Structure(), 0.5)
     torch.testing.assert_close(net.turned.detach(), wanted.t())
 
 

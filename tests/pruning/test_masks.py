@@ -11,7 +11,7 @@ from sparsify.pruning import score
 from sparsify.pruning.masks import Plan, new_masks
 from sparsify.pruning.methods import METHODS, table
 from sparsify.pruning.schedule import Schedule
-from sparsify.pruning.units import Units
+from sparsify.pruning.structure import Structure
 
 FIXED = Schedule("cosine", to=0.75, start_at=0.75, end=100, every=10)
 
@@ -117,17 +117,17 @@ def test_owl_gives_more_to_weights_with_outliers(weight):
 
 
 @pytest.mark.parametrize(
-    "units, counts",
+    "structure, counts",
     [
-        (Units("block", block=(4, 4)), lambda m: m.view(4, 4, 6, 4).sum((1, 3)).unique().tolist() == [0, 16]),
-        (Units("row"), lambda m: m.sum(1).unique().tolist() == [0, 24]),
-        (Units("n:m", keep=1, of=4), lambda m: m.view(-1, 4).sum(1).unique().tolist() == [1]),
-        (Units("n:m:g", keep=1, of=4, group=2, mode=0), lambda m: m.view(4, 4, 24).sum(1).unique().tolist() == [1]),
+        (Structure((4, 4)), lambda m: m.view(4, 4, 6, 4).sum((1, 3)).unique().tolist() == [0, 16]),
+        (Structure(is_by_row=True), lambda m: m.sum(1).unique().tolist() == [0, 24]),
+        (Structure(keep=1, of=4), lambda m: m.view(-1, 4).sum(1).unique().tolist() == [1]),
+        (Structure(keep=1, of=4, group=2, mode=0), lambda m: m.view(4, 4, 24).sum(1).unique().tolist() == [1]),
     ],
-    ids=lambda x: getattr(x, "kind", ""),
+    ids=["block", "row", "n:m", "n:m:g"],
 )  # fmt: skip
-def test_structures_live_and_die_together(weight, units, counts):
-    mask = new_masks(Plan("magnitude", Schedule("oneshot", to=0.75), units=units), {"w": weight})["w"]
+def test_structures_live_and_die_together(weight, structure, counts):
+    mask = new_masks(Plan("magnitude", Schedule("oneshot", to=0.75), structure=structure), {"w": weight})["w"]
     assert int(mask.sum()) == 96
     assert counts(mask)
 
@@ -150,7 +150,7 @@ def test_errors(weight):
     with pytest.raises(ShapeError, match="w is \\[16, 24\\], and its mask \\[2\\]"):
         new_masks(plan, {"w": weight}, {"w": torch.ones(2, dtype=torch.bool)})
     with pytest.raises(ShapeError, match="groups of 5 do not divide"):
-        new_masks(Plan("magnitude", FIXED, units=Units("n:m", keep=2, of=5)), {"w": weight})
+        new_masks(Plan("magnitude", FIXED, structure=Structure(keep=2, of=5)), {"w": weight})
     weight[3, 3] = torch.nan
     with pytest.raises(DataError, match="w has entries that are not finite"):
         new_masks(Plan("magnitude", FIXED), {"w": weight})

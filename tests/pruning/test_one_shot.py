@@ -20,6 +20,11 @@ def correlated(outputs=12, inputs=16, tokens=200, seed=0):
     return torch.from_numpy(rng.normal(size=(outputs, inputs))), torch.from_numpy(x.T @ x)
 
 
+def asked(share=0.0, **structure):
+    """A structure and the share of zeros."""
+    return Structure(**structure), share
+
+
 def reference_wanda(weight, squares, share=0.0, keep=0, of=0):
     """Algorithm 1 of the paper, row by row."""
     scores, mask = np.abs(weight) * np.sqrt(squares), np.zeros(weight.shape, bool)
@@ -58,14 +63,14 @@ def reference_sparsegpt(weight, gram, share=0.0, keep=0, of=0, columns=4, dampin
 @pytest.mark.parametrize("how", [{"share": 0.5}, {"share": 0.8}, {"keep": 2, "of": 4}])
 def test_wanda_as_in_the_paper(how):
     weight, gram = correlated()
-    found = wanda(weight, gram.diagonal(), Structure(**how))
+    found = wanda(weight, gram.diagonal(), *asked(**how))
     assert (found.numpy() == reference_wanda(weight.numpy(), gram.diagonal().numpy(), **how)).all()
 
 
 @pytest.mark.parametrize("how", [{"share": 0.5}, {"share": 0.8}, {"keep": 2, "of": 4}])
 def test_sparsegpt_as_in_the_paper(how):
     weight, gram = correlated()
-    mask, updated = sparsegpt(weight, gram, Structure(**how), columns=4)
+    mask, updated = sparsegpt(weight, gram, *asked(**how), columns=4)
     wanted_mask, wanted = reference_sparsegpt(weight.numpy(), gram.numpy(), **how)
     assert (mask.numpy() == wanted_mask).all()
     np.testing.assert_allclose(updated.numpy(), wanted, rtol=1e-8, atol=1e-10)
@@ -75,10 +80,10 @@ def test_sparsegpt_as_in_the_paper(how):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_of_errors(how, seed):
     weight, gram = correlated(48, 64, 400, seed)
-    structure = Structure(**how)
-    by_size = torch.where(structure.select(weight.abs(), by_row=False), weight, 0)
-    by_wanda = torch.where(wanda(weight, gram.diagonal(), structure), weight, 0)
-    _, updated = sparsegpt(weight, gram, structure)
+    structure, share = asked(**how)
+    by_size = torch.where(structure.select(weight.abs(), share, by_row=False), weight, 0)
+    by_wanda = torch.where(wanda(weight, gram.diagonal(), structure, share), weight, 0)
+    _, updated = sparsegpt(weight, gram, structure, share)
     errors = [relative_error(weight, after, gram) for after in (updated, by_wanda, by_size)]
     assert errors == sorted(errors)
     assert errors[0] < 0.9 * errors[1]
@@ -88,6 +93,7 @@ def test_the_order_of_errors(how, seed):
     "how",
     [
         {"share": 0.5, "block": (4, 2)},
+        {"share": 0.75, "is_by_row": True},
         {"keep": 1, "of": 4, "mode": 0},
         {"keep": 2, "of": 4, "mode": 0, "group": 1},
         {"share": 1.0},
@@ -97,15 +103,17 @@ def test_the_order_of_errors(how, seed):
 @pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
 def test_structures(how, method):
     weight, gram = correlated()
-    structure = Structure(**how)
+    structure, share = asked(**how)
     if method == "wanda":
-        mask = wanda(weight, gram.diagonal(), structure)
+        mask = wanda(weight, gram.diagonal(), structure, share)
     else:
-        mask, updated = sparsegpt(weight, gram, structure, columns=8)
+        mask, updated = sparsegpt(weight, gram, structure, share, columns=8)
         assert torch.equal(updated != 0, mask)
-    share = structure.share if not structure.of else 1 - structure.keep / structure.of
+    share = share if not structure.of else 1 - structure.keep / structure.of
     assert int(mask.sum()) == round(mask.numel() * (1 - share))
-    if structure.block != (1, 1):
+    if structure.is_by_row:
+        assert set(mask.float().mean(1).unique().tolist()) == {0.0, 1.0}
+    if structure.block:
         blocks = mask.view(3, 4, 8, 2).float().mean((1, 3))
         assert set(blocks.unique().tolist()) == {0.0, 1.0}
     if structure.of:
@@ -115,7 +123,7 @@ def test_structures(how, method):
 def test_inputs_that_are_always_zero():
     weight, gram = correlated()
     gram[3], gram[:, 3] = 0, 0
-    mask, updated = sparsegpt(weight, gram, Structure(share=0.5))
+    mask, updated = sparsegpt(weight, gram, Structure(), 0.5)
     assert updated.isfinite().all()
     assert (updated[:, 3] == 0).all()
     assert int(mask.sum()) == mask.numel() // 2
@@ -124,7 +132,7 @@ def test_inputs_that_are_always_zero():
 def test_fewer_tokens_than_inputs():
     weight, gram = correlated(tokens=3)
     before = weight.clone()
-    _, updated = sparsegpt(weight, gram.float(), Structure(share=0.5))
+    _, updated = sparsegpt(weight, gram.float(), Structure(), 0.5)
     assert updated.dtype == torch.float64
     assert relative_error(weight, updated, gram) < 0.3
     assert torch.equal(weight, before)
@@ -135,6 +143,6 @@ def test_what_does_not_fit():
     with pytest.raises(ShapeError, match="groups of 5 do not divide"):
         sparsegpt(weight, gram, Structure(keep=2, of=5))
     with pytest.raises(ShapeError, match="blocks of 5 x 2 do not divide"):
-        wanda(weight, gram.diagonal(), Structure(share=0.5, block=(5, 2)))
+        wanda(weight, gram.diagonal(), Structure((5, 2)), 0.5)
     with pytest.raises(DataError, match="cannot be factored"):
-        sparsegpt(weight, gram * torch.nan, Structure(share=0.5))
+        sparsegpt(weight, gram * torch.nan, Structure(), 0.5)

@@ -3,14 +3,16 @@
 // In: rows [1, 0, 1] and columns [0, 2, 0]. Out: pos [0, 1, 2], crd [2, 0] and the slots [1, 0, 1] of the edges.
 //
 // Threads take consecutive parts of the edges and count the rows of their own part, so edges of a row keep their order.
-// The memory is the caller's, and nothing is read but what is declared here.
+// Short rows are sorted without a branch that depends on their columns: each key is put behind as many as are less. The
+// memory is the caller's, and nothing is read but what is declared here.
 
 typedef __INT32_TYPE__ int32_t;
 typedef __INT64_TYPE__ int64_t;
 typedef __UINT64_TYPE__ uint64_t;
+typedef int64_t Lanes __attribute__((vector_size(64)));
+typedef int64_t Keys __attribute__((vector_size(64), aligned(8)));  // lanes that begin at any key
 
-extern "C" {
-enum { SHORT = 16 };
+enum { LANES = 8, SHORT = 4 * LANES };
 enum { OUTSIDE = -1, ASCENDING = 0, ORDERED = 1, MERGED = 2 };
 
 // Edges (row, column) of a matrix of height times width, and the arrays that they become.
@@ -20,9 +22,9 @@ struct Edges {
   const int64_t *rows, *columns;
   int64_t count, height, width, threads, is_numbered;
   int32_t *pos, *crd;      // [height + 1], [count]
-  int64_t *places;         // [count]: of each slot its edge; where edges are merged, of each edge its slot
-  uint64_t *keys, *spare;  // [count], [count]
-  int32_t *counts;         // [threads, height], all 0
+  int64_t *places;         // [count]: of each slot its edge; where edges are merged, of each edge its slot; or nothing
+  int64_t *keys, *spare;   // [count], [count]; in the end `spare` has of merged edges how many each slot has, int32
+  int32_t *counts;         // [threads, height]
   int64_t stored, longest; // how many slots there are, and how many the longest row has; the wrong edge is `stored`
 };
 
@@ -73,16 +75,29 @@ static int64_t first_row(const int32_t *pos, int64_t height, int64_t thread, int
   return low;
 }
 
-static void sort_short(uint64_t *keys, int64_t count) {
-  for (int64_t end = 1; end < count; end++) {
-    uint64_t key = keys[end];
-    int64_t place = end;
-    for (; place > 0 && keys[place - 1] > key; place--) keys[place] = keys[place - 1];
-    keys[place] = key;
+// Puts keys, all different, in order. There are at most SHORT; what is read behind them, to fill lanes, is not used.
+template <int64_t VECTORS> static void sort_by_rank(int64_t *keys, int64_t count) {
+  Lanes given[VECTORS], ranks[VECTORS];
+  for (int64_t number = 0; number < VECTORS; number++) {
+    given[number] = *(const Keys *)(keys + number * LANES);
+    ranks[number] = Lanes{};
   }
+  for (int64_t other = 0; other < count; other++) {
+    int64_t key = keys[other];
+    for (int64_t number = 0; number < VECTORS; number++) ranks[number] -= key < given[number];
+  }
+  const int64_t *from = (const int64_t *)given, *to = (const int64_t *)ranks;
+  for (int64_t place = 0; place < count; place++) keys[to[place]] = from[place];
 }
 
-static void merge(const uint64_t *keys, int64_t middle, int64_t count, uint64_t *merged) {
+static void sort_short(int64_t *keys, int64_t count) {
+  if (count < 2) return;
+  if (count <= LANES) sort_by_rank<1>(keys, count);
+  else if (count <= 2 * LANES) sort_by_rank<2>(keys, count);
+  else sort_by_rank<4>(keys, count);
+}
+
+static void merge(const int64_t *keys, int64_t middle, int64_t count, int64_t *merged) {
   for (int64_t first = 0, second = middle, place = 0; place < count; place++) {
     bool is_first = first < middle && (second == count || keys[first] < keys[second]);
     merged[place] = keys[is_first ? first++ : second++];
@@ -90,16 +105,16 @@ static void merge(const uint64_t *keys, int64_t middle, int64_t count, uint64_t 
 }
 
 // Sorts keys, those of long rows by merging; `spare` has as many places.
-static void sort_keys(uint64_t *keys, int64_t count, uint64_t *spare) {
-  uint64_t *from = keys, *to = spare;
+static void sort_keys(int64_t *keys, int64_t count, int64_t *spare) {
+  int64_t *from = keys, *to = spare;
   for (int64_t begin = 0; begin < count; begin += SHORT)
-    sort_short(keys + begin, count - begin < SHORT ? count - begin : SHORT);
+    sort_short(keys + begin, count - begin < SHORT ? count - begin : (int64_t)SHORT);
   for (int64_t length = SHORT; length < count; length *= 2) {
     for (int64_t begin = 0; begin < count; begin += 2 * length) {
       int64_t rest = count - begin;
       merge(from + begin, rest < length ? rest : length, rest < 2 * length ? rest : 2 * length, to + begin);
     }
-    uint64_t *other = from;
+    int64_t *other = from;
     from = to;
     to = other;
   }
@@ -118,7 +133,7 @@ static int64_t sort_rows(const Edges &edges, int64_t first, int64_t last) {
       int32_t column = (int32_t)(edges.keys[slot] >> 32);
       columns += edges.is_numbered || column != before;
       edges.crd[slot] = before = column;
-      edges.places[slot] = (int64_t)(edges.keys[slot] & 0xffffffff);
+      if (edges.places) edges.places[slot] = edges.keys[slot] & 0xffffffff;
     }
     edges.counts[row] = columns;
     different += columns;
@@ -128,19 +143,24 @@ static int64_t sort_rows(const Edges &edges, int64_t first, int64_t last) {
 
 // Gives the edges of some rows that lie at the same place one slot; the rows begin at their new places in `begins`.
 static void merge_rows(const Edges &edges, const int32_t *begins, int64_t first, int64_t last) {
+  int32_t *joined = (int32_t *)edges.spare;
   for (int64_t row = first; row < last; row++) {
     int64_t slot = (int64_t)begins[row] - 1;
     int32_t before = -1;
     for (int64_t place = edges.pos[row]; place < edges.pos[row + 1]; place++) {
       int32_t column = (int32_t)(edges.keys[place] >> 32);
-      if (column != before) edges.crd[++slot] = before = column;
-      edges.places[edges.keys[place] & 0xffffffff] = slot;
+      if (column != before) {
+        edges.crd[++slot] = before = column;
+        joined[slot] = 0;
+      }
+      joined[slot]++;
+      if (edges.places) edges.places[edges.keys[place] & 0xffffffff] = slot;
     }
   }
 }
 
 // Sorts edges into CSR; whether they came ascending, were put in order, or merged, or one lies outside of the matrix.
-int64_t sparsify_sort_edges(Edges *given) {
+extern "C" int64_t sparsify_sort_edges(Edges *given) {
   Edges &edges = *given;
   const int64_t threads = edges.threads, count = edges.count;
   int64_t outside = count;
@@ -149,6 +169,7 @@ int64_t sparsify_sort_edges(Edges *given) {
   for (int64_t thread = 0; thread < threads; thread++) {
     int64_t first = count * thread / threads, last = count * (thread + 1) / threads;
     bool is_after = true;
+    __builtin_memset(edges.counts + thread * edges.height, 0, (uint64_t)edges.height * sizeof(int32_t));
     int64_t end = count_rows(edges, first, last, edges.counts + thread * edges.height, is_after);
     if (end < last && end < outside) outside = end;
     ascends = ascends && is_after;
@@ -168,7 +189,7 @@ int64_t sparsify_sort_edges(Edges *given) {
     for (int64_t thread = 0; thread < threads; thread++) {
       int32_t *next = edges.counts + thread * edges.height;
       for (int64_t edge = count * thread / threads; edge < count * (thread + 1) / threads; edge++)
-        edges.keys[next[edges.rows[edge]]++] = (uint64_t)edges.columns[edge] << 32 | (uint64_t)edge;
+        edges.keys[next[edges.rows[edge]]++] = edges.columns[edge] << 32 | edge;
     }
 #pragma omp for schedule(static, 1)
     for (int64_t thread = 0; thread < threads; thread++)
@@ -201,11 +222,11 @@ struct Matrix {
   int64_t height, width, threads;
   int32_t *turned_pos, *turned_crd;  // [width + 1], [stored]
   int64_t *places;                   // [stored]: where each entry in CSC lies in CSR
-  int32_t *counts;                   // [threads, width], all 0
+  int32_t *counts;                   // [threads, width]
 };
 
 // Turns a matrix from CSR to CSC.
-void sparsify_turn(const Matrix *given) {
+extern "C" void sparsify_turn(const Matrix *given) {
   const Matrix &matrix = *given;
   const int64_t threads = matrix.threads;
 #pragma omp parallel for num_threads((int)threads) schedule(static, 1)
@@ -213,6 +234,7 @@ void sparsify_turn(const Matrix *given) {
     int64_t first = matrix.pos[first_row(matrix.pos, matrix.height, thread, threads)];
     int64_t last = matrix.pos[first_row(matrix.pos, matrix.height, thread + 1, threads)];
     int32_t *counts = matrix.counts + thread * matrix.width;
+    __builtin_memset(counts, 0, (uint64_t)matrix.width * sizeof(int32_t));
     for (int64_t place = first; place < last; place++) counts[matrix.crd[place]]++;
   }
   int32_t next = 0;
@@ -238,5 +260,4 @@ void sparsify_turn(const Matrix *given) {
       }
     }
   }
-}
 }

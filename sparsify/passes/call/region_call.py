@@ -39,6 +39,7 @@ from sparsify.passes.operands.alignment import Aligned
 from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.convolution_operands import FlatImages
 from sparsify.passes.region.printer import Origin
+from sparsify.storage import trained_masks
 from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.tensor import SparseTensor, wrap
 from sparsify.storage.transformed import have_tangents
@@ -306,6 +307,7 @@ class RegionCall:
         inputs = list(arguments)
         for position in needed:
             inputs[position] = inputs[position].detach().requires_grad_()
+        trained_masks.follow([(arguments[position], inputs[position]) for position in needed])
         wanted = [inputs[position] for position in needed]
         with torch.enable_grad():
             outputs, found = self.pulled_back(inputs, results, gradients)

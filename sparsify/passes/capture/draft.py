@@ -34,6 +34,7 @@ class Pruning:
         is_guess: whether products were not looked at: there was no call.
         is_known: whether `passed` is known.
         calibration: the data of rules that need some, and the errors of layers.
+        merged: by name of a weight the name of its mask, which is its pattern now.
     """
 
     taken: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Pruning:
     is_guess: bool = False
     is_known: bool = False
     calibration: CalibrationEntry | None = None
+    merged: dict[str, str] = field(default_factory=dict)
 
     def describe(self, report: Report, rules: Sequence[Rule]) -> None:
         """Writes into a report what was pruned and what was passed over."""

@@ -291,7 +291,20 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
 
 def shared_copy(model: nn.Module) -> nn.Module:
     """A copy of the modules of `model` that holds the same parameters and buffers."""
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    return copy.deepcopy(model, kept_in_copies(model))
+
+
+def kept_in_copies(model: nn.Module) -> dict[int, Any]:
+    """The memo of a copy that holds the same tensors: parameters, buffers, and what hooks compute of them.
+
+    Results of a computation, as the weights of `torch.nn.utils.prune` and of `weight_norm`, cannot be copied.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    for module in model.modules():
+        for value in vars(module).values():
+            several = value if isinstance(value, list | tuple) else (value,)
+            tensors += [one for one in several if isinstance(one, Tensor) and not one.is_leaf]
+    return {id(tensor): tensor for tensor in tensors}
 
 
 def usual_copy(model: nn.Module) -> nn.Module:
@@ -302,8 +315,7 @@ def usual_copy(model: nn.Module) -> nn.Module:
         return model
     with torch.inference_mode(False):
         copies: dict[int, Any] = {id(tensor): _usual(tensor) for tensor in tensors}
-        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        return copy.deepcopy(model, {**shared, **copies})
+        return copy.deepcopy(model, {**kept_in_copies(model), **copies})
 
 
 def _usual(tensor: torch.Tensor) -> torch.Tensor:

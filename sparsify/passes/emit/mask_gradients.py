@@ -14,7 +14,7 @@ from sparsify.compiler.torch_operator import Operator, register
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info
-from sparsify.passes.graph.operators import TRAINED_ENTRIES, is_mutating, operator_name, tensor_value
+from sparsify.passes.graph.operators import TRAINED_ENTRIES, is_mutating, operator_name
 from sparsify.storage.trained_masks import entries
 
 aten = torch.ops.aten
@@ -30,14 +30,31 @@ _library = register(
 def keep_zeros(draft: Draft) -> Draft:
     """The draft whose sparse weights get gradients where they are not 0, whoever reads them."""
     if draft.is_trainable:
-        covered = {node for region in draft.regions for node in region.covered}
+        stays = remaining(draft)
         for weight in draft.graph.find_nodes(op="get_attr"):
-            readers = [
-                user for user in weight.users if user not in covered and tensor_value(user) is not None
-            ]
+            readers = [user for user in weight.users if user in stays and has_tensors(user)]
             if is_sparse(info(weight).mark) and readers and not any(map(is_mutating, readers)):
                 mask(weight, readers)
     return draft
+
+
+def remaining(draft: Draft) -> set[fx.Node]:
+    """The nodes that regions do not replace, and those that they replace and that others read, as parts of weights."""
+    covered = {node for region in draft.regions for node in region.covered}
+    results = {node for region in draft.regions for node in region.outputs}
+    found: set[fx.Node] = set()
+    for node in reversed(draft.graph.nodes):
+        if node not in covered or (node not in results and any(user in found for user in node.users)):
+            found.add(node)
+    return found
+
+
+def has_tensors(node: fx.Node) -> bool:
+    """Whether a node is a tensor or several ones, and not an extent."""
+    value = node.meta.get("val")
+    return any(
+        isinstance(part, torch.Tensor) for part in (value if isinstance(value, list | tuple) else [value])
+    )
 
 
 def is_sparse(mark: Any) -> bool:

@@ -36,6 +36,7 @@ from sparsify.passes.module.variant import Variant
 from sparsify.passes.operands.cached_operands import MatrixOutput, Structure
 from sparsify.passes.operands.convolution_operands import FlatImages, Placed
 from sparsify.passes.region.sparse_operand import SCALES
+from sparsify.passes.rules.merge_masks import take_masks_away
 from sparsify.report import Report, RoundingEntry, WeightEntry
 from sparsify.runtime.locks import WEIGHTS
 from sparsify.sparsification.rounding import Moved, scales, widened
@@ -419,6 +420,7 @@ class Weights:
     def follow(self) -> None:
         """Gives the model that follows the parameters that the source model has now, once one capture succeeded."""
         if self.given is not None and self.is_followed:
+            take_masks_away(self.given, self.source)
             share_again(self.given, self.source)
 
     def describe(self, report: Report, readers: Mapping[str, Readers]) -> None:

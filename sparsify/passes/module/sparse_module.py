@@ -31,6 +31,7 @@ from sparsify.passes.module.verify import compare
 from sparsify.passes.operands.content_memo import SparseInputs, reading_once
 from sparsify.report import Report
 from sparsify.runtime.locks import CAPTURES
+from sparsify.storage import trained_masks
 
 
 class SparseModule(fx.GraphModule):
@@ -429,6 +430,7 @@ class SparseModule(fx.GraphModule):
         with self._weights.lock:
             known = list(self._captures.known)
             source = copy.deepcopy(self._source, memo)
+            trained_masks.follow(zip(self._source.parameters(), source.parameters(), strict=True))
             new = SparseModule(source, self._asked, self._weights.of(source))
         for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
             shell.training = own.training

@@ -19,6 +19,7 @@ from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.operands.cached_operands import MatrixOutput
 from sparsify.passes.operands.content_memo import Memo, needs_gradient
+from sparsify.storage import trained_masks
 from sparsify.storage.tensor import SparseTensor
 
 _dense: Final[Memo[Tensor]] = Memo(are_weights=True)
@@ -93,10 +94,12 @@ def takes_sparse(user: fx.Node, weight: fx.Node) -> bool:
 
 
 def exchanged(model: nn.Module, specs: Mapping[str, MatrixOutput]) -> dict[str, tuple[Tensor, nn.Parameter]]:
-    """By name each of these parameters and the sparse one for its place, with the entries that are not 0."""
+    """By name each of these parameters and the sparse one for its place, with the entries that train."""
     found: dict[str, tuple[Tensor, nn.Parameter]] = {}
     for name, spec in specs.items():
         dense = model.get_parameter(name)
-        made: Any = nn.Parameter(spec.packed(dense.detach()), requires_grad=True)
+        made: Any = nn.Parameter(
+            spec.packed(dense.detach(), mask=trained_masks.entries(dense)), requires_grad=True
+        )
         found[name] = dense, made
     return found

@@ -33,6 +33,7 @@ from sparsify.recipe import Verify
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
 from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.trained_masks import entries
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
@@ -96,7 +97,9 @@ def compare(
 
     def largest_difference(wanted: Sequence[Tensor | None]) -> float:
         masked = [
-            gradient * (parameters[number] != 0) if type(gradient) is Tensor and number in zeros else gradient
+            gradient * entries(parameters[number])
+            if type(gradient) is Tensor and number in zeros
+            else gradient
             for number, gradient in enumerate(wanted)
         ]
         return max(largest, compare_gradients(masked, own, limits, coarsest))

@@ -33,12 +33,14 @@ class Aligned:
         edges: the edge in each slot, where each has its own and they do not come in the order of the slots.
         slots: the slot of each edge, where some share one; that of edge `e` is `e` without either.
         kept: the edges that have a slot, None when all do.
+        joined: how many edges each slot has, where some share one and which ones is not known: edges have no values.
     """
 
     pattern: Pattern
     edges: torch.Tensor | None = None
     slots: torch.Tensor | None = None
     kept: torch.Tensor | None = None
+    joined: torch.Tensor | None = None
 
     def values(self, given: torch.Tensor) -> torch.Tensor:
         """The values in storage order on the device of those of edges, of one slot added up, differentiable."""
@@ -52,6 +54,8 @@ class Aligned:
 
     def ones(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The values of `count` edges of 1."""
+        if self.joined is not None:
+            return self.joined.to(device, dtype)
         if self.slots is None and self.kept is None:
             return torch.ones(self.pattern.nnz, dtype=dtype, device=device)
         return self.values(torch.ones(count, dtype=dtype, device=device))
@@ -67,12 +71,16 @@ def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
     return Aligned(pattern, slots=slots)
 
 
-def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:
+def align_edges(
+    rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format, has_values: bool = True
+) -> Aligned:
     """The pattern of edges (row, column) of a matrix, and the slot of each edge; equal edges share one.
 
     Args:
         rows, columns: [edges], any order, duplicates allowed.
         shape: of the matrix; coordinates outside of it are an error.
+        form: how it is stored.
+        has_values: whether edges have values, which slots are for.
     """
     rows, columns = (
         rows.cpu().long(),
@@ -82,12 +90,15 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int],
         raise UnsupportedProgramError(
             f"a matrix {list(shape)} with {len(rows)} entries needs wider coordinates"
         )
-    found = sort_edges(rows, columns, shape)
+    are_told = has_values or form != CSR
+    found = sort_edges(rows, columns, shape, are_told=are_told)
     require_edges(found, rows, columns, shape)
     # int32 is half the memory to read, and what the regions' programs declare.
     arrays = (None, found.pos), (None, found.crd)
     pattern = Pattern.of_arrays(CSR, (shape[0], shape[1]), *arrays, len(found.crd))
     pattern.note_longest(found.longest)
+    if not are_told:
+        return Aligned(pattern, joined=found.joined)
     return stored_as(Aligned(pattern, found.edges, found.slots), form)
 
 

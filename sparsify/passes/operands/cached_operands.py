@@ -84,20 +84,27 @@ class MatrixOutput:
         """A dense tensor as it is stored."""
         return dense if self.rounds is None else narrowed(dense, self.dtype)
 
-    def packed(self, dense: torch.Tensor, operand: SparseTensor | None = None) -> SparseTensor:
+    def packed(
+        self,
+        dense: torch.Tensor,
+        operand: SparseTensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> SparseTensor:
         """A dense weight, of the same shape, so that the operand is it, or its transpose without a copy.
 
         Args:
             dense: the weight.
             operand: that was made of it, where it is still there.
+            mask: the entries, where some of them may be 0.
         """
-        found = self.operand(self.stored(dense)) if operand is None else plain(operand)
+        found = self.operand(self.stored(dense), mask) if operand is None else plain(operand)
         return found.permute(1, 0) if self.transposed else found
 
-    def operand(self, stored: torch.Tensor) -> SparseTensor:
+    def operand(self, stored: torch.Tensor, mask: torch.Tensor | None = None) -> SparseTensor:
         """The operand that is made of a dense weight whose entries are as they are stored."""
         turned = stored.t() if self.transposed else stored
-        made = align_entries(turned, self.format).pattern
+        decides = turned if mask is None else mask.t() if self.transposed else mask
+        made = align_entries(decides, self.format).pattern
         return plain(SparseTensor(made, values_at(turned, made)))
 
     def holds(self, weight: SparseTensor) -> bool:
@@ -310,7 +317,8 @@ class Structure:
             )
         if len(shape) > 2:
             return align_numbered(raw[spec.rows], raw[spec.columns], shape, spec.format)
-        return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format)
+        has_values = spec.values is not None
+        return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format, has_values)
 
     def result(self, spec: Output, raw: Sequence[Any], aligned: Aligned | None) -> Any:
         """One result: a tensor, a sparse tensor, or `Aligned` when the values come later."""

@@ -4,7 +4,7 @@ In: `%y = softmax(%x, -1); %s = sort(%y)`. Out: a `ModelProgram` with `y_max[i] 
 the reason why `sort` is opaque. Nodes that are neither stay the program's leaves.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,7 @@ from sparsify.compiler.einsum.nodes import Assign, Cast, Declaration
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.errors import EinsumError
 from sparsify.passes.graph.operators import operator_name, tensor_value
-from sparsify.passes.program.model import ModelProgram, Refusal, require_extents
+from sparsify.passes.program.model import ModelProgram, Refusal, Size, require_extents
 from sparsify.passes.program.operator_view import OperatorView
 from sparsify.passes.program.table import OPAQUE, ROWS
 
@@ -36,6 +36,8 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
         apart: nodes that stay opaque.
     """
     program = ModelProgram(graph)
+    for first, second in equal_extents(graph):
+        program.unite(first, second)
     declarations: dict[str, Declaration] = {}
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method") or tensor_value(node) is None:
@@ -49,6 +51,17 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
             program.opaque[node.name] = reason
     program.dtypes = {name: declared.dtype for name, declared in declarations.items()}
     return program
+
+
+def equal_extents(graph: fx.Graph) -> Iterator[tuple[Size, Size]]:
+    """Pairs of extents that the shape guards of a graph make equal, as `8*(s - 2)` and 72."""
+    values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    extents = (extent for value in values for extent in getattr(value, "shape", ()))
+    environment = next((e.node.shape_env for e in extents if isinstance(e, torch.SymInt)), None)
+    for guard in environment.guards if environment is not None else ():
+        if getattr(guard.expr, "rel_op", "") == "==":
+            first, second = (int(side) if side.is_Integer else side for side in guard.expr.args)
+            yield first, second
 
 
 def reason_against(

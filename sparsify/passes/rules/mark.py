@@ -67,6 +67,8 @@ def mark(draft: Draft) -> Draft:
         selected = select(draft, rule, label, candidates, passed)
         kept, notes = within_limits(draft, rule, selected)
         report_unread(draft, rule, candidates, passed)
+        masks = draft.asked.pruning.merged
+        notes += [f"{c.name} stores {masks[c.name]}" for c in kept if c.kind == "param" and c.name in masks]
         for candidate in kept:
             put(draft, rule, label, candidate)
         draft.report.rules.append(

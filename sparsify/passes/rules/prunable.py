@@ -20,10 +20,15 @@ TABLES: Final = (nn.Embedding, nn.EmbeddingBag)
 def selected(model: nn.Module, rule: Rule) -> Iterator[str]:
     """The parameters that a rule selects, under all of their names."""
     for name, _ in model.named_parameters(remove_duplicate=False):
-        is_chosen = any(selects(target, "param", name) for target in rule.targets)
-        is_ignored = any(selects(target, "param", name) for target in rule.ignore)
-        if is_chosen and not is_ignored and (not rule.types or kind_of(model, name) in rule.types):
+        if is_selected(rule, name, kind_of(model, name)):
             yield name
+
+
+def is_selected(rule: Rule, name: str, kind: str) -> bool:
+    """Whether a rule selects a parameter of a module of a class."""
+    is_chosen = any(selects(target, "param", name) for target in rule.targets)
+    is_ignored = any(selects(target, "param", name) for target in rule.ignore)
+    return is_chosen and not is_ignored and (not rule.types or kind in rule.types)
 
 
 def unnamed(model: nn.Module, rules: Sequence[Rule], read: Collection[str]) -> tuple[str, ...]:

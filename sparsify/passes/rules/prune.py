@@ -19,9 +19,10 @@ from sparsify.passes.rules.mark import aliases, rule_error
 from sparsify.passes.rules.not_finite import first_not_finite
 from sparsify.passes.rules.product_weights import product_weights
 from sparsify.passes.rules.prunable import passed_over, selected, unnamed
-from sparsify.pruning.plan import first_masks
+from sparsify.pruning.plan import first_masks, is_constant
 from sparsify.recipe import Recipe, Rule
 from sparsify.sparsification.rounding import Moved, moved, rounded, scales
+from sparsify.storage.trained_masks import follow
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -170,6 +171,8 @@ def _apply(
             scale = scales(kept) if rule.dtype == "int8" else None
             found = kept
         made = nn.Parameter(found, requires_grad=weight.requires_grad)
+        if rule.prune is not None and is_constant(rule.prune):
+            follow([(weight, made)])
         for place in others[name] if rule.ties == "share" else (name,):
             owner, _, own = place.rpartition(".")
             setattr(model.get_submodule(owner), own, made)

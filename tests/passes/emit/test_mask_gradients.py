@@ -1,6 +1,7 @@
 """Pruned weights that torch's operators read in training: zeros get no gradient, entries the dense one."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.errors import VerificationError
+from sparsify.passes.module import capture_call
 
 
 class Batched(nn.Module):
@@ -88,3 +90,42 @@ def test_weights_that_are_read_dense_get_all_gradients() -> None:
     )
     sparse(torch.arange(10)).sum().backward()
     assert (next(sparse.parameters()).grad == 1).all()
+
+
+class Cross(nn.Module):
+    """Attention to other tokens: two products read parts of one weight, of which a kernel may take one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.attention(x, y, y, need_weights=False)[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*stays dense")
+@pytest.mark.parametrize("left", [0, 1])
+def test_parts_of_a_weight_of_which_a_kernel_reads_one(left, monkeypatch) -> None:
+    torch.manual_seed(0)
+
+    def without_one(draft):
+        del draft.regions[left]
+        return draft
+
+    taken = [
+        replace(step, run=without_one) if step.name == "contested" else step for step in capture_call.PASSES
+    ]
+    monkeypatch.setattr(capture_call, "PASSES", [step for step in taken if step.name != "priced"])
+    model, x, y = Cross().train(), torch.randn(2, 9, 64), torch.randn(2, 12, 64)
+    asked = recipe()
+    asked["sparsify"][0]["targets"] = ["param:*in_proj_weight"]
+    sparse = sparsify.apply(model, asked, (x, y))
+    assert len(sparse.report.regions) == 1
+    weight = sparse.get_parameter("attention.in_proj_weight")
+    sparse(x, y).square().sum().backward()
+    dense = copy.deepcopy(model)
+    values = weight.detach().to_dense() if isinstance(weight, sparsify.SparseTensor) else weight.detach()
+    dense.attention.in_proj_weight = nn.Parameter(values.clone())
+    dense(x, y).square().sum().backward()
+    got = weight.grad.to_dense() if isinstance(weight.grad, sparsify.SparseTensor) else weight.grad
+    torch.testing.assert_close(got, dense.attention.in_proj_weight.grad * (values != 0))

@@ -24,6 +24,19 @@ def test_values_land_at_their_coordinates(form, edges):
     assert aligned.pattern.nnz == len({(int(r), int(c)) for r, c in zip(rows, columns, strict=True)})
 
 
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("edges", [0, 1, 40, 400])
+def test_edges_without_values_count(form, edges):
+    generator = torch.Generator().manual_seed(edges)
+    rows = torch.randint(0, 9, (edges,), generator=generator)
+    columns = torch.randint(0, 6, (edges,), generator=generator)
+    aligned = align_edges(rows, columns, (9, 6), Format(form), has_values=False)
+    ones = torch.ones(edges, dtype=torch.float64)
+    expected = torch.zeros(9, 6, dtype=torch.float64).index_put((rows, columns), ones, accumulate=True)
+    matrix = SparseTensor(aligned.pattern, aligned.ones(edges, torch.float64, torch.device("cpu")))
+    assert torch.equal(matrix.to_dense(), expected)
+
+
 def test_values_pass_gradients_on_to_every_duplicate():
     rows, columns = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 0])
     aligned = align_edges(rows, columns, (2, 2), Format("csr"))

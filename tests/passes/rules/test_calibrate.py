@@ -56,7 +56,7 @@ def test_the_first_layer_is_as_the_paper_has_it():
     net, data = model(), batches()
     sparse = sparsify.apply(net, recipe(), data[0], calibration=data)
     x = torch.cat(data)
-    _, wanted = sparsegpt(net[0].weight, x.t() @ x, Structure(0.5))
+    _, wanted = sparsegpt(net[0].weight, x.t() @ x, Structure(), 0.5)
     torch.testing.assert_close(sparse.state_dict()["0.weight"], wanted, rtol=1e-4, atol=1e-5)
 
 

@@ -52,6 +52,21 @@ def test_types_select_modules():
     assert pruned(model(), types=["Conv2d"])[0].weight.count_nonzero() == 256 * 256
 
 
+@pytest.mark.parametrize("method", ["magnitude", "wanda"])
+def test_whole_rows(method):
+    dense, x = (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(72, 6)).eval(),
+        torch.randn(16, 3, 5, 5),
+    )
+    given = recipe(prune={"method": method, "pattern": "row", "sparsity": 0.5})
+    sparse = sparsify.apply(dense, given, x, calibration=[(x,)] if method == "wanda" else None)
+    for name, weight in sparse.state_dict().items():
+        if name.endswith("weight"):
+            shares = (weight != 0).flatten(1).float().mean(1)
+            assert shares.sort().values.tolist() == [0.0] * (len(shares) // 2) + [1.0] * (len(shares) // 2)
+    assert torch.isfinite(sparse(x)).all()
+
+
 def tied() -> nn.Sequential:
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     layers[1].weight = layers[0].weight
@@ -78,3 +93,15 @@ def test_ties():
 def test_what_is_refused(how, words):
     with pytest.raises(RecipeError, match=words):
         pruned(model(), prune=how)
+
+
+def test_a_linear_layer_behind_flattened_images():
+    """The shape guard of the capture says that the flattened extents of the images are the mode of the weight."""
+    dense = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 26 * 26, 256)).eval()
+    x = torch.randn(8, 1, 28, 28)
+    sparse = sparsify.apply(dense, recipe(targets=["param:3.weight"]), x)
+    assert any("3.weight packed" in note for region in sparse.report.regions for note in region.notes)
+    expected = pruned(dense, targets=["param:3.weight"])
+    torch.testing.assert_close(sparse(x[:5]), expected(x[:5]), rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="8x2500 and 2704x256"):
+        sparse(torch.randn(8, 1, 27, 27))

@@ -1,0 +1,82 @@
+"""Masked weights that rules name, merged into parameters: `mask * original -> weight`, stored where the mask is 1.
+
+In: a layer pruned by `torch.nn.utils.prune`, and a rule for `param:layer.weight`. Out: a model that shares all other
+parameters, in which `layer.weight` is a parameter with these zeros, and trains under the mask.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from sparsify.errors import SparsifyError
+from sparsify.passes.capture.shell import shared_copy
+from sparsify.passes.rules.mark import aliases, rule_error
+from sparsify.passes.rules.prunable import is_selected
+from sparsify.recipe import Recipe, Rule
+from sparsify.sparsification.masked_weights import MaskedWeight, masked_weights
+from sparsify.storage.trained_masks import remember
+
+
+def merge_masks(model: nn.Module, recipe: Recipe, merged: dict[str, str] | None = None) -> nn.Module:
+    """The model itself where no rule names a masked weight.
+
+    Args:
+        model: keeps its masks.
+        recipe: the rules.
+        merged: where to write by name of a weight that of its mask.
+
+    Raises:
+        RecipeError: a rule names a weight whose mask does not fit, or whose original another weight is, too.
+    """
+    chosen: dict[int, list[tuple[Rule, MaskedWeight]]] = {}
+    for weight in masked_weights(model):
+        rule = next((r for r in recipe.rules if is_selected(r, weight.full_name, weight.kind)), None)
+        if rule is not None:
+            chosen.setdefault(id(weight.original), []).append((rule, weight))
+    if not chosen:
+        return model
+    with torch.inference_mode(False), torch.no_grad():
+        copy = shared_copy(model)
+        for several in chosen.values():
+            merge(model, copy, recipe, several)
+    if merged is not None:
+        merged.update(
+            (weight.full_name, weight.mask_name) for group in chosen.values() for _, weight in group
+        )
+    return copy
+
+
+def merge(
+    model: nn.Module, copy: nn.Module, recipe: Recipe, several: Sequence[tuple[Rule, MaskedWeight]]
+) -> None:
+    """`mask * original -> weight` in a copy of a model, for weights of one original: one parameter for all of them."""
+    rule, first = several[0]
+    try:
+        kept = first.entries()
+        is_same = all(torch.equal(kept, other.entries()) for _, other in several[1:])
+    except SparsifyError as error:
+        raise rule_error(recipe, rule, str(error)) from error
+    assert first.original is not None, "entries are those of an original"
+    others = set(aliases(model)[first.original_name]) - {weight.original_name for _, weight in several}
+    if (others or not is_same) and rule.ties != "untie":
+        names = ", ".join(sorted({*others, *(weight.full_name for _, weight in several)}))
+        way = "" if rule.prune is not None else "`prune: {method: constant}` with "
+        raise rule_error(recipe, rule, f"{names} are one parameter, not under one mask; {way}`ties: untie`")
+    made = None
+    for _, weight in several:
+        if made is None or not is_same:
+            kept = weight.entries()
+            made = nn.Parameter(torch.where(kept, first.original, 0), first.original.requires_grad)
+            remember(made, kept)
+        owner = copy.get_submodule(weight.path)
+        if owner._parameters.get(weight.name) is not made:
+            weight.place(copy, made)
+
+
+def take_masks_away(model: nn.Module, merged: nn.Module) -> None:
+    """Makes parameters of those masked weights of a model that are parameters of its merged copy."""
+    for weight in list(masked_weights(model)):
+        found = merged.get_submodule(weight.path)._parameters.get(weight.name)
+        if found is not None:
+            weight.place(model, found)
