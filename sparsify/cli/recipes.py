@@ -1,5 +1,6 @@
-"""`sparsify recipes ls|show|cp|validate|schema|plot`: the recipes that ship with the package, and one's own."""
+"""`sparsify recipes ls|show|cp|validate|schema|plot|import`: the recipes that ship with the package, and one's own."""
 
+import io
 import json
 from pathlib import Path
 from typing import Annotated
@@ -109,3 +110,33 @@ def plot(
         print_json({"schedules": rows})
     else:
         typer.echo(drawing.as_text(found))
+
+
+@app.command("import")
+def import_recipe(
+    file: Annotated[Path, typer.Argument(help="A YAML file of SparseML or llm-compressor.")],
+    steps_per_epoch: Annotated[
+        int | None, typer.Option(help="Turns epochs into steps; needed for parts of epochs.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the recipe.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Read a recipe of SparseML or llm-compressor: modifiers that prune become rules, others are listed."""
+    from ruamel.yaml import YAML
+
+    found = recipe.import_recipe(file, steps_per_epoch)
+    text = io.StringIO()
+    text.writelines(f"# passed over: {note}\n" for note in found.notes)
+    writer = YAML()
+    writer.default_flow_style = None
+    writer.dump(found.recipe, text)
+    if out is not None:
+        try:
+            with out.open("x", encoding="utf-8") as opened:
+                opened.write(text.getvalue())
+        except OSError as error:
+            raise SparsifyError(f"cannot write {out}: {error.strerror}", "choose another place") from error
+    if as_json:
+        print_json({"recipe": found.recipe, "notes": found.notes, "path": out})
+    else:
+        typer.echo(text.getvalue() if out is None else str(out), nl=out is not None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparsify.recipe.builtin import copy, description, names, path, require
 
 if TYPE_CHECKING:
+    from sparsify.recipe.imported import import_recipe
     from sparsify.recipe.parse import json_schema, load, loads
     from sparsify.recipe.schema import (
         Calibration,
@@ -37,6 +38,7 @@ __all__ = [
     "When",
     "copy",
     "description",
+    "import_recipe",
     "json_schema",
     "load",
     "loads",
@@ -45,14 +47,14 @@ __all__ = [
     "require",
 ]
 
-_PARSER = {"json_schema", "load", "loads"}
+_MODULES = {"json_schema": "parse", "load": "parse", "loads": "parse", "import_recipe": "imported"}
 
 
 def __getattr__(name: str) -> Any:
     """A name of the parser or of the schema."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.parse" if name in _PARSER else f"{__name__}.schema")
+    module = import_module(f"{__name__}.{_MODULES.get(name, 'schema')}")
     found = getattr(module, name)
     globals()[name] = found
     return found

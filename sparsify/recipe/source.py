@@ -64,12 +64,23 @@ def read(text: str, file: str) -> Source:
     Raises:
         RecipeError: it is too large, not YAML, or holds more than plain values.
     """
+    root, source = composed(text, file), Source(file)
+    if root is None:
+        raise RecipeError("the file is empty; a recipe starts with `schema: 1`", file, 0, 0)
+    source.data = _Reader(source, YAML(typ="safe", pure=True)).build(root, ())
+    return source
+
+
+def composed(text: str, file: str) -> Node | None:
+    """The nodes of a YAML 1.2 text, with tags and positions; `None` of an empty one.
+
+    Raises:
+        RecipeError: it is too large, or not YAML.
+    """
     if len(text) > MAX_BYTES:
         raise RecipeError(TOO_LARGE, file)
-    yaml = YAML(typ="safe", pure=True)
-    source = Source(file)
     try:
-        root = yaml.compose(text)
+        root: Node | None = YAML(typ="safe", pure=True).compose(text)
     except RecursionError:
         raise RecipeError(TOO_DEEP, file) from None
     except MarkedYAMLError as error:
@@ -78,11 +89,7 @@ def read(text: str, file: str) -> Source:
         raise RecipeError(f"not valid YAML: {error.problem or error.context}", file, line, column) from None
     except YAMLError as error:
         raise RecipeError(f"not valid YAML: {error}", file, 0, 0) from None
-    if root is None:
-        raise RecipeError("the file is empty; a recipe starts with `schema: 1`", file, 0, 0)
-    reader = _Reader(source, yaml)
-    source.data = reader.build(root, ())
-    return source
+    return root
 
 
 class _Reader:

@@ -36,8 +36,8 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
         apart: nodes that stay opaque.
     """
     program = ModelProgram(graph)
-    for first, second in equal_extents(graph):
-        program.unite(first, second)
+    for extent, number in fixed_extents(graph):
+        program.unite(extent, number)
     declarations: dict[str, Declaration] = {}
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method") or tensor_value(node) is None:
@@ -53,15 +53,14 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
     return program
 
 
-def equal_extents(graph: fx.Graph) -> Iterator[tuple[Size, Size]]:
-    """Pairs of extents that the shape guards of a graph make equal, as `8*(s - 2)` and 72."""
+def fixed_extents(graph: fx.Graph) -> Iterator[tuple[Size, int]]:
+    """Extents with the numbers that the shape guards of a graph say they have, as `8*(s - 2)` and 72."""
     values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
     extents = (extent for value in values for extent in getattr(value, "shape", ()))
     environment = next((e.node.shape_env for e in extents if isinstance(e, torch.SymInt)), None)
     for guard in environment.guards if environment is not None else ():
-        if getattr(guard.expr, "rel_op", "") == "==":
-            first, second = (int(side) if side.is_Integer else side for side in guard.expr.args)
-            yield first, second
+        if getattr(guard.expr, "rel_op", "") == "==" and guard.expr.rhs.is_Integer:
+            yield guard.expr.lhs, int(guard.expr.rhs)
 
 
 def reason_against(
