@@ -76,7 +76,8 @@ class MaskedWeight:
         if parametrize.is_parametrized(module, self.name):
             _take_parametrization(module, self.name)
         else:
-            for key, hook in list(module._forward_pre_hooks.items()):
+            hooks: dict[int, Any] = dict(module._forward_pre_hooks)
+            for key, hook in hooks.items():
                 if _is_mask_hook(hook) and hook._tensor_name == self.name:
                     del module._forward_pre_hooks[key]
                     module._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -100,7 +100,7 @@ def gradients(model: nn.Module, batch: Batch) -> Tensor:
     """The loss of a batch, whose gradients are left in the parameters."""
     inputs, labels = batch
     loss = loss_of(model(inputs), labels)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach()
 
 

@@ -102,28 +102,13 @@ def resolve(
         raise SparsifyError(
             f"{model} is not trained by this command", f"it is for {', '.join(trained_models())}"
         )
-    given = entry.recipe if recipe is None else recipe
-    keys = {key: parsed(value) for key, value in (overrides or {}).items()}
-    of_recipe = {key: keys.pop(key) for key in list(keys) if key in recipes.load(given).args}
-    loaded = recipes.load(given, **of_recipe)
+    loaded, arguments = completed(entry, entry.recipe if recipe is None else recipe, overrides or {})
     if not dense and not any(rule.prune for rule in loaded.rules):
         raise SparsifyError(
             f"no rule of {loaded.name} prunes", "a recipe with `prune`, as rigl90, or --dense"
         )
-    known = entry.arguments()
-    arguments = known | model_arguments(loaded, entry, known)
-    arguments |= {key: keys.pop(key) for key in list(keys) if key in known}
-    require_none(keys, [*loaded.args, *known])
-    require_types(arguments, known)
     numbers = {"steps": steps, "batch-size": batch_size, "seq": seq}
-    numbers |= {"validate-every": validate_every, "save-every": save_every}
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise SparsifyError(f"--{name} {number}: at least 1 is wanted")
-    if lr is not None and not 0 < lr < float("inf"):
-        raise SparsifyError(f"--lr {lr:g}: a number above 0 is wanted")
-    if seq is not None and entry.inputs != "tokens":
-        raise SparsifyError(f"--seq {seq}: {model} reads no texts")
+    require_numbers(entry, lr, {**numbers, "validate-every": validate_every, "save-every": save_every})
     count = steps or usual_steps(loaded)
     root = "" if data_root is None else str(Path(data_root).expanduser())
     return Settings(
@@ -141,6 +126,36 @@ def resolve(
         save_every or max(1, count // VALIDATIONS),
         dense,
     )
+
+
+def completed(
+    entry: registry.Entry, given: Any, overrides: Mapping[str, Any]
+) -> tuple[Recipe, dict[str, Any]]:
+    """A recipe with its arguments, and the arguments of the model.
+
+    Raises:
+        SparsifyError: a key that neither has.
+    """
+    keys = {key: parsed(value) for key, value in overrides.items()}
+    of_recipe = {key: keys.pop(key) for key in list(keys) if key in recipes.load(given).args}
+    loaded = recipes.load(given, **of_recipe)
+    known = entry.arguments()
+    arguments = known | model_arguments(loaded, entry, known)
+    arguments |= {key: keys.pop(key) for key in list(keys) if key in known}
+    require_none(keys, [*loaded.args, *known])
+    require_types(arguments, known)
+    return loaded, arguments
+
+
+def require_numbers(entry: registry.Entry, lr: float | None, numbers: Mapping[str, int | None]) -> None:
+    """Raises for numbers of options that are out of range, and for tokens of a model that reads no texts."""
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise SparsifyError(f"--{name} {number}: at least 1 is wanted")
+    if lr is not None and not 0 < lr < float("inf"):
+        raise SparsifyError(f"--lr {lr:g}: a number above 0 is wanted")
+    if numbers["seq"] is not None and entry.inputs != "tokens":
+        raise SparsifyError(f"--seq {numbers['seq']}: {entry.name} reads no texts")
 
 
 def trained_models() -> list[str]:
