@@ -10,6 +10,7 @@ Choices are listed alone: a format that would be slower or larger, a limit of th
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import torch
 from torch import fx
 
 from sparsify.errors import UnsupportedOperatorError
@@ -26,6 +27,7 @@ from sparsify.passes.rules import prunable
 from sparsify.passes.rules.scatters import SCATTERS
 from sparsify.report import Choice, DenseEntry
 from sparsify.storage.format import Format
+from sparsify.storage.tensor import SparseTensor
 
 ATTENTION: Final = "scaled_dot_product_attention"
 SIZES: Final = frozenset(["sym_size", "size", "sym_numel", "numel", "dim", "sym_stride", "stride"])
@@ -117,6 +119,7 @@ def list_readers(draft: Draft, root: fx.Node) -> None:
         what = "only its shape is read" if root.users else "nothing reads it"
         draft.report.left_dense(root.name, TENSORS[root.op], scope(root), f"{title(root)}: {what}")
     sparsely = {reader for operand, reader in readers if is_call(reader) and is_read_sparse(reader, operand)}
+    sparsely |= {reader for operand, reader in readers if is_sparse_product(reader, operand)}
     if is_index(root) and sparsely:
         return  # edges and bags: what else reads them looks up rows
     is_listed = any(entry.node == root.name for entry in draft.report.dense)
@@ -127,6 +130,13 @@ def list_readers(draft: Draft, root: fx.Node) -> None:
         reason = reason_of(reader, operand, root)
         reason = Choice(reason) if is_vector(draft, root) else reason
         draft.report.left_dense(reader.name, name, scope(reader), reason)
+
+
+def is_sparse_product(reader: fx.Node, operand: fx.Node) -> bool:
+    """Whether a reader is the kernel with which the operators of a `SparseTensor` compute, which export has met."""
+    return reader.target is torch.ops.sparsify.compute.default and isinstance(
+        tensor_value(operand), SparseTensor
+    )
 
 
 def is_recurrent(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import TRAINED_ENTRIES, is_mutating, operator_name
+from sparsify.storage.tensor import SparseTensor
 from sparsify.storage.trained_masks import entries
 
 aten = torch.ops.aten
@@ -32,6 +33,8 @@ def keep_zeros(draft: Draft) -> Draft:
     if draft.is_trainable:
         stays = remaining(draft)
         for weight in draft.graph.find_nodes(op="get_attr"):
+            if isinstance(weight.meta.get("val"), SparseTensor):
+                continue  # its gradients lie on its pattern
             readers = [user for user in weight.users if user in stays and has_tensors(user)]
             if is_sparse(info(weight).mark) and readers and not any(map(is_mutating, readers)):
                 mask(weight, readers)

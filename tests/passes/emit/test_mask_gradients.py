@@ -129,3 +129,26 @@ def test_parts_of_a_weight_of_which_a_kernel_reads_one(left, monkeypatch) -> Non
     dense(x, y).square().sum().backward()
     got = weight.grad.to_dense() if isinstance(weight.grad, sparsify.SparseTensor) else weight.grad
     torch.testing.assert_close(got, dense.attention.in_proj_weight.grad * (values != 0))
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_parameters_that_are_sparse_tensors_before_apply(mode) -> None:
+    """Their products are kernels already, and nothing is left dense."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 5)), torch.randn(6, 24)
+    for layer in (net[0], net[2]):
+        kept = sparsify.sparsify(layer.weight.detach(), sparsify.sparsifiers.ScalarFraction(0.8), "csr")
+        layer.weight = nn.Parameter(kept)
+    asked = {"schema": 1, "name": "given", "sparsify": [{"targets": ["param:*.weight"], "source": "given"}]}
+    sparse = sparsify.apply(getattr(net, mode)(), asked, x)
+    assert not sparse.report.dense
+    sparse(x).square().sum().backward()
+    found = [parameter.grad for parameter in net.parameters()]
+    net.zero_grad(set_to_none=True)
+    net(x).square().sum().backward()
+    for gradient, parameter in zip(found, net.parameters(), strict=True):
+        assert type(gradient) is type(parameter.grad)
+        values = [
+            g.values() if isinstance(g, sparsify.SparseTensor) else g for g in (gradient, parameter.grad)
+        ]
+        torch.testing.assert_close(*values)
