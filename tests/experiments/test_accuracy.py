@@ -21,7 +21,7 @@ def test_recipes_ask_for_the_row(study, method):
 def test_the_table(tmp_path, capsys):
     file = tmp_path / "rows.csv"
     assert main(["--only", "lenet300", "--steps", "8", "--out", str(file)]) == 0
-    rows = list(csv.DictReader(file.open(encoding="utf-8")))
+    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     assert tuple(rows[0]) == COLUMNS
     assert [row["method"] for row in rows] == ["dense", *(name for name in METHODS for _ in STUDIES[0].zeros)]
     for row in rows[1:]:
