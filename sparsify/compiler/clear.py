@@ -4,6 +4,7 @@ In: a gradient [3072, 768] and its mask as bits. Out: the same tensor, 0 where t
 read for each entry, and its 4 bytes once. Where nothing can be compiled, torch makes another tensor.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -23,27 +24,30 @@ DTYPES: Final = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.f
 LEAST_PARALLEL: Final = 1 << 15
 
 
-def clear(values: Tensor, bits: Tensor) -> bool:
-    """Sets entries of a contiguous tensor to 0 where bits are 0; False where nothing can be compiled.
+def cleared_by(entries: int, dtype: torch.dtype, bits: Tensor) -> Callable[[Tensor], None] | None:
+    """The function that sets entries of a tensor to 0 where bits are 0; `None` where nothing can be compiled.
 
     Args:
-        values: [*shape], of floating-point numbers.
+        entries, dtype: of tensors that the function takes, which are contiguous.
         bits: int8, whole words of 8 bytes, the first entry in the lowest bit.
 
+    >>> clear = cleared_by(3, torch.float32, torch.tensor([0b101, 0, 0, 0, 0, 0, 0, 0], dtype=torch.int8))
     >>> values = torch.tensor([3.0, 5.0, 7.0])
-    >>> clear(values, torch.tensor([0b101, 0, 0, 0, 0, 0, 0, 0], dtype=torch.int8))
-    True
+    >>> clear(values)
     >>> values.tolist()
     [3.0, 0.0, 7.0]
     """
     options = current()
-    run = _loaded(options) if values.dtype in DTYPES else None
+    run = _loaded(options) if dtype in DTYPES else None
     if run is None:
-        return False
-    entries = values.numel()
-    threads = 1 if entries < LEAST_PARALLEL else count(options)
-    run((entries, values.element_size()), (values, bits), threads, None)
-    return True
+        return None
+    sizes = (entries, dtype.itemsize)
+    is_small = entries < LEAST_PARALLEL
+
+    def clear(values: Tensor) -> None:
+        run(sizes, (values, bits), 1 if is_small else count(options), None)
+
+    return clear
 
 
 @cache

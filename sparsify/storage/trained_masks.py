@@ -19,17 +19,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sparsify.storage.bits import BYTE, packed
 
 _masks: Any = WeakTensorKeyDictionary()
-# Sets entries of a contiguous tensor to 0 where bits are 0; False where it cannot.
-Clear = Callable[[Tensor, Tensor], bool]
-_clear: Clear | None = None
+# Sets entries of a contiguous tensor to 0 where bits are 0.
+Clear = Callable[[Tensor], None]
+# Gives that function for a number of entries of a dtype and their bits; None where it cannot.
+MakeClear = Callable[[int, torch.dtype, Tensor], Clear | None]
+_make_clear: MakeClear | None = None
 # Bits are followed by so many bytes at least: they are read in words.
 WORD = 8
 
 
-def clear_by(clear: Clear) -> None:
-    """Has gradients masked by a function of a higher room, which compiles it."""
-    global _clear
-    _clear = clear
+def clear_by(make: MakeClear) -> None:
+    """Has gradients masked by functions of a higher room, which compiles them."""
+    global _make_clear
+    _make_clear = make
 
 
 class Mask:
@@ -38,31 +40,39 @@ class Mask:
     Attributes:
         entries: bool [*shape].
         is_full: whether it has all entries.
+        is_hooked: whether gradients of the weight are masked.
         version: of the weight when nothing was set outside of the mask.
     """
 
-    __slots__ = ("_bits", "entries", "is_full", "version")
+    __slots__ = ("_clear", "entries", "is_full", "is_hooked", "version")
 
     def __init__(self, entries: Tensor, version: int) -> None:
+        self.is_hooked = False
+        self.set(entries, version)
+
+    def set(self, entries: Tensor, version: int) -> None:
+        """Becomes another mask of the weight."""
         self.entries, self.version = entries, version
         self.is_full = bool(entries.all())
-        self._bits: Tensor | None = None
+        self._clear: dict[torch.dtype, Clear | None] = {}
 
-    @property
-    def bits(self) -> Tensor:
-        """The mask as bits, whole words of them, made when a gradient is first masked."""
-        if self._bits is None:
-            count = -(-self.entries.numel() // (WORD * BYTE)) * WORD * BYTE
-            flags = torch.zeros(count, dtype=torch.bool)
-            flags[: self.entries.numel()] = self.entries.reshape(-1)
-            self._bits = packed(flags)
-        return self._bits
+    def clear(self, dtype: torch.dtype) -> Clear | None:
+        """Sets a gradient to 0 outside of the mask, where it lies."""
+        if dtype not in self._clear and _make_clear is not None:
+            # Bits in whole words, made when a gradient is first masked.
+            count = self.entries.numel()
+            flags = torch.zeros(-(-count // (WORD * BYTE)) * WORD * BYTE, dtype=torch.bool)
+            flags[:count] = self.entries.reshape(-1)
+            self._clear[dtype] = _make_clear(count, dtype, packed(flags))
+        return self._clear.get(dtype)
 
     def applied(self, gradient: Tensor) -> Tensor:
         """A gradient that is 0 outside of the mask: in place where nothing else reads its memory."""
         if self.is_full:
             return gradient
-        if _clear is not None and is_unshared(gradient) and _clear(gradient, self.bits):
+        clear = self._clear.get(gradient.dtype) or self.clear(gradient.dtype)
+        if clear is not None and is_unshared(gradient):
+            clear(gradient)
             return gradient
         return masked(gradient, self.entries)
 
@@ -75,38 +85,43 @@ def is_unshared(gradient: Tensor) -> bool:
         return False
     # One reference is Python's and one that of the backward pass; a view has one to its base besides.
     storage = gradient.untyped_storage()
-    count: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    count: int = torch._C._storage_Use_Count(storage._cdata)
     return gradient._use_count() <= 2 and count <= 2 + gradient._is_view()  # type: ignore[attr-defined]
 
 
 def remember(weight: Tensor, mask: Tensor) -> None:
     """From now on a dense weight [*shape] trains under a mask, bool [*shape]."""
-    is_known = weight in _masks
-    _masks[weight] = Mask(mask, _version(weight))
-    if weight.requires_grad and not is_known:
-        reference = weakref.ref(weight)
-
-        def mask_gradient(gradient: Tensor) -> Tensor:
-            owner = reference()
-            found = None if owner is None else _masks.get(owner)
-            if found is None or found.is_full:
-                return gradient
-            if found.version != owner._version:  # type: ignore[union-attr]
-                found = checked(owner, found)  # type: ignore[arg-type]
-            masked: Tensor = found.applied(gradient)
-            return masked
-
-        weight.register_hook(mask_gradient)
+    known: Mask | None = _masks.get(weight)
+    if known is not None:
+        known.set(mask, _version(weight))
+    else:
+        known = _masks[weight] = Mask(mask, _version(weight))
+    if weight.requires_grad and not known.is_full and not known.is_hooked:
+        known.is_hooked = True
+        weight.register_hook(_hook(weakref.ref(weight), known))
 
 
-def checked(weight: Tensor, mask: Mask) -> Mask:
-    """The mask of a weight that was written to: another one where something outside of it is set."""
+def _hook(reference: "weakref.ref[Tensor]", mask: Mask) -> Callable[[Tensor], Tensor]:
+    """What masks the gradients of a weight."""
+
+    def mask_gradient(gradient: Tensor) -> Tensor:
+        if mask.is_full:
+            return gradient
+        owner = reference()
+        if owner is not None and mask.version != owner._version:
+            check(owner, mask)
+        return mask.applied(gradient)
+
+    return mask_gradient
+
+
+def check(weight: Tensor, mask: Mask) -> None:
+    """Gives a weight that was written to outside of its mask another one: what is not 0."""
     is_set = weight.detach() != 0
     version = _version(weight)
     if bool((is_set & ~mask.entries).any()):
-        mask = _masks[weight] = Mask(is_set, version)
+        mask.set(is_set, version)
     mask.version = version
-    return mask
 
 
 def is_remembered(weight: Tensor) -> bool:
@@ -139,7 +154,8 @@ def entries(weight: Tensor) -> Tensor:
     if mask.is_full:
         return mask.entries
     # Writes that torch does not count are found here, too.
-    return checked(weight, mask).entries
+    check(weight, mask)
+    return mask.entries
 
 
 def follow(copies: Iterable[tuple[Tensor, Tensor]]) -> None:

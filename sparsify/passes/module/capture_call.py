@@ -426,9 +426,11 @@ def compile_graph(module: "SparseModule", variant: Variant) -> None:
     variant.run, variant.code = type(scratch).forward, scratch._code
     variant.written, variant.contiguous = variant.written_inputs(), contiguous_inputs(graph)
     variant.eager = eager(graph, module, variant.run)
+    is_direct = variant.is_plain and not variant.captured.is_granted and not variant.regions
+    variant.direct = variant.eager if is_direct and variant.operators is None else None
     if (operators := variant.operators) is not None:
         operators.run = eager(operators.graph, module, type(compiled(operators.graph)).forward)
-    remember_masks(graph, module)
-    known = dict(module.named_parameters(remove_duplicate=False))  # rules may name buffers, too
+    remember_masks(graph, module._source)
+    known = dict(module._source.named_parameters(remove_duplicate=False))  # rules may name buffers, too
     weights = (known[name] for name in variant.pruned() if name in known)
     keep_zeros_of(weight for weight in weights if weight.requires_grad)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparsify.compiler.clear import clear
+from sparsify.compiler.clear import cleared_by
 from sparsify.errors import UnsupportedOperatorError
 from sparsify.storage import trained_masks
 from sparsify.storage.tensor import SparseTensor
@@ -39,7 +39,7 @@ _hooks: list[Any] = []
 _inside: "WeakKeyDictionary[optim.Optimizer, list[Tensor]]" = WeakKeyDictionary()
 _masks: "WeakKeyDictionary[optim.Optimizer, list[tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
 
-trained_masks.clear_by(clear)
+trained_masks.clear_by(cleared_by)
 
 
 def keep_zeros_of(weights: Iterable[Tensor]) -> None:
