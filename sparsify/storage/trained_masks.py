@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sparsify.storage.tensor import SparseTensor
+
 _masks: Any = WeakTensorKeyDictionary()
 
 
@@ -33,15 +35,31 @@ def remember(weight: Tensor, mask: Tensor) -> None:
 
 
 def entries(weight: Tensor) -> Tensor:
-    """The entries of a dense weight, bool [*shape]: the mask that it remembers, or what is not 0.
+    """The entries of a weight, bool [*shape]: those a sparse one stores; the mask of a dense one, or what is not 0.
 
     A weight that was written to outside of its mask, as by `load_state_dict`, has forgotten it.
     """
+    if isinstance(weight, SparseTensor):
+        return _stored(weight)
     is_set = weight.detach() != 0
     mask: Tensor | None = _masks.get(weight)
     if mask is None or bool((is_set & ~mask).any()):
         return is_set
     return mask
+
+
+def restricted(weight: Tensor) -> Tensor | None:
+    """The mask outside of which a weight has no entries, bool [*shape]; `None` for a dense one without a mask."""
+    return entries(weight) if isinstance(weight, SparseTensor) or weight in _masks else None
+
+
+def _stored(weight: SparseTensor) -> Tensor:
+    """Where a sparse weight stores entries."""
+    pattern = weight._pattern
+    at, inside = pattern.kept_coordinates(False), pattern.kept_inside()
+    found = torch.zeros(pattern.shape, dtype=torch.bool)
+    found[tuple(at if inside is None else at[:, inside])] = True
+    return found
 
 
 def follow(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
