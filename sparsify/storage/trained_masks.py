@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsify.storage.bits import BYTE, packed
+from sparsify.storage.tensor import SparseTensor
 
 _masks: Any = WeakTensorKeyDictionary()
 # Sets entries of a contiguous tensor to 0 where bits are 0.
@@ -144,10 +145,12 @@ def trust(weights: Iterable[Tensor]) -> None:
 
 
 def entries(weight: Tensor) -> Tensor:
-    """The entries of a dense weight, bool [*shape]: the mask that it remembers, or what is not 0.
+    """The entries of a weight, bool [*shape]: those a sparse one stores; the mask of a dense one, or what is not 0.
 
     A weight that was written to outside of its mask, as by `load_state_dict`, has forgotten it.
     """
+    if isinstance(weight, SparseTensor):
+        return _stored(weight)
     mask: Mask | None = _masks.get(weight)
     if mask is None:
         return weight.detach() != 0
@@ -156,6 +159,20 @@ def entries(weight: Tensor) -> Tensor:
     # Writes that torch does not count are found here, too.
     check(weight, mask)
     return mask.entries
+
+
+def restricted(weight: Tensor) -> Tensor | None:
+    """The mask outside of which a weight has no entries, bool [*shape]; `None` for a dense one without a mask."""
+    return entries(weight) if isinstance(weight, SparseTensor) or weight in _masks else None
+
+
+def _stored(weight: SparseTensor) -> Tensor:
+    """Where a sparse weight stores entries."""
+    pattern = weight._pattern
+    at, inside = pattern.kept_coordinates(False), pattern.kept_inside()
+    found = torch.zeros(pattern.shape, dtype=torch.bool)
+    found[tuple(at if inside is None else at[:, inside])] = True
+    return found
 
 
 def follow(copies: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -33,11 +33,7 @@ def mask_of(parameter: Tensor) -> Tensor:
     >>> mask_of(torch.tensor([0.0, 2.0])).tolist()
     [False, True]
     """
-    if not isinstance(parameter, SparseTensor):
-        return entries(parameter).clone()
-    found = torch.zeros(parameter.numel(), dtype=torch.bool)
-    found[_places(parameter._pattern)[0]] = True
-    return found.view(parameter.shape)
+    return entries(parameter).clone()
 
 
 @public
