@@ -6,7 +6,7 @@ zeros that the schedule wants at that step; `pruner.finish()` is the frozen mode
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ from sparsify.errors import SparsifyError, public
 from sparsify.passes.apply import apply
 from sparsify.passes.capture.draft import Pruning
 from sparsify.passes.capture.shell import replace
+from sparsify.passes.module.optimizer_steps import ENTRYWISE, WHOLE
+from sparsify.passes.module.reconsider import reconsider
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.rules.prunable import selected
 from sparsify.passes.rules.prune import choose, is_pruning, unique
@@ -26,10 +28,15 @@ from sparsify.pruning.plan import first_masks, plan_of
 from sparsify.recipe import Prune, Recipe
 from sparsify.storage.tensor import SparseTensor
 from sparsify.training.dense_gradients import DenseGradients, dense
-from sparsify.training.set_mask import mask_of, set_mask
+from sparsify.training.set_mask import follow_parameter, mask_of, set_mask
 
 SUMMED: Final = "movement"
 """The score that sums over steps."""
+MOST_KEPT: Final = 0.5
+"""The share of entries at which weights that train dense are first timed in kernels."""
+FEWER: Final = 0.9
+FEWEST: Final = 0.5
+"""Where kernels are slower, they are timed again at this share of the entries at most, and at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,7 @@ class Pruner:
                 "regrow: gradient of a model whose attention has masks", "leave one of them out of the recipe"
             )
         self.masks = self._first_masks()
+        self._turn_at = MOST_KEPT
         if not isinstance(model, SparseModule):
             for name, weight in self._weights().items():
                 set_mask(weight, self.masks[name], self.optimizers)
@@ -127,6 +135,7 @@ class Pruner:
         for rule in self.rules:
             if self._is_update(rule, self.at):
                 self._update(rule)
+                self._turn()
         self._hold()
         if self._gradients is not None:
             self._gradients.found.clear()
@@ -158,6 +167,8 @@ class Pruner:
             "masks": {name: mask.clone() for name, mask in self.masks.items()},
             "statistics": {name: value.clone() for name, value in self.statistics.items()},
             "report": [asdict(update) for update in self.report],
+            "turn_at": self._turn_at,
+            "dense": self._trained_densely(),
         }
 
     @public
@@ -185,6 +196,9 @@ class Pruner:
         self.masks = {name: masks[name].clone() for name in weights}
         self.statistics = {name: value.clone() for name, value in state["statistics"].items()}
         self.report = [Update(**update) for update in state["report"]]
+        self._turn_at = state.get("turn_at", MOST_KEPT)
+        if set(self._trained_densely()) - set(state.get("dense", weights)):
+            self._turn(is_timed=False)  # they were in kernels
         self._prepare()
 
     def _source(self) -> nn.Module:
@@ -287,6 +301,36 @@ class Pruner:
         target, seconds = rule.plan.schedule.target(self.at), time.perf_counter() - start
         churn = dropped + grown
         self.report.append(Update(self.at, rule.label, target, actual, churn, seconds, dropped, grown))
+
+    def _turn(self, *, is_timed: bool = True) -> None:
+        """Has weights that train dense timed in kernels once more where enough of their entries are gone."""
+        dense = self._trained_densely()
+        if not isinstance(self.model, SparseModule) or not dense or not self._may_turn():
+            return
+        kept = sum(int(self.masks[name].sum()) for name in dense)
+        share = kept / sum(self.masks[name].numel() for name in dense)
+        if is_timed and share > self._turn_at:
+            return
+
+        def outcome(pairs: Sequence[tuple[Tensor, Tensor]], gain: float) -> None:
+            for old, new in pairs:
+                assert isinstance(new, SparseTensor), "it takes the place of a dense one"
+                follow_parameter(old, new, self.optimizers)
+            # The time of kernels is at most in proportion to the entries.
+            self._turn_at = share * min(FEWER, max(FEWEST, gain))
+
+        reconsider(self.model, outcome, is_timed=is_timed)
+
+    def _may_turn(self) -> bool:
+        """Whether parameters may become sparse: optimizers can train them, and no other process has them dense."""
+        is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+        are_entrywise = all(type(one) in ENTRYWISE - WHOLE for one in self.optimizers)
+        return self.model.training and are_entrywise and not is_shared
+
+    def _trained_densely(self) -> list[str]:
+        """The names of pruned matrices that are dense parameters."""
+        weights = self._weights().items()
+        return [name for name, weight in weights if weight.dim() > 1 and not isinstance(weight, SparseTensor)]
 
     def _hold(self) -> None:
         """Keeps dense weights 0 outside of their masks."""
