@@ -16,6 +16,7 @@ from torch import Tensor, optim
 from torch.autograd.graph import increment_version
 
 from sparsify.errors import DtypeError, FormatError, InvalidTensorError, ShapeError, public
+from sparsify.passes.module.optimizer_steps import watch_trained
 from sparsify.storage import convert
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
@@ -32,11 +33,7 @@ def mask_of(parameter: Tensor) -> Tensor:
     >>> mask_of(torch.tensor([0.0, 2.0])).tolist()
     [False, True]
     """
-    if not isinstance(parameter, SparseTensor):
-        return entries(parameter).clone()
-    found = torch.zeros(parameter.numel(), dtype=torch.bool)
-    found[_places(parameter._pattern)[0]] = True
-    return found.view(parameter.shape)
+    return entries(parameter).clone()
 
 
 @public
@@ -158,6 +155,7 @@ def _dense_moves(parameter: Tensor, mask: Tensor, states: Iterable[State]) -> It
         gradient = parameter.grad
         yield lambda: gradient.masked_fill_(~stays, 0)
     yield lambda: parameter.masked_fill_(~stays, 0)
+    yield watch_trained
     yield lambda: remember(parameter, mask)
 
 

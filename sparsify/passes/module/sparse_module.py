@@ -201,7 +201,8 @@ class SparseModule(fx.GraphModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, by the variant that fits the call."""
-        if torch.compiler.is_compiling() and not self._hooks.paths and not tracing.is_elsewhere():
+        is_compiling = torch.compiler.is_compiling()
+        if is_compiling and not self._hooks.paths and not tracing.is_elsewhere():
             return traced_calls.traced(self, args, kwargs)
         if callable(traced_calls.watcher()):
             return traced_calls.run_outside(self, args, kwargs, is_told=False)
@@ -211,6 +212,8 @@ class SparseModule(fx.GraphModule):
         earlier = self._call_index  # another thread that changes the model replaces it
         quick = None if is_cast else earlier.read(args, kwargs)
         if quick is not None and (known := earlier.find(*quick)) is not None:
+            if known.direct is not None and not is_compiling:
+                return known.direct(*quick[1])
             return self.finish_or_source(known, quick[1], args, kwargs)
         if quick is not None and quick[0] in earlier.refused:
             return self._run_source(args, kwargs)
