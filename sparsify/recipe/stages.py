@@ -124,8 +124,8 @@ def _at_once(rule: Rule, prune: Prune, stage: Stage, label: str, start: int, kno
         raise ValueError(
             f"{label}: `method: {prune.method}` needs inputs of the model, in the first stage alone"
         )
-    spec = ScheduleSpec(kind="oneshot", start_at=known.share, start=start, end=start, rewind=stage.rewind)
-    return rule.model_copy(update={"schedule": spec})
+    spec = ScheduleSpec(kind="oneshot", start=start, end=start, rewind=stage.rewind)
+    return rule.model_copy(update={"schedule": spec.model_copy(update={"start_at": known.share})})
 
 
 def _training(rule: Rule, prune: Prune, label: str, start: int, known: Known) -> Rule | None:

@@ -6,7 +6,7 @@ zeros that the schedule wants at that step; `pruner.finish()` is the frozen mode
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ from sparsify.errors import SparsifyError, public
 from sparsify.passes.apply import apply
 from sparsify.passes.capture.draft import Pruning
 from sparsify.passes.capture.shell import replace
+from sparsify.passes.module.optimizer_steps import ENTRYWISE, WHOLE
+from sparsify.passes.module.reconsider import reconsider
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.rules.prunable import selected
 from sparsify.passes.rules.prune import choose, is_pruning, unique
@@ -28,10 +30,15 @@ from sparsify.recipe import Prune, Recipe
 from sparsify.sparsification.materializing import SameFormat
 from sparsify.storage.tensor import SparseTensor
 from sparsify.training.dense_gradients import DenseGradients, dense
-from sparsify.training.set_mask import mask_of, set_mask
+from sparsify.training.set_mask import follow_parameter, mask_of, set_mask
 
 SUMMED: Final = "movement"
 """The score that sums over steps."""
+MOST_KEPT: Final = 0.5
+"""The share of entries at which weights that train dense are first timed in kernels."""
+FEWER: Final = 0.9
+FEWEST: Final = 0.5
+"""Where kernels are slower, they are timed again at this share of the entries at most, and at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,7 @@ class Pruner:
             )
         self.masks = self._first_masks()
         self._remember()
+        self._turn_at = MOST_KEPT
         if not isinstance(model, SparseModule):
             for name, weight in self._weights().items():
                 set_mask(weight, self.masks[name], self.optimizers)
@@ -142,9 +150,13 @@ class Pruner:
         """Counts a step, after that of the optimizer, and changes the masks where the schedule says so."""
         self.at += 1
         self._remember()
-        rewinds = [plan.rewind for r in self.rules for plan in r.updates(self.at) if self._update(r, plan)]
+        plans = [(rule, plan) for rule in self.rules for plan in rule.updates(self.at)]
+        rewinds = [plan.rewind for rule, plan in plans if self._update(rule, plan)]
         if (wanted := next((step for step in rewinds if step is not None), None)) is not None:
             self._rewind(self._kept[wanted])
+        if plans:
+            self._hold()
+            self._turn()
         self._hold()
         if self._gradients is not None:
             self._gradients.found.clear()
@@ -177,6 +189,8 @@ class Pruner:
             "statistics": {name: value.clone() for name, value in self.statistics.items()},
             "report": [asdict(update) for update in self.report],
             "kept": {step: dict(values) for step, values in self._kept.items()},
+            "turn_at": self._turn_at,
+            "dense": self._trained_densely(),
         }
 
     @public
@@ -205,6 +219,9 @@ class Pruner:
         self.statistics = {name: value.clone() for name, value in state["statistics"].items()}
         self.report = [Update(**update) for update in state["report"]]
         self._kept = {step: dict(values) for step, values in state.get("kept", {}).items()}
+        self._turn_at = state.get("turn_at", MOST_KEPT)
+        if set(self._trained_densely()) - set(state.get("dense", weights)):
+            self._turn(is_timed=False)  # they were in kernels
         self._prepare()
 
     def _source(self) -> nn.Module:
@@ -317,12 +334,44 @@ class Pruner:
         source = self._source()
         with torch.no_grad():
             for name, parameter in source.named_parameters():
-                is_sparse = isinstance(parameter, SparseTensor)
-                parameter.copy_(SameFormat(parameter.detach())(kept[name]) if is_sparse else kept[name])
+                found = parameter.detach()
+                parameter.copy_(
+                    SameFormat(found)(kept[name]) if isinstance(found, SparseTensor) else kept[name]
+                )
             for name, buffer in source.named_buffers():
                 buffer.copy_(kept[name])
         for optimizer in self.optimizers:
             optimizer.state.clear()
+
+    def _turn(self, *, is_timed: bool = True) -> None:
+        """Has weights that train dense timed in kernels once more where enough of their entries are gone."""
+        dense = self._trained_densely()
+        if not isinstance(self.model, SparseModule) or not dense or not self._may_turn():
+            return
+        kept = sum(int(self.masks[name].sum()) for name in dense)
+        share = kept / sum(self.masks[name].numel() for name in dense)
+        if is_timed and share > self._turn_at:
+            return
+
+        def outcome(pairs: Sequence[tuple[Tensor, Tensor]], gain: float) -> None:
+            for old, new in pairs:
+                assert isinstance(new, SparseTensor), "it takes the place of a dense one"
+                follow_parameter(old, new, self.optimizers)
+            # The time of kernels is at most in proportion to the entries.
+            self._turn_at = share * min(FEWER, max(FEWEST, gain))
+
+        reconsider(self.model, outcome, is_timed=is_timed)
+
+    def _may_turn(self) -> bool:
+        """Whether parameters may become sparse: optimizers can train them, and no other process has them dense."""
+        is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()
+        are_entrywise = all(type(one) in ENTRYWISE - WHOLE for one in self.optimizers)
+        return self.model.training and are_entrywise and not is_shared
+
+    def _trained_densely(self) -> list[str]:
+        """The names of pruned matrices that are dense parameters."""
+        weights = self._weights().items()
+        return [name for name, weight in weights if weight.dim() > 1 and not isinstance(weight, SparseTensor)]
 
     def _hold(self) -> None:
         """Keeps dense weights 0 outside of their masks."""
