@@ -42,7 +42,17 @@ def plan_of(rule: Rule, steps_per_epoch: int | None = None) -> Plan:
         structure=Structure.asked_by(prune),
         regrow=prune.regrow or method.regrow,
         fraction=prune.fraction,
+        rewind=None if rule.schedule is None else rule.schedule.rewind,
     )
+
+
+def plans_of(rule: Rule, steps_per_epoch: int | None = None) -> tuple[Plan, ...]:
+    """How a rule and later stages choose masks, in the order of their steps.
+
+    Raises:
+        SparsifyError: as `plan_of`.
+    """
+    return tuple(plan_of(part, steps_per_epoch) for part in (rule, *rule.later))
 
 
 def is_constant(prune: Prune) -> bool:

@@ -19,7 +19,7 @@ from sparsify.errors import DtypeError, FormatError, InvalidTensorError, ShapeEr
 from sparsify.passes.module.optimizer_steps import watch_trained
 from sparsify.storage import convert
 from sparsify.storage.pattern import Pattern
-from sparsify.storage.tensor import SparseTensor, wrap
+from sparsify.storage.tensor import SparseTensor, values_at, wrap
 from sparsify.storage.trained_masks import entries, remember
 
 STARTS: Final = {"sum": "initial_accumulator_value", "step_size": "lr"}
@@ -100,6 +100,35 @@ def set_pattern(parameter: Tensor, pattern: Pattern, values: Tensor, optimizers:
     set_mask(parameter, mask_of(source), optimizers)
     with torch.no_grad():
         parameter.copy_(source)
+
+
+def follow_parameter(old: Tensor, new: SparseTensor, optimizers: Optimizers) -> None:
+    """Has optimizers train a sparse parameter in the place of a dense one, with the state and gradient of its entries.
+
+    Args:
+        old: dense; it trains no more.
+        new: with the entries of its mask.
+        optimizers: one or several that train it.
+    """
+    several: list[Any] = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+
+    def taken(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim() or value.shape != new.shape:
+            return value
+        if isinstance(value, SparseTensor):
+            if value._pattern.equals(new._pattern):
+                return value
+            value = value.to_dense()
+        return wrap(new._pattern, values_at(value, new._pattern))
+
+    with torch.no_grad():
+        for optimizer in several:
+            for group in optimizer.param_groups:
+                group["params"][:] = [new if one is old else one for one in group["params"]]
+            if old in optimizer.state:
+                optimizer.state[new] = {name: taken(v) for name, v in optimizer.state.pop(old).items()}
+        if old.grad is not None:
+            new.grad = taken(old.grad)
 
 
 @dataclass(frozen=True)

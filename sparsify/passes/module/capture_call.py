@@ -356,9 +356,15 @@ def refuse(module: "SparseModule", call: calls.Call, mode: Modes, error: Capture
 
 
 def publish(
-    module: "SparseModule", draft: Draft, call: calls.Call, tensors: list[Tensor], mode: Modes
+    module: "SparseModule",
+    draft: Draft,
+    call: calls.Call,
+    tensors: list[Tensor],
+    mode: Modes,
+    *,
+    is_timed: bool = True,
 ) -> Variant:
-    """The variant of a draft, which calls find from now on."""
+    """The variant of a draft, which calls find from now on; with `is_timed` only where it is worth it."""
     captured, report = draft.captured, draft.report
     regions = [call_of(node) for node in draft.graph.nodes if info(node).call is not None]
     kept = draft.operators if regions else None
@@ -381,7 +387,7 @@ def publish(
         if operators is not None:
             measure(module, variant, call, tensors, operators)
             operators.meet(tensors)  # the edges of the example are known
-        elif not draft.is_strict and draft.options.tune_seconds > 0:
+        elif is_timed and not draft.is_strict and draft.options.tune_seconds > 0:
             if captured.is_granted:
                 require_gain(module, variant, call, tensors, mode)
             elif draft.is_trainable and not draft.trains_dense:
