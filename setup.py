@@ -1,14 +1,16 @@
-"""Packages: `sparsify/`, and `recipes/` and `models/` inside it.
+"""Packages: `sparsify/`, and `recipes/`, `models/` and what `sparsify reproduce` needs of `experiments/` inside it.
 
-The two lie beside the package, where people look for them. Everything else is in pyproject.toml.
+They lie beside the package, where people look for them. Everything else is in pyproject.toml.
 """
 
 from setuptools import find_packages, setup
 
+INSIDE = ["recipes", "models", "models.*", "experiments", "experiments.reproduce", "experiments.scorch"]
+
 setup(
     packages=[
         *find_packages(include=["sparsify", "sparsify.*"]),
-        *(f"sparsify.{name}" for name in find_packages(include=["recipes", "models", "models.*"])),
+        *(f"sparsify.{name}" for name in find_packages(include=INSIDE)),
     ],
-    package_dir={"sparsify.recipes": "recipes", "sparsify.models": "models"},
+    package_dir={f"sparsify.{name}": name for name in ("recipes", "models", "experiments")},
 )

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparsify import nn
     from sparsify.api import apply, einsum, evaluate, explain, load, save, tensor
     from sparsify.compiler.einsum.register import register_function, register_monoid
     from sparsify.compiler.schedule.directives import Schedule
@@ -54,6 +55,7 @@ __all__ = [
     "SparsifyError",
     "register_function",
     "register_monoid",
+    "nn",
     "patterns",
     "sparsifiers",
     "sparsify",
@@ -88,6 +90,7 @@ _MODULES = {
     "SparsifyError": "sparsify.errors",
     "register_function": "sparsify.compiler.einsum.register",
     "register_monoid": "sparsify.compiler.einsum.register",
+    "nn": "sparsify.nn",
     "patterns": "sparsify.sparsification.patterns",
     "sparsifiers": "sparsify.sparsification.sparsifiers",
     "sparsify": "sparsify.sparsification.apply",

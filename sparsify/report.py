@@ -204,6 +204,9 @@ class OrderEntry:
     gather_us: float | None = None
 
 
+PIECES = ("piece", "nodes", "regions", "why the graph broke", "note")
+
+
 @dataclass(slots=True)
 class PieceEntry:
     """A graph between two breaks, of a model that no graph holds whole.
@@ -221,6 +224,10 @@ class PieceEntry:
     regions: int
     cut: str
     note: str = ""
+
+    def cells(self) -> list[str]:
+        """A row of the report."""
+        return [self.name, str(self.nodes), str(self.regions), self.cut, self.note]
 
 
 @dataclass(slots=True)
@@ -326,12 +333,9 @@ class Report:
             for entry in self.orders
         ]
         rules = [[entry.rule, entry.where, names(entry.matched), entry.note] for entry in self.rules]
-        pieces = [
-            [entry.name, str(entry.nodes), str(entry.regions), entry.cut, entry.note] for entry in self.pieces
-        ]
         found = [
             ("Rules", ("rule", "where", "matched", "note"), rules),
-            ("Pieces", ("piece", "nodes", "regions", "why the graph broke", "note"), pieces),
+            ("Pieces", PIECES, [entry.cells() for entry in self.pieces]),
             (
                 "Regions",
                 ("region", "einsum", "formats", "kernel", "estimated us", "measured us", "notes"),

@@ -18,9 +18,8 @@ from sparsify import recipe
 from . import conftest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted(
-    path for folder in ("sparsify", "recipes", "models") for path in (ROOT / folder).rglob("*.py")
-)
+SHIPPED = ("sparsify", "recipes", "models", "experiments/reproduce", "experiments/scorch")
+SOURCES = sorted(path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py"))
 LINES_OF_A_FUNCTION = 60
 NO_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
 
@@ -122,7 +121,7 @@ def test_golden(golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_wheel(tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"
-    for name in ("sparsify", "recipes", "models"):
+    for name in ("sparsify", "recipes", "models", "experiments"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -149,5 +148,8 @@ def test_wheel(tmp_path: Path) -> None:
     }
     places = subprocess.run([sys.executable, "-c", code], **run).stdout.split()
     assert places == [str(site / "sparsify" / name / "__init__.py") for name in ("recipes", "models")]
+    figures = [sys.executable, "-m", "sparsify", "reproduce", "scorch", "figure8"]
+    asked = {**run, "check": False, "env": {**run["env"], "SPARSIFY_CACHE_DIR": str(tmp_path)}}
+    assert "there are no matrices" in subprocess.run(figures, **asked).stdout
     listed = subprocess.run([sys.executable, "-m", "sparsify", "recipes", "ls"], **run).stdout
     assert [line.split()[0] for line in listed.splitlines()] == recipe.names()

@@ -8,8 +8,9 @@ operands and, of sparse ones, the values and the arrays of their patterns, with 
 The text says all that the kernel is made of, so graphs may be kept and run by other processes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -157,26 +158,22 @@ def call(kernel: Any, operands: Sequence[Tensor]) -> Any:
         DynamicOutputShapeException: a pattern that only the kernel can find, in a graph without such sizes.
     """
     whole = Traced(kernel.program, str(kernel.schedule or ""), (None,) * len(operands))
-    if _is_seen(operands):
-        found = compute(_text(whole, kernel), list(operands), [])
-        if not any(isinstance(operand, SparseTensor) for operand in operands):
-            found = whole.results(found, operands)
-    else:
-        apart, tensors, extents = _apart(whole, operands)
-        found = apart.results(compute(_text(apart, kernel), tensors, extents), operands)
+    split, tensors, extents = _apart(whole, operands, [], _is_seen)
+    found = compute(_text(split, kernel), tensors, extents)
+    if not any(isinstance(tensor, SparseTensor) for tensor in tensors):
+        found = split.results(found, operands)
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _is_seen(operands: Sequence[Tensor]) -> bool:
-    """Whether operands can be given to the operator whole.
+def _is_seen(operand: SparseTensor) -> bool:
+    """Whether a sparse operand can be given to the operator whole.
 
     Where graphs are traced before autograd, sparse tensors that are no inputs of the graph are not known to it.
     """
-    sparse = [operand for operand in operands if isinstance(operand, SparseTensor)]
-    if not sparse or not _len_torch_dispatch_stack_pre_dispatch():
+    if not _len_torch_dispatch_stack_pre_dispatch():
         return True
     mode = _get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
-    return mode is not None and all(operand in mode.tracer.tensor_tracker for operand in sparse)
+    return mode is not None and operand in mode.tracer.tensor_tracker
 
 
 def _text(traced: Traced, kernel: Any) -> str:
@@ -197,29 +194,44 @@ def _known(text: str) -> tuple[Traced, Any]:
     return found
 
 
-def _apart(whole: Traced, operands: Sequence[Tensor]) -> tuple[Traced, list[Tensor], list[Any]]:
-    """The kernel on parts of its operands, all these parts, and the extents of sparse operands."""
+def _apart(
+    traced: Traced,
+    given: Sequence[Tensor],
+    extents: Sequence[Any],
+    stays: Callable[[SparseTensor], bool] = lambda operand: False,
+) -> tuple[Traced, list[Tensor], list[Any]]:
+    """The kernel on parts of its sparse operands, all these parts, and the extents of these operands.
+
+    Args:
+        traced: the kernel on what is given; parts that are given stay as they are.
+        given, extents: of a call of the operator.
+        stays: which sparse operands are given whole.
+    """
+    left, shapes = iter(given), iter(extents)
     parts: list[Parts | None] = []
     tensors: list[Tensor] = []
-    extents: list[Any] = []
-    for operand in operands:
-        if not isinstance(operand, SparseTensor):
-            parts.append(None)
-            tensors.append(operand)
+    found: list[Any] = []
+    for before in traced.parts:
+        operand = next(left)
+        is_split = before is None and isinstance(operand, SparseTensor) and not stays(operand)
+        if isinstance(operand, SparseTensor) and is_split:
+            parts.append(Parts.of(operand))
+            tensors += [operand.values(), *operand._pattern.arrays_in_place()]
+            found += operand._pattern.shape
             continue
-        parts.append(Parts.of(operand))
-        tensors += [operand.values(), *operand._pattern.arrays_in_place()]
-        extents += operand._pattern.shape
-    return replace(whole, parts=tuple(parts)), tensors, extents
+        parts.append(before)
+        tensors += [operand, *islice(left, 0 if before is None else before.count - 1)]
+        found += islice(shapes, 0 if before is None else before.format.rank)
+    return replace(traced, parts=tuple(parts)), tensors, found
 
 
 def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The operator on sparse tensors, below autograd: the same operator on their parts."""
-    text, operands, _ = args
-    whole, kernel = _known(text)
+    text, given, extents = args
+    traced, kernel = _known(text)
     with torch.no_grad():
-        apart, tensors, extents = _apart(whole, operands)
-        return apart.results(func(_text(apart, kernel), tensors, extents), operands)
+        split, tensors, found = _apart(traced, given, extents)
+        return split.results(func(_text(split, kernel), tensors, found), traced.operands(given, extents))
 
 
 def run(text: str, tensors: list[Tensor], extents: list[int]) -> list[Tensor]:

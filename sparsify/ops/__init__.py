@@ -5,7 +5,9 @@ In: `A @ B` with A a `SparseTensor`. Out: the result of a generated kernel, dens
 
 from sparsify.ops import (
     close,
+    convolutions,
     elementwise,
+    embeddings,
     fallback,
     index,
     join,
@@ -25,7 +27,9 @@ from sparsify.ops import (
 
 __all__ = [
     "close",
+    "convolutions",
     "elementwise",
+    "embeddings",
     "fallback",
     "index",
     "join",

@@ -16,7 +16,8 @@ from sparsify.pruning.schedule import Schedule
 from sparsify.pruning.structure import Structure
 from sparsify.pruning.targets import schedule_of
 from sparsify.recipe import Prune, Rule
-from sparsify.storage.trained_masks import entries
+from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.trained_masks import entries, restricted
 
 OF_TRAINING: Final = ("gradient", "movement")
 """Scores that are not known before the first step, where magnitudes take their place."""
@@ -41,7 +42,17 @@ def plan_of(rule: Rule, steps_per_epoch: int | None = None) -> Plan:
         structure=Structure.asked_by(prune),
         regrow=prune.regrow or method.regrow,
         fraction=prune.fraction,
+        rewind=None if rule.schedule is None else rule.schedule.rewind,
     )
+
+
+def plans_of(rule: Rule, steps_per_epoch: int | None = None) -> tuple[Plan, ...]:
+    """How a rule and later stages choose masks, in the order of their steps.
+
+    Raises:
+        SparsifyError: as `plan_of`.
+    """
+    return tuple(plan_of(part, steps_per_epoch) for part in (rule, *rule.later))
 
 
 def is_constant(prune: Prune) -> bool:
@@ -53,7 +64,7 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
     """The masks before the first step; those of a rule without a schedule are the last ones, too.
 
     Args:
-        weights: dense, of one rule.
+        weights: of one rule; entries that a sparse one, or the mask of a dense one, has not are not chosen.
         rule: has `prune`; `method: constant` keeps the zeros that are there.
         seed: of the recipe.
 
@@ -66,10 +77,23 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
     plan = plan_of(rule, steps_per_epoch=1)  # the target of the first step is that of the first epoch
     first = plan.schedule.target(0)
     if first == 0 and not plan.structure.is_grouped:
-        return [torch.ones(weight.shape, dtype=torch.bool) for weight in weights]
+        return [torch.ones(w.shape, dtype=torch.bool) if (m := restricted(w)) is None else m for w in weights]
     score = "magnitude" if plan.score in OF_TRAINING else plan.score
     at_once = replace(plan, score=score, regrow="none", schedule=Schedule("constant", to=first))
-    named = {str(at): weight.detach() for at, weight in enumerate(weights)}
     if plan.scope == "layer":  # the scores of one weight at a time
-        return [new_masks(at_once, {name: weight}, seed=seed)[name] for name, weight in named.items()]
-    return list(new_masks(at_once, named, seed=seed).values())
+        return [mask for weight in weights for mask in _chosen(at_once, [weight], seed)]
+    return _chosen(at_once, weights, seed)
+
+
+def _chosen(plan: Plan, weights: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """The masks that a plan gives weights, among the entries that they have."""
+    found = {str(at): restricted(weight) for at, weight in enumerate(weights)}
+    dense = {name: _dense(weight) for name, weight in zip(found, weights, strict=True)}
+    masks = {name: mask for name, mask in found.items() if mask is not None}
+    return list(new_masks(plan, dense, masks, seed=seed).values())
+
+
+def _dense(weight: Tensor) -> Tensor:
+    """The numbers of a weight, also where it stores none."""
+    found = weight.detach()
+    return found.to_dense() if isinstance(found, SparseTensor) else found

@@ -1,6 +1,6 @@
 """Keys and values that no version reads yet, or that say nothing: what to write instead.
 
-In: the section `Rule` and its key `ref`, or `Prune` and `method: topk`. Out: a sentence for the error at that
+In: the section `FormatSpec` and its key `block`, or `Prune` and `method: topk`. Out: a sentence for the error at that
 place, "" for keys that there never were.
 """
 
@@ -9,8 +9,6 @@ from typing import Any, Final
 METHODS: Final = ("threshold", "topk")
 # By section and key, or key and value.
 REFUSED: Final[dict[tuple[str, str], str]] = {
-    ("Recipe", "stages"): "`stages` are not supported yet; write the rules under `sparsify`",
-    ("Rule", "ref"): "`ref` is not supported yet; name the tensors in `targets`",
     ("Rule", "role: gradient"): (
         "`role: gradient` is not supported: `grad` of a rule says how the gradient of its tensors becomes sparse"
     ),
@@ -34,8 +32,8 @@ REFUSED: Final[dict[tuple[str, str], str]] = {
 def refusal(section: str, key: str, value: Any = None) -> str:
     """Why a key of a section is refused, or this value of it; "" where nothing is known of it.
 
-    >>> refusal("Rule", "ref")
-    '`ref` is not supported yet; name the tensors in `targets`'
+    >>> refusal("FormatSpec", "block")
+    '`block` is not supported; write the blocks into the levels, `i/16: dense`'
     >>> refusal("Rule", "rfe")
     ''
     """

@@ -26,6 +26,7 @@ from sparsify.sparsification.streaming import KeepAll
 from sparsify.sparsification.user_tensor import UserTensor, format_class, wrap
 from sparsify.storage import tensor as storage
 from sparsify.storage.format import Format
+from sparsify.storage.levels import Grouped
 from sparsify.storage.tensor import SparseTensor, values_at
 from sparsify.warn import warn
 
@@ -143,7 +144,7 @@ def _one_format(pattern: Any, rank: int) -> Format | None:
 
 def _holds_any(format: Format) -> bool:
     """Whether a format holds any entries: groups of a fixed number do not."""
-    return not format.is_dense and all(stored.level.name != "grouped" for stored in format.levels)
+    return not format.is_dense and not any(isinstance(stored.level, Grouped) for stored in format.levels)
 
 
 def _converted(values: Sequence[Any], formats: Mapping[int, Any], *, like: bool = False) -> list[Any]:

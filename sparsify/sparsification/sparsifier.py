@@ -27,6 +27,7 @@ from sparsify.errors import SparsifierError, public
 from sparsify.storage.convert import index_dtype
 from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor as stored
+from sparsify.storage.levels import Compressed, Dense, Singleton
 from sparsify.storage.parts import require_readable
 from sparsify.storage.pattern import shared
 from sparsify.storage.tensor import SparseTensor
@@ -165,7 +166,7 @@ def letters(rank: int) -> tuple[str, str]:
 def is_listed(format: Format) -> bool:
     """Whether kernels append entries to the format one by one."""
     is_ordered = all(stored.level.is_ordered for stored in format.levels)
-    known = all(stored.level.name in ("dense", "compressed", "singleton") for stored in format.levels)
+    known = all(isinstance(stored.level, Dense | Compressed | Singleton) for stored in format.levels)
     return bool(format.levels) and format.is_short and known and is_ordered and not format.is_dense
 
 

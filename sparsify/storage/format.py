@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sparsify.errors import FormatError
-from sparsify.storage.levels import Compressed, Dense, Level, spelled
+from sparsify.storage.levels import Compressed, Dense, Level, OnePerParent, Singleton, spelled
 
 MODE_NAMES = "ijklmnopqrstuvwxyz"
 MOST_IN_BLOCK = 2**31 - 1
@@ -237,7 +237,10 @@ def _ordered(
 
 
 def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
-    """Levels that cover every mode once; a compressed level above a singleton becomes non-unique."""
+    """Levels that cover every mode once; a compressed level above a singleton becomes non-unique.
+
+    A singleton below a level that lists no coordinates has one coordinate for each of its parents.
+    """
     modes = sorted({s.expression.mode for s in levels})
     if modes != list(range(len(modes))) or len(modes) > len(MODE_NAMES):
         raise FormatError(
@@ -246,6 +249,7 @@ def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
     for mode in modes:
         _check_mode([s.expression for s in levels if s.expression.mode == mode])
     checked = []
+    levels = _with_singletons(levels)
     for number, stored in enumerate(levels):
         level = stored.level
         below = levels[number + 1].level if number + 1 < len(levels) else None
@@ -266,6 +270,18 @@ def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
             )
         checked.append(StoredLevel(stored.expression, level))
     return tuple(checked)
+
+
+def _with_singletons(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
+    """Each singleton as the level above it asks for: of its listed coordinates, or of all its positions."""
+    found: list[StoredLevel] = []
+    for stored in levels:
+        level = stored.level
+        if isinstance(level, Singleton | OnePerParent):
+            lists = bool(found) and found[-1].level.can_append
+            level = Singleton(level.crd) if lists else OnePerParent(crd=level.crd)
+        found.append(StoredLevel(stored.expression, level))
+    return tuple(found)
 
 
 def _check_slices(levels: tuple[StoredLevel, ...], number: int) -> None:

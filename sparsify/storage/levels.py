@@ -212,7 +212,7 @@ class Compressed(Level):
 
 @dataclass(frozen=True, slots=True)
 class Singleton(Level):
-    """Every position of the level above has exactly one coordinate, `crd[position]`."""
+    """Every position of the level above, which lists coordinates, has exactly one coordinate, `crd[position]`."""
 
     name: ClassVar[str] = "singleton"
     letter: ClassVar[str] = "q"
@@ -272,6 +272,22 @@ class Grouped(Level):
         from sparsify.storage.entries import fixed
 
         return fixed(entries, self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class OnePerParent(Grouped):
+    """A `singleton` below a level that does not list coordinates: one below every parent, `crd[p]`.
+
+    It is a group of one: a parent without an entry is padded, and needs no position of the level above to exist.
+    """
+
+    name: ClassVar[str] = "singleton"
+    letter: ClassVar[str] = "q"
+    n: int | None = 1
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return () if self.crd is None else (f"crd={self.crd}",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from torch import Tensor, optim
 from torch.autograd.graph import increment_version
 
 from sparsify.errors import DtypeError, FormatError, InvalidTensorError, ShapeError, public
+from sparsify.passes.module.optimizer_steps import watch_trained
 from sparsify.storage import convert
 from sparsify.storage.pattern import Pattern
-from sparsify.storage.tensor import SparseTensor, wrap
+from sparsify.storage.tensor import SparseTensor, values_at, wrap
 from sparsify.storage.trained_masks import entries, remember
 
 STARTS: Final = {"sum": "initial_accumulator_value", "step_size": "lr"}
@@ -32,11 +33,7 @@ def mask_of(parameter: Tensor) -> Tensor:
     >>> mask_of(torch.tensor([0.0, 2.0])).tolist()
     [False, True]
     """
-    if not isinstance(parameter, SparseTensor):
-        return entries(parameter).clone()
-    found = torch.zeros(parameter.numel(), dtype=torch.bool)
-    found[_places(parameter._pattern)[0]] = True
-    return found.view(parameter.shape)
+    return entries(parameter).clone()
 
 
 @public
@@ -105,6 +102,35 @@ def set_pattern(parameter: Tensor, pattern: Pattern, values: Tensor, optimizers:
         parameter.copy_(source)
 
 
+def follow_parameter(old: Tensor, new: SparseTensor, optimizers: Optimizers) -> None:
+    """Has optimizers train a sparse parameter in the place of a dense one, with the state and gradient of its entries.
+
+    Args:
+        old: dense; it trains no more.
+        new: with the entries of its mask.
+        optimizers: one or several that train it.
+    """
+    several: list[Any] = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+
+    def taken(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim() or value.shape != new.shape:
+            return value
+        if isinstance(value, SparseTensor):
+            if value._pattern.equals(new._pattern):
+                return value
+            value = value.to_dense()
+        return wrap(new._pattern, values_at(value, new._pattern))
+
+    with torch.no_grad():
+        for optimizer in several:
+            for group in optimizer.param_groups:
+                group["params"][:] = [new if one is old else one for one in group["params"]]
+            if old in optimizer.state:
+                optimizer.state[new] = {name: taken(v) for name, v in optimizer.state.pop(old).items()}
+        if old.grad is not None:
+            new.grad = taken(old.grad)
+
+
 @dataclass(frozen=True)
 class State:
     """A tensor of an optimizer with a number for each entry of a parameter.
@@ -158,6 +184,7 @@ def _dense_moves(parameter: Tensor, mask: Tensor, states: Iterable[State]) -> It
         gradient = parameter.grad
         yield lambda: gradient.masked_fill_(~stays, 0)
     yield lambda: parameter.masked_fill_(~stays, 0)
+    yield watch_trained
     yield lambda: remember(parameter, mask)
 
 

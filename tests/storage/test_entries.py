@@ -71,6 +71,45 @@ def test_widths_of_rows_are_those_of_the_fullest():
     assert tensor(torch.zeros(0, 4), "dense, grouped").nnz == 0
 
 
+@pytest.mark.parametrize("form", ["dense, dense, singleton", "dense, dense, singleton(crd=int8)"])
+def test_singletons_below_dense_levels_have_one_coordinate_each(form):
+    dense = torch.zeros(2, 3, 4, dtype=torch.float64)
+    dense[0, 0, 3], dense[0, 2, 1], dense[1, 1, 2] = 1, 2, 3
+    A = tensor(dense, form)
+    assert A.pattern.pos == (None, None, None)
+    assert A.pattern.crd[2].tolist() == [3, 0, 1, 0, 2, 0]  # without an entry: padded at the least coordinate
+    assert torch.equal(A.to_dense(), dense)
+    for other in ("csf", "coo(3)", "dense, dense, grouped(1)", "k: dense, i: dense, j: compressed"):
+        assert torch.equal(A.to(format=other).to_dense(), dense)
+        assert torch.equal(tensor(dense, other).to(format=form).to_dense(), dense)
+    E = torch.rand(3, 4, 5, dtype=torch.float64)
+    found = sparsify.einsum("ijk,jkl->il", A, E)
+    torch.testing.assert_close(found, torch.einsum("ijk,jkl->il", dense, E))
+    twice = sparsify.evaluate("B[i,j,k] = 2 * A[i,j,k]", A=A, format=form)
+    assert twice.format == Format(form) and torch.equal(twice.to_dense(), 2 * dense)
+
+
+def test_singletons_below_dense_levels_refuse_two_coordinates():
+    dense = torch.zeros(2, 3, 4)
+    dense[1, 2, 1:3] = 1
+    with pytest.raises(InvalidTensorError, match=r"2 entries in the group of i = 1, j = 2, which holds 1"):
+        tensor(dense, "dense, dense, singleton")
+    with pytest.raises(InvalidTensorError, match="1 distinct coordinates out of 0"):
+        tensor(torch.zeros(2, 0), "dense, singleton")
+    pattern = Pattern(Format("dense, singleton"), (2, 3), (None, None), (None, torch.tensor([0, 3])))
+    with pytest.raises(InvalidTensorError, match=r"entry 1 of crd of level 1 .* is 3, outside 0 to 2"):
+        SparseTensor(pattern, torch.ones(2))
+
+
+def test_gradients_of_singletons_below_dense_levels():
+    A = tensor(torch.eye(3, dtype=torch.float64), "dense, singleton").requires_grad_()
+    x = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda v, x: sparsify.einsum("ij,j->i", A.with_values(v), x),
+        (torch.rand(3, dtype=torch.float64, requires_grad=True), x),
+    )
+
+
 def test_groups_wider_than_their_coordinates():
     with pytest.raises(FormatError, match=r"grouped\(5\) of 4 coordinates"):
         Format("i: dense, j/4: dense, j%4: grouped(5)")

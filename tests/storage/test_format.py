@@ -6,7 +6,7 @@ import pytest
 
 from sparsify.errors import FormatError
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Compressed, Dense, Singleton
+from sparsify.storage.levels import Compressed, Dense, OnePerParent, Singleton
 from tests.storage.generate import FORMATS
 
 NAMED = (
@@ -51,6 +51,9 @@ def test_text_reads_back(text):
         ),
         ("k: dense , h:compressed( crd = int16 )", "j: dense, i: compressed(crd=int16)", "d1s0"),
         ("ell", "dense, grouped", "d0g1"),
+        ("dense, dense, singleton", "dense, dense, singleton", "d0d1q2"),
+        ("dense, singleton(crd=int8), singleton", "dense, singleton(crd=int8), singleton", "d0q1q2"),
+        ("compressed, singleton, dense, singleton", "coordinate, coordinate, dense, singleton", "o0o1d2q3"),
         ("dia", "j-i: compressed, i: dense", "s1-id0"),
         ("nm(2,4)", "i: dense, j/4: dense, j%4: grouped(2)", "d0d1/4g1%4"),
         (
@@ -71,6 +74,10 @@ def test_ordering_and_levels():
     assert Format([Dense(), Compressed()]) == Format("csr")
     assert Format("coo").levels[0].level == Compressed(unique=False)
     assert Format("coo").levels[1].level == Singleton()
+    assert Format("dense, singleton").levels[1].level == OnePerParent()
+    assert Format(Format("dense, singleton").levels) == Format("dense, singleton")
+    moved = [Format("compressed, compressed").levels[0], Format("dense, singleton").levels[1]]
+    assert Format(moved) == Format("coo")
     assert Format("csc").ordering == (1, 0)
     assert Format("csr").permuted((1, 0)) == Format("csc")
     assert Format("coo", rank=1) == Format("compressed")
@@ -88,7 +95,6 @@ def test_ordering_and_levels():
         ("dense(3, 4)", "at most the number of modes"),
         ("dense, compressed(crd=float)", "crd=float of a compressed level"),
         ("dense, compressed(sorted)", "has no parameter 'sorted'"),
-        ("singleton, dense", "singleton level without a compressed level above"),
         ("i: dense, i: compressed", "each mode once"),
         ("i/4: dense, j: compressed, i%8: dense", "same n"),
         ("i/0: dense, i%0: dense", "block of 0"),

@@ -66,7 +66,7 @@ class Threshold:
 THRESHOLDS: Final = {
     "weight format": Threshold(slower=1.5, most=3),
     # Kernels to compare take their time to compile.
-    "schedule": Threshold(disturbed_gain=1.0, least_us=100.0, most=3),
+    "schedule": Threshold(disturbed_gain=1.0, least_us=100.0, most=4),
     # The kernel runs for other sizes too: where other work disturbed the turns, three times as fast.
     "alternative": Threshold(disturbed_gain=2 / 3, least_us=100.0, slower=1.5, most=3),
     "operator": Threshold(),

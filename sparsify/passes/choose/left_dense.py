@@ -170,20 +170,12 @@ def readers_of(root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     while waiting:
         operand = waiting.pop()
         for reader in operand.users:
-            if is_where_stored(reader, operand):
-                continue
             is_followed = operator_name(reader) in FOLLOWED and info(reader).dense_reason is None
             if is_followed and reader not in seen:
                 seen.add(reader)
                 waiting.append(reader)
             elif not is_followed and operator_name(reader) not in SIZES:
                 yield operand, reader
-
-
-def is_where_stored(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a node is `entries(w)` of `w * entries(w)`, which keeps zeros of weights in training."""
-    is_factor = all(operator_name(user) == "mul" and operand in user.args for user in node.users)
-    return operator_name(node) == operators.TRAINED_ENTRIES and is_factor
 
 
 def is_read_sparse(node: fx.Node, operand: fx.Node) -> bool:

@@ -1,31 +1,21 @@
 """Weights with zeros that torch's operators read in training: what is 0 gets no gradient, as in kernels.
 
 In: `%y = conv_transpose1d(%x, %w)` for a `%w` that a rule prunes, in no region.
-Out: `%k = trained_entries(%w); %v = mul(%w, %k); %y = conv_transpose1d(%x, %v)`, where entries are what is not 0,
-or the mask that the weight remembers.
+Out: the same graph, and the note that `%w` trains under a mask (`storage/trained_masks.py`): that which the weight
+remembers, or what is not 0 when the graph is compiled.
 """
 
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
-from sparsify.compiler.torch_operator import Operator, register
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Draft, Mark
-from sparsify.passes.graph.node_info import info
-from sparsify.passes.graph.operators import TRAINED_ENTRIES, is_mutating, operator_name
+from sparsify.passes.graph.node_info import info, set_info
+from sparsify.passes.graph.operators import is_mutating
+from sparsify.storage import trained_masks
 from sparsify.storage.tensor import SparseTensor
-from sparsify.storage.trained_masks import entries
-
-aten = torch.ops.aten
-_library = register(
-    Operator(
-        f"{TRAINED_ENTRIES}(Tensor weight) -> Tensor",
-        entries,
-        lambda w: w.new_empty(w.shape, dtype=torch.bool),
-    )
-)
 
 
 def keep_zeros(draft: Draft) -> Draft:
@@ -37,7 +27,7 @@ def keep_zeros(draft: Draft) -> Draft:
                 continue  # its gradients lie on its pattern
             readers = [user for user in weight.users if user in stays and has_tensors(user)]
             if is_sparse(info(weight).mark) and readers and not any(map(is_mutating, readers)):
-                mask(weight, readers)
+                set_info(weight, is_under_mask=True)
     return draft
 
 
@@ -68,24 +58,15 @@ def is_sparse(mark: Any) -> bool:
 
 
 def is_kept_sparse(weight: fx.Node) -> bool:
-    """Whether nothing reads a weight in a way that gives its zeros gradients: regions alone do, or `w * entries(w)`."""
-    return all(is_call(user) or _is_mask(user) for user in weight.users)
+    """Whether the zeros of a weight get no gradients: it trains under a mask, or regions alone read it."""
+    return info(weight).is_under_mask or all(is_call(user) for user in weight.users)
 
 
-def _is_mask(user: fx.Node) -> bool:
-    """Whether a reader of a weight is one of those that `mask` makes."""
-    other = user.args[1] if operator_name(user) == "mul" else None
-    return operator_name(user) == TRAINED_ENTRIES or (
-        isinstance(other, fx.Node) and operator_name(other) == TRAINED_ENTRIES
-    )
-
-
-def mask(weight: fx.Node, readers: list[fx.Node]) -> None:
-    """Gives some readers `w * entries(w)` in place of a weight."""
-    with weight.graph.inserting_before(min(readers)):
-        is_kept = weight.graph.call_function(torch.ops.sparsify.trained_entries.default, (weight,))
-        entries = weight.graph.call_function(aten.mul.Tensor, (weight, is_kept))
-    value = weight.meta["val"]
-    is_kept.meta["val"], entries.meta["val"] = value != 0, value
-    for reader in readers:
-        reader.replace_input_with(weight, entries)
+def remember_masks(graph: fx.Graph, model: nn.Module) -> None:
+    """Gives the dense weights of a model that a graph trains under masks what is not 0 now, where they have none."""
+    known = dict(model.named_parameters(remove_duplicate=False))
+    for node in graph.find_nodes(op="get_attr"):
+        weight = known.get(str(node.target)) if info(node).is_under_mask else None
+        if weight is None or isinstance(weight, SparseTensor) or trained_masks.is_remembered(weight):
+            continue
+        trained_masks.remember(weight, trained_masks.entries(weight))

@@ -42,6 +42,7 @@ class NodeInfo:
     is_made_dense: bool = False  # whether it is a sparse input as a dense tensor
     shown: fx.Node | None = None  # the node that stands for it in reports
     is_listed_dense: bool = False  # whether the report lists it under the name of another node
+    is_under_mask: bool = False  # whether it is a weight that trains under a mask
     form: "Chosen | None" = None  # how torch computes its convolution
     call: "RegionCall | None" = None  # what computes it instead of the nodes of a region
 

@@ -44,7 +44,6 @@ ALIASES = {
     "_softmax": "softmax",
 }
 # The mask of a trained weight in a graph.
-TRAINED_ENTRIES = "trained_entries"
 FILL_PRESERVING = frozenset(
     [
         "relu",

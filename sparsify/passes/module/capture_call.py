@@ -28,12 +28,13 @@ from sparsify.passes.capture.shell import Modes, in_modes, modes, share_again
 from sparsify.passes.choose.autotune import shared_seconds
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
 from sparsify.passes.choose.price import bytes_of
+from sparsify.passes.emit.mask_gradients import remember_masks
 from sparsify.passes.functional.layouts import contiguous_inputs
 from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.module import recurrent
 from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
 from sparsify.passes.module.operator_graph import OperatorGraph, measure
-from sparsify.passes.module.optimizer_steps import keep_zeros_of, watch_sparse
+from sparsify.passes.module.optimizer_steps import keep_zeros_of, watch_trained
 from sparsify.passes.module.piecewise import piecewise
 from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.require_gain import (
@@ -371,9 +372,15 @@ def refuse(
 
 
 def publish(
-    module: "SparseModule", draft: Draft, call: calls.Call, tensors: list[Tensor], mode: Modes
+    module: "SparseModule",
+    draft: Draft,
+    call: calls.Call,
+    tensors: list[Tensor],
+    mode: Modes,
+    *,
+    is_timed: bool = True,
 ) -> Variant:
-    """The variant of a draft, which calls find from now on."""
+    """The variant of a draft, which calls find from now on; with `is_timed` only where it is worth it."""
     captured, report = draft.captured, draft.report
     regions = [call_of(node) for node in draft.graph.nodes if info(node).call is not None]
     kept = draft.operators if regions else None
@@ -396,7 +403,7 @@ def publish(
         if operators is not None:
             measure(module, variant, call, tensors, operators)
             operators.meet(tensors)  # the edges of the example are known
-        elif not draft.is_strict and draft.options.tune_seconds > 0:
+        elif is_timed and not draft.is_strict and draft.options.tune_seconds > 0:
             if captured.is_granted:
                 require_gain(module, variant, call, tensors, mode)
             elif draft.is_trainable and not draft.trains_dense:
@@ -433,7 +440,7 @@ def compile_graph(module: "SparseModule", variant: Variant) -> None:
     trained = set(held.trained)
     read_densely(graph, trained)
     if held.may_exchange and held.is_own:
-        watch_sparse()
+        watch_trained()
         trained |= sparse_parameters(module._source, [*module.variants, variant]).keys()
     if variant.operators is not None:
         read_densely(variant.operators.graph, trained)
@@ -441,8 +448,11 @@ def compile_graph(module: "SparseModule", variant: Variant) -> None:
     variant.run, variant.code = type(scratch).forward, scratch._code
     variant.written, variant.contiguous = variant.written_inputs(), contiguous_inputs(graph)
     variant.eager = eager(graph, module, variant.run)
+    is_direct = variant.is_plain and not variant.captured.is_granted and not variant.regions
+    variant.direct = variant.eager if is_direct and variant.operators is None else None
     if (operators := variant.operators) is not None:
         operators.run = eager(operators.graph, module, type(compiled(operators.graph)).forward)
-    known = dict(module.named_parameters(remove_duplicate=False))  # rules may name buffers, too
+    remember_masks(graph, module._source)
+    known = dict(module._source.named_parameters(remove_duplicate=False))  # rules may name buffers, too
     weights = (known[name] for name in variant.pruned() if name in known)
     keep_zeros_of(weight for weight in weights if weight.requires_grad)

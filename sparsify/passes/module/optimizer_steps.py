@@ -17,7 +17,9 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sparsify.compiler.clear import cleared_by
 from sparsify.errors import UnsupportedOperatorError
+from sparsify.storage import trained_masks
 from sparsify.storage.tensor import SparseTensor
 from sparsify.storage.trained_masks import entries
 from sparsify.warn import warn
@@ -34,7 +36,10 @@ WHOLE: Final = frozenset((optim.LBFGS, optim.Rprop, optim.Adafactor, optim.Spars
 _watched: Any = WeakTensorKeyDictionary()
 _replaced: Any = WeakTensorKeyDictionary()
 _hooks: list[Any] = []
+_inside: "WeakKeyDictionary[optim.Optimizer, list[Tensor]]" = WeakKeyDictionary()
 _masks: "WeakKeyDictionary[optim.Optimizer, list[tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
+
+trained_masks.clear_by(cleared_by)
 
 
 def keep_zeros_of(weights: Iterable[Tensor]) -> None:
@@ -60,8 +65,8 @@ def _watch_steps() -> None:
         _hooks.append(register_optimizer_step_post_hook(_after))
 
 
-def watch_sparse() -> None:
-    """From now on steps of optimizers that cannot train sparse parameters say so."""
+def watch_trained() -> None:
+    """From now on steps of optimizers that cannot train sparse parameters say so, and keep masks of dense ones."""
     _watch_steps()
 
 
@@ -82,9 +87,11 @@ def _before(optimizer: optim.Optimizer, *_: Any) -> None:
     if type(optimizer) in WHOLE:
         require_entrywise(optimizer)
     is_entrywise = type(optimizer) in ENTRYWISE
-    if is_entrywise and not len(_replaced):
-        return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if is_entrywise:
+        _inside[optimizer] = trained_masks.unwritten(parameters)
+        if not len(_replaced):
+            return
     if names := [_replaced.pop(weight) for weight in parameters if weight in _replaced]:
         warn(
             f"{type(optimizer).__name__} holds the packed weights {', '.join(names)}, which `train()` has made dense "
@@ -95,7 +102,8 @@ def _before(optimizer: optim.Optimizer, *_: Any) -> None:
 
 
 def _after(optimizer: optim.Optimizer, *_: Any) -> None:
-    """Puts these zeros back."""
+    """Puts these zeros back; what was written to weights whose gradients are masked needs no check."""
+    trained_masks.trust(_inside.pop(optimizer, ()))
     with torch.no_grad():
         for weight, is_zero in _masks.pop(optimizer, ()):
             weight.masked_fill_(is_zero, 0)

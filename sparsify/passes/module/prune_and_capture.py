@@ -21,7 +21,7 @@ from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.rules.calibrate import CalibrationData, calibration_data, flattened, is_calibrated
 from sparsify.passes.rules.mark import rule_error
 from sparsify.passes.rules.merge_masks import merge_masks
-from sparsify.passes.rules.prune import prune, require_values
+from sparsify.passes.rules.prune import prune, require_values, with_dense_weights
 from sparsify.recipe import Recipe
 from sparsify.sparsification.rounding import Moved
 from sparsify.warn import warn
@@ -73,6 +73,7 @@ def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source
     roundings: dict[str, Moved] = {}
     usual = usual_copy(model)
     usual = merge_masks(usual, asked.recipe, asked.pruning.merged)
+    usual = with_dense_weights(usual, asked.recipe)
     run = None
     if call is not None:
         given = call

@@ -18,12 +18,16 @@ from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.module.verify import trained_tensors
 from sparsify.passes.operands.content_memo import reading_once
+from sparsify.storage import trained_masks
 from sparsify.storage.own_memory import runs_natively
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
 
 TURNS: Final = 3
+# Short steps are timed more often, for so many seconds.
+MOST_TURNS: Final = 20
+SECONDS: Final = 0.3
 # So much of the time of the source model is noise.
 NOISE: Final = 1.05
 # Sparse weights take less memory, and may take so much longer.
@@ -46,7 +50,18 @@ def require_gain(
 
 
 class DenseTrainsFasterError(Exception):
-    """A step of the dense model takes less time than one of kernels with sparse weights."""
+    """A step of the dense model takes less time than one of kernels with sparse weights.
+
+    Attributes:
+        gain: how many times faster kernels are, less than 1.
+    """
+
+    def __init__(self, text: str, gain: float) -> None:
+        super().__init__(text, gain)
+        self.gain = gain
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def require_training_gain(
@@ -63,7 +78,7 @@ def require_training_gain(
     source, own = times_of(module, variant, call, tensors, mode)
     if own > SLOWER * source:
         raise DenseTrainsFasterError(
-            f"a step takes {1e3 * source:.3g} ms, and {1e3 * own:.3g} ms with sparse weights"
+            f"a step takes {1e3 * source:.3g} ms, and {1e3 * own:.3g} ms with sparse weights", source / own
         )
 
 
@@ -79,6 +94,8 @@ def times_of(
         apart = module._weights.mirror(mode, module)
         apart.copy_buffers()
         drop_gradient_hooks(apart.model)
+        for name, weight in module._weights.sparse_parameters().items():
+            trained_masks.remember(apart.model.get_parameter(name), trained_masks.entries(weight))
         given = {id(parameter) for parameter in module._source.parameters()}
         inputs = [tensor for tensor in parameters if id(tensor) not in given]
         dense = [p for p in apart.model.parameters() if p.requires_grad] + inputs if parameters else []
@@ -87,6 +104,8 @@ def times_of(
             (lambda: calls.run_call(apart.model, module._signature, call), dense),
             (lambda: reading_once(own, tensors), parameters),
         )
-        taken = [[seconds(run, wanted) for run, wanted in ways] for _ in range(TURNS + 2)][2:]
+        first = [[seconds(run, wanted) for run, wanted in ways] for _ in range(2)][1]
+        turns = max(TURNS, min(MOST_TURNS, int(SECONDS / max(sum(first), 1e-9))))
+        taken = [[seconds(run, wanted) for run, wanted in ways] for _ in range(turns)]
     source, kernels = (min(times) for times in zip(*taken, strict=True))
     return source, kernels

@@ -26,6 +26,7 @@ from sparsify.passes.module.facade import Facade, adopt_signature
 from sparsify.passes.module.hooks import Hooks
 from sparsify.passes.module.optimizer_steps import tell_of_replaced
 from sparsify.passes.module.packed_weights import Held, Weights, dense_state
+from sparsify.passes.module.reconsider import Pending, settle
 from sparsify.passes.module.variant import CallIndex, Captures, Variant, pruned_among
 from sparsify.passes.module.verify import compare
 from sparsify.passes.operands.content_memo import SparseInputs, reading_once
@@ -62,6 +63,7 @@ class SparseModule(fx.GraphModule):
         self._example: tuple[calls.Call, list[Any]] | None = None
         self._unpacked: dict[str, Held] = {}
         self._captures = Captures()
+        self._pending: Pending | None = None
         self._facade = Facade(self)  # last: attributes that are set from here on may be the source model's
         adopt(self, self._facade)
         adopt_signature(self, model, self._signature)
@@ -203,16 +205,22 @@ class SparseModule(fx.GraphModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, by the variant that fits the call."""
-        if torch.compiler.is_compiling() and not self._hooks.paths and not tracing.is_elsewhere():
+        is_compiling = torch.compiler.is_compiling()
+        if is_compiling and not self._hooks.paths and not tracing.is_elsewhere():
             return traced_calls.traced(self, args, kwargs)
         if callable(traced_calls.watcher()):
             return traced_calls.run_outside(self, args, kwargs, is_told=False)
         if self._hooks.paths and self._facade.runs_hooks():
             return self._facade.run_hooked(args, kwargs)
         is_cast = torch.is_autocast_enabled("cpu")
+        if self._pending is not None and self.training and torch.is_grad_enabled() and not is_cast:
+            call = self.taken_apart(args, kwargs)
+            settle(self, call, call.tensors(self._matrices), modes(self))
         earlier = self._call_index  # another thread that changes the model replaces it
         quick = None if is_cast else earlier.read(args, kwargs)
         if quick is not None and (known := earlier.find(*quick)) is not None:
+            if known.direct is not None and not is_compiling:
+                return known.direct(*quick[1])
             return self.finish_or_source(known, quick[1], args, kwargs)
         if quick is not None and quick[0] in earlier.refused:
             return self._run_refused(earlier.refused[quick[0]], args, kwargs)

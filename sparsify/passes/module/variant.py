@@ -47,6 +47,7 @@ class Variant:
         written: the positions of inputs that the graph writes into, once it is compiled.
         contiguous: the positions of inputs that have to be contiguous, likewise.
         operators: torch's in place of kernels, for calls that they are faster for; None where there is no choice.
+        direct: `eager` where it gives the model's output for all calls that fit, and no region remembers operands.
     """
 
     captured: Captured
@@ -61,6 +62,7 @@ class Variant:
     written: list[int] = field(default_factory=list)
     contiguous: list[int] = field(default_factory=list)
     operators: "OperatorGraph | None" = None
+    direct: Callable[..., Any] | None = None
 
     def copied(self) -> "Variant":
         """The same for another module: a graph of its own, not compiled yet."""

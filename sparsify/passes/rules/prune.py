@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsify.errors import DataError, SparsifyError
 from sparsify.passes.capture.draft import Pruning
-from sparsify.passes.capture.shell import shared_copy
+from sparsify.passes.capture.shell import replace, shared_copy
 from sparsify.passes.region.sparse_operand import SCALES
 from sparsify.passes.rules.calibrate import CalibrationData, calibrated, is_calibrated
 from sparsify.passes.rules.mark import aliases, rule_error
@@ -22,7 +22,8 @@ from sparsify.passes.rules.prunable import passed_over, selected, unnamed
 from sparsify.pruning.plan import first_masks, is_constant
 from sparsify.recipe import Recipe, Rule
 from sparsify.sparsification.rounding import Moved, moved, rounded, scales
-from sparsify.storage.trained_masks import follow
+from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.trained_masks import entries, follow, remember
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -80,6 +81,22 @@ def prune(
             found = {name: weights[name] for name in names if name in weights}
             pruning.taken[at] = _apply(pruned, recipe, rule, list(found), roundings, found)
     return pruned
+
+
+def with_dense_weights(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """The model whose sparse parameters are dense, under their masks, where rules prune or round them."""
+    rules = [rule for rule in recipe.rules if is_pruning(rule) or rule.dtype != "same"]
+    names = {name for rule in rules for name in selected(model, rule)}
+    sparse = [p for name in sorted(names) if isinstance(p := model.get_parameter(name), SparseTensor)]
+    if not sparse:
+        return model
+    found = shared_copy(model)
+    for parameter in sparse:
+        with torch.no_grad():
+            made = nn.Parameter(parameter.to_dense(), requires_grad=parameter.requires_grad)
+        remember(made, entries(parameter))
+        replace(found, parameter, made)
+    return found
 
 
 def choose(

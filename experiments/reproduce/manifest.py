@@ -1,0 +1,75 @@
+"""With what the numbers of a run were made: versions, processor, threads, seeds, hashes of data.
+
+In: a setting and the records of a run. Out: the contents of `manifest.json`.
+"""
+
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from sparsify.bench.environment import facts
+from sparsify.runner.machine import version
+
+from .figure import Record, Setting
+
+PACKAGES: Final = (
+    *("numpy", "scipy", "torch-geometric", "transformers", "torchvision", "sparse", "dgl", "pillow"),
+    "matplotlib",
+)
+BLOCK: Final = 1 << 20
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of what rows may use, "not installed" for the others."""
+    return {name: version(name) or "not installed" for name in PACKAGES}
+
+
+def hashes(root: Path | None, patterns: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of the files that patterns name below the data root, by name; none without a root."""
+    if root is None:
+        return {}
+    files = sorted({file for pattern in patterns for file in root.glob(pattern) if file.is_file()})
+    return {str(file.relative_to(root)): digest(file, file.stat().st_mtime_ns) for file in files}
+
+
+@cache
+def digest(file: Path, changed: int) -> str:
+    """SHA-256 of a file as it was at a time."""
+    found = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def manifest(
+    paper: str, setting: Setting, records: Mapping[str, Sequence[Record]], conditions: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a reader needs to judge and to repeat the numbers."""
+    every = [record for found in records.values() for record in found]
+    return {
+        "schema": 1,
+        "paper": paper,
+        "command": " ".join(sys.argv),
+        "quick": setting.quick,
+        "seed": setting.seed,
+        "data_root": None if setting.root is None else str(setting.root),
+        "machine": facts(),
+        "versions": versions(),
+        "conditions": conditions,
+        "data": {name: digest for record in every for name, digest in record.hashes.items()},
+        "rows": {
+            figure: {
+                record.row: {
+                    "measured": record.outcome is not None,
+                    "reused": record.reused,
+                    "reason": record.reason,
+                }
+                for record in found
+            }
+            for figure, found in records.items()
+        },
+    }

@@ -1,0 +1,94 @@
+"""Sparse weights with entries at random places, in formats that fix which places those can be.
+
+In: `random_mask((4, 8), Format("nm(2, 4)"), None, seed=0)`. Out: a mask with two of every four neighbours of a row.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import FormatError, SparsifierError
+from sparsify.pruning.masks import Plan, new_masks
+from sparsify.pruning.schedule import Schedule
+from sparsify.pruning.structure import Structure
+from sparsify.sparsification.largest import spread
+from sparsify.sparsification.streaming import require_fraction
+from sparsify.storage.format import Format
+from sparsify.storage.levels import Dense, Grouped
+
+OF_KERNELS = {"csr": "dense, coordinate, coordinate, coordinate"}
+"""Names of matrix formats, for the weights of convolutions: the columns of a row are places of its kernel."""
+
+
+def weight_format(format: Any, rank: int) -> Format:
+    """The format of a weight; `csr` of a convolution has a row for each output.
+
+    Raises:
+        FormatError: a format of another number of modes, or one that stores every entry.
+
+    >>> str(weight_format("csr", 4))
+    'dense, coordinate, coordinate, coordinate'
+    """
+    if rank == 4 and isinstance(format, str):
+        format = OF_KERNELS.get(format.strip(), format)
+    found = Format(format, rank=rank)
+    if found.is_dense:
+        raise FormatError(
+            f"the weight of a sparse layer in the format {found}", "csr, or a layer of torch.nn"
+        )
+    return found
+
+
+def structure_of(format: Format, shape: Sequence[int]) -> tuple[tuple[int, ...], Structure]:
+    """The blocks that a format stores together, below its last sparse level, and the groups n:m of such blocks.
+
+    >>> structure_of(Format("bcsr(2, 4)"), (8, 8))[0]
+    (2, 4)
+    """
+    sparse = [at for at, stored in enumerate(format.levels) if not isinstance(stored.level, Dense)]
+    block = [1] * len(shape)
+    for stored in format.levels[sparse[-1] + 1 :] if not format.has_diagonals else ():
+        expression = stored.expression
+        block[expression.mode] = expression.size if expression.kind == "within" else shape[expression.mode]
+    for stored in format.levels:
+        level, expression = stored.level, stored.expression
+        if isinstance(level, Grouped) and level.n is not None and expression.kind == "within":
+            return tuple(block), Structure(keep=level.n, of=expression.size, mode=expression.mode)
+    return tuple(block), Structure()
+
+
+def random_mask(shape: Sequence[int], format: Format, sparsity: float | None, seed: int) -> Tensor:
+    """A mask with exactly a share of zeros at random places that the format can hold, bool [*shape].
+
+    Args:
+        shape: of the weight.
+        format: its blocks live and die together, its groups have their own share.
+        sparsity: the share of zeros; `None` for groups n:m.
+        seed: equal seeds give equal masks.
+
+    Raises:
+        SparsifierError: no share, one that is none, or another than that of the groups.
+        ShapeError: blocks or groups do not divide the shape.
+
+    >>> int(random_mask((4, 8), Format("csr"), 0.75, seed=0).sum())
+    8
+    """
+    block, groups = structure_of(format, shape)
+    own = 1 - groups.keep / groups.of if groups.is_grouped else None
+    if sparsity is None and own is None:
+        raise SparsifierError(f"a sparse layer in the format {format}", "the share of zeros, sparsity=0.9")
+    share = own if sparsity is None else require_fraction("sparsity", sparsity)
+    assert share is not None, "one of both is there"
+    if own is not None and abs(share - own) > 1e-6:
+        raise SparsifierError(
+            f"sparsity={share:g} in the format {format}, whose groups have {own:g}",
+            "leave `sparsity` out, or another format",
+        )
+    Structure(block).require_fit(torch.Size(shape))
+    blocks = torch.Size(extent // size for extent, size in zip(shape, block, strict=True))
+    groups.require_fit(blocks)
+    plan = Plan("random", Schedule("constant", to=share), structure=groups)
+    drawn = new_masks(plan, {"weight": torch.zeros(()).expand(blocks)}, seed=seed)["weight"]
+    return spread(drawn, block)

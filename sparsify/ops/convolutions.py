@@ -1,0 +1,122 @@
+"""Convolutions whose kernels are sparse: `conv1d`, `conv2d`, `conv3d`.
+
+In: `torch.nn.functional.conv2d(x, weight, bias, stride=2, padding=1)`, weight a `SparseTensor` [out, in, 3, 3]. Out:
+`Y[n,o,h,w] = sum(X[n,c,2*h+r-1,2*w+s-1] * W[o,c,r,s]) + b[o]`, which visits the stored entries of the weight alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsify.compiler.evaluate import evaluate
+from sparsify.errors import ShapeError
+from sparsify.ops.fallback import is_dense
+from sparsify.ops.table import operator, refuse
+from sparsify.storage.tensor import SparseTensor
+
+PLACES, TAPS = "hwd", "rst"
+"""Index variables of the results of a convolution, and of its kernel."""
+
+
+@operator(torch.conv1d)
+def conv1d(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`torch.nn.functional.conv1d`."""
+    return _convolution(1, input, weight, *args, **kwargs)
+
+
+@operator(torch.conv2d)
+def conv2d(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`torch.nn.functional.conv2d`."""
+    return _convolution(2, input, weight, *args, **kwargs)
+
+
+@operator(torch.conv3d)
+def conv3d(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`torch.nn.functional.conv3d`."""
+    return _convolution(3, input, weight, *args, **kwargs)
+
+
+def _convolution(
+    rank: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """A convolution over the last `rank` modes, of a batch or of one sample."""
+    if not is_dense(input) or not isinstance(weight, SparseTensor):
+        raise refuse("a convolution of a sparse input", "a dense input and a sparse weight")
+    if weight.fill != 0:
+        raise refuse(f"a convolution with the fill {weight.fill}", "a weight with the fill 0")
+    if input.dim() == rank + 1:
+        given = (weight, bias, stride, padding, dilation, groups)
+        return _convolution(rank, input.unsqueeze(0), *given).squeeze(0)
+    _require_fit(rank, input, weight, bias, groups)
+    strides, dilations = _numbers(stride, rank), _numbers(dilation, rank)
+    before, after = _paddings(padding, strides, dilations, weight.shape[2:])
+    sizes = [
+        (extent + low + high - apart * (taps - 1) - 1) // step + 1
+        for extent, low, high, apart, taps, step in zip(
+            input.shape[2:], before, after, dilations, weight.shape[2:], strides, strict=True
+        )
+    ]
+    if min(sizes) < 1:
+        raise ShapeError(
+            f"a convolution of an input {list(input.shape)} with a kernel {list(weight.shape)}: the kernel is larger"
+        )
+    places, taps = PLACES[:rank], TAPS[:rank]
+    windows = [
+        f"{step}*{at}+{apart}*{tap}-{low}"
+        for at, tap, step, apart, low in zip(places, taps, strides, dilations, before, strict=True)
+    ]
+    at, window, tap = ",".join(places), ",".join(windows), ",".join(taps)
+    extents = dict(zip(places, sizes, strict=True))
+    outputs = weight.shape[0] // groups
+    group, channel, output = "", "c", "o"
+    if groups > 1:
+        group, channel, output = "g,", f"{weight.shape[1]}*g+c", f"{outputs}*g+o"
+        extents |= {"g": groups, "o": outputs}
+    program = f"Y[n,{group}o,{at}] = sum(c,{tap}, X[n,{channel},{window}] * W[{output},c,{tap}])"
+    operands: dict[str, Any] = {"X": input, "W": weight}
+    if bias is not None:
+        program += f" + b[{output}]"
+        operands["b"] = bias
+    result: Tensor = evaluate(program, sizes=extents, format="dense", **operands)
+    return result.reshape(input.shape[0], weight.shape[0], *sizes)
+
+
+def _require_fit(rank: int, input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+    """Raises where the shapes of a convolution do not fit each other."""
+    fits = input.dim() == weight.dim() == rank + 2 and input.shape[1] == weight.shape[1] * groups
+    if not fits or weight.shape[0] % groups or (bias is not None and bias.shape != weight.shape[:1]):
+        beside = "" if bias is None else f", a bias {list(bias.shape)}"
+        raise ShapeError(
+            f"conv{rank}d of an input {list(input.shape)}, a weight {list(weight.shape)}{beside} in {groups} groups; "
+            "an input [batch, groups * c, ...], a weight [groups * o, c, ...]"
+        )
+
+
+def _numbers(given: Any, rank: int) -> list[int]:
+    """A number for each mode."""
+    several = list(given) if isinstance(given, Sequence) else [given]
+    return [int(n) for n in several] * (rank if len(several) == 1 else 1)
+
+
+def _paddings(
+    padding: Any, strides: Sequence[int], dilations: Sequence[int], taps: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The zeros before and behind each mode; `same` has the odd one behind, as torch has it."""
+    if padding == "valid":
+        padding = 0
+    if padding != "same":
+        numbers = _numbers(padding, len(taps))
+        return numbers, numbers
+    if any(step != 1 for step in strides):
+        raise refuse("padding='same' of a convolution with strides", "numbers as padding")
+    total = [apart * (n - 1) for apart, n in zip(dilations, taps, strict=True)]
+    return [n // 2 for n in total], [n - n // 2 for n in total]

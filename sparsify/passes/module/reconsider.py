@@ -1,0 +1,91 @@
+"""Weights that train dense because that was faster, timed in kernels once more when they have more zeros.
+
+In: a model in training whose weights are dense under masks, and `reconsider(module, outcome)`. Out: the next call with
+gradients is captured with sparse weights and timed against the dense model. Where kernels are faster, sparse
+parameters take the places of the dense ones, and `outcome` gets the pairs of both; else all is as it was.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import CaptureError, VerificationError
+from sparsify.passes.capture import calls
+from sparsify.passes.capture.shell import Modes, replace
+from sparsify.passes.module.capture_call import draft_of, hold_weights, publish
+from sparsify.passes.module.require_gain import DenseTrainsFasterError
+from sparsify.runtime.locks import CAPTURES
+
+if TYPE_CHECKING:
+    from sparsify.passes.module.sparse_module import SparseModule
+
+# A dense parameter and the sparse one in its place.
+Pair = tuple[Tensor, Tensor]
+# Gets the pairs, none where the dense model is faster, and how many times faster kernels are.
+Outcome = Callable[[Sequence[Pair], float], None]
+# How much faster kernels are expected to be where nothing could be timed.
+UNKNOWN: Final = 0.0
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What the next call with gradients of a model settles.
+
+    Attributes:
+        outcome: is told what came of it.
+        is_timed: whether the faster way wins; otherwise kernels do.
+    """
+
+    outcome: Outcome
+    is_timed: bool = True
+
+
+def reconsider(module: "SparseModule", outcome: Outcome, *, is_timed: bool = True) -> None:
+    """Has the next call with gradients of a model in training captured with sparse weights.
+
+    Args:
+        module: whose weights are dense under masks.
+        outcome: gets the pairs of dense and sparse parameters, and how many times faster kernels are.
+        is_timed: whether dense weights stay where they are faster.
+    """
+    if module._weights.is_own:  # otherwise its parameters are those of another model, too
+        module._pending = Pending(outcome, is_timed)
+
+
+def settle(module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes) -> None:
+    """Captures a call of a model for which something is pending, with kernels; all is as before where they are slower.
+
+    Args:
+        module: is captured; its other captures are forgotten where weights become sparse.
+        call, tensors, mode: of a call with gradients.
+    """
+    with CAPTURES:
+        pending, module._pending = module._pending, None
+        if pending is None:
+            return  # another thread was first
+        weights, known, gain = module._weights, module._captures.known, UNKNOWN
+        before = dict(weights.source.named_parameters())
+        module._captures.known, weights.may_exchange = [], True
+        try:
+            with torch.inference_mode(False):
+                draft = draft_of(module, call, tensors, mode)
+            publish(module, draft, call, tensors, mode, is_timed=pending.is_timed)
+        except (DenseTrainsFasterError, CaptureError, VerificationError) as error:
+            gain = error.gain if isinstance(error, DenseTrainsFasterError) else UNKNOWN
+            module._captures.known = known
+        finally:
+            weights.may_exchange = False
+        now = weights.source.named_parameters()
+        pairs = {name: (before[name], found) for name, found in now if found is not before[name]}
+        if module._captures.known is known or not pairs:
+            for dense, sparse in pairs.values():
+                replace(weights.source, sparse, dense)
+            weights.trained -= pairs.keys()
+            pairs, module._captures.known = {}, known
+            hold_weights(module, module.variants)
+        module._call_index.clear()
+        module.show(module._captures.shown(mode) or module.variants[0])
+        pending.outcome(list(pairs.values()), gain)

@@ -1,0 +1,139 @@
+"""`sparsify reproduce`: rows are kept and continued, tables say what is missing, pictures and manifest are written."""
+
+import csv
+import json
+from dataclasses import replace
+from functools import partial
+from xml.etree import ElementTree
+
+import pytest
+
+from experiments.reproduce import registry, table
+from experiments.reproduce.figure import OURS, Figure, Outcome, Row, Setting, Time
+from experiments.reproduce.run import run
+from sparsify.cli import reproduce
+from sparsify.errors import DataError, SparsifyError
+
+
+def times(**medians: float) -> dict[str, Time]:
+    return {name.replace("_", " "): Time(ms, ms * 0.9, ms * 1.1) for name, ms in medians.items()}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A paper of one figure with rows that are measured, without data, and wrong; the names of what was measured."""
+    calls: list[str] = []
+
+    def measure(name: str, setting: Setting) -> Outcome:
+        calls.append(name)
+        if name == "absent":
+            raise DataError("absent is not here", "--data-root names its folder")
+        if name == "wrong":
+            raise SparsifyError("wrong is wrong")
+        if name == "stopped":
+            raise KeyboardInterrupt
+        slow = times(sparsify=2.0, torch_CSR=3.0, peer=1.0)
+        return Outcome(
+            slow, {"DGL": "pip install dgl"}, {"accuracy": 0.5, "size": 10.0}, "generated features"
+        )
+
+    def figure(*names: str, **changes) -> Figure:
+        rows = [Row(name, f"data of {name}", partial(measure, name), ("*.bin",)) for name in names]
+        made = Figure(
+            "figure1",
+            "a figure",
+            lambda setting: rows,
+            "torch CSR",
+            "3x of torch.",
+            {"first": "3.1x"},
+            ("accuracy",),
+        )
+        made = replace(made, why={"peer": "it does less"}, **changes)
+        monkeypatch.setattr(registry, "FIGURES", {"paper": {"figure1": "somewhere"}})
+        monkeypatch.setattr(registry, "find", lambda paper, name: made)
+        return made
+
+    return figure, calls
+
+
+def test_names():
+    assert registry.names("scorch") == ["figure5", "figure6", "figure7", "figure8"]
+    assert registry.names("Scorch", "Figure 5") == registry.names("scorch", "5") == ["figure5"]
+    with pytest.raises(SparsifyError, match="no paper 'scorh' to reproduce; one of scorch"):
+        registry.names("scorh")
+    with pytest.raises(SparsifyError, match="scorch has no 'figure55' to reproduce; did you mean figure5"):
+        registry.names("scorch", "figure55")
+    for name in registry.names("scorch"):
+        assert registry.find("scorch", name).name == name
+
+
+def test_the_table_says_what_was_measured_and_what_is_missing(measured, tmp_path):
+    figure, _ = measured
+    made = figure("first", "absent")
+    records = run("paper", ["figure1"], Setting(), tmp_path)["figure1"]
+    text = table.text(made, records)
+    first = next(line for line in text.splitlines() if line.startswith("first"))
+    assert first.split()[1:4] == ["2", "3", "1"]
+    assert "not installed" in first and "1.50x" in first and "3.1x" in first and "generated features" in first
+    assert "not measured: absent is not here; --data-root names its folder" in text
+    assert "DGL is not installed: pip install dgl" in text
+    assert "peer is ahead in 1 of 2 rows (first): it does less" in text
+    assert "The paper reports, on its authors' machine: 3x of torch." in text
+    rows = list(csv.DictReader((tmp_path / "figure1.csv").read_text().splitlines()))
+    assert rows[0]["sparsify, ms"] == "2" and rows[0]["sparsify, low ms"] == "1.8"
+    assert rows[1]["note"].startswith("not measured")
+    assert reproduce.status({"figure1": records}) == 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"kind": "points", "across": "size", "panels": lambda row: row[:1]}])
+def test_pictures(measured, tmp_path, changes):
+    figure, _ = measured
+    figure("first", "second", "absent", **changes)
+    run("paper", ["figure1"], Setting(), tmp_path)
+    root = ElementTree.parse(tmp_path / "figure1.svg").getroot()
+    marks = root.findall(".//{*}circle" if changes else ".//{*}g//{*}rect")
+    assert len(marks) == 6
+    assert len(root.findall("{*}g")) == (2 if changes else 1)
+
+
+def test_an_interrupted_run_continues(measured, tmp_path):
+    figure, calls = measured
+    figure("first", "stopped", "second")
+    with pytest.raises(KeyboardInterrupt):
+        run("paper", ["figure1"], Setting(), tmp_path)
+    assert "first" in (tmp_path / "figure1.txt").read_text()
+    figure("first", "second")
+    found = run("paper", ["figure1"], Setting(), tmp_path)["figure1"]
+    assert calls == ["first", "stopped", "second"]
+    assert [record.reused for record in found] == [True, False]
+    assert found[0].outcome.times[OURS].median_ms == 2.0
+    run("paper", ["figure1"], Setting(), tmp_path, fresh=True)
+    run("paper", ["figure1"], Setting(seed=1), tmp_path)
+    run("paper", ["figure1"], Setting(quick=True), tmp_path)
+    assert calls[3:] == ["first", "second"] * 3
+
+
+def test_rows_depend_on_the_files_that_they_read(measured, tmp_path):
+    figure, calls = measured
+    figure("first")
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    (data / "a.bin").write_bytes(b"1")
+    run("paper", ["figure1"], Setting(data), out)
+    (data / "a.bin").write_bytes(b"22")
+    run("paper", ["figure1"], Setting(data), out)
+    run("paper", ["figure1"], Setting(data), out)
+    assert calls == ["first", "first"]
+    written = json.loads((out / "manifest.json").read_text())
+    assert list(written["data"]) == ["a.bin"] and len(written["data"]["a.bin"]) == 64
+    assert written["seed"] == 0 and written["machine"]["threads"] and written["versions"]["numpy"]
+    assert written["rows"]["figure1"]["first"]["reused"]
+
+
+def test_status(measured, tmp_path):
+    figure, _ = measured
+    figure("absent")
+    assert reproduce.status(run("paper", ["figure1"], Setting(), tmp_path)) == 3
+    figure("first", "wrong")
+    records = run("paper", ["figure1"], Setting(), tmp_path)
+    assert records["figure1"][1].reason == "wrong is wrong" and reproduce.status(records) == 1
