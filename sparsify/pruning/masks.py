@@ -83,13 +83,13 @@ def new_masks(
         return {
             name: plan.structure.select_in_groups(_among(kept[name], active[name]), density) for name in kept
         }
-    alive = {name: plan.structure.join(mask.to(torch.uint8)) > 0 for name, mask in active.items()}
+    alive = {name: plan.structure.alive(mask) for name, mask in active.items()}
     joined = {name: _among(plan.structure.join(ordered(found)), alive[name]) for name, found in kept.items()}
     counts = SCOPES[plan.scope](joined, {name: weight.shape for name, weight in weights.items()}, density)
     found = {}
     for name, fact in facts.items():
         if plan.regrow == "none" or name not in old:
-            chosen = largest_of(joined[name], min(counts[name], int(alive[name].sum())))
+            chosen = largest_of(joined[name], min(counts[name], int(alive[name].count_nonzero())))
         else:
             drawn = Facts(fact.weight, fact.gradient, fact.statistic, seed_of(seed, f"regrow {name}", step))
             grown = plan.structure.join(ordered(regrowth(plan.regrow, drawn)))
@@ -109,17 +109,17 @@ def exchanged(kept: Tensor, grown: Tensor, alive: Tensor, count: int, share: flo
         count: of the result.
         share: of the entries alive that is dropped at least.
     """
-    living = int(alive.sum())
+    living = int(alive.count_nonzero())
     stays = largest_of(kept, max(0, min(count, living) - int(share * min(count, living))))
-    best = _among(grown, ~stays)
-    return stays | largest_of(best, min(count - int(stays.sum()), int((~stays).sum())))
+    staying = int(stays.count_nonzero())
+    return stays | largest_of(_among(grown, ~stays), min(count - staying, stays.numel() - staying))
 
 
 def _among(found: Tensor, alive: Tensor) -> Tensor:
     """Scores as floating-point numbers in which what is not alive comes last."""
     found = found if found.dtype.is_floating_point else found.double()
     least = torch.finfo(found.dtype).min
-    return ordered(found).clamp(min=least).masked_fill(~alive, -torch.inf)
+    return ordered(found).clamp(min=least).masked_fill_(~alive, -torch.inf)
 
 
 def _require_fit(name: str, weight: Tensor, mask: Tensor | None) -> None:

@@ -13,6 +13,11 @@ from sparsify.errors import ShapeError
 
 # Entries of a group up to which each one is compared with all others.
 COMPARED = 16
+# Of more scores than this a sample is sorted first: it bounds the least of those that are wanted.
+SAMPLED = 1 << 16
+SAMPLE = 1 << 12
+# How much further than the sample says the bound lies, in standard deviations.
+MARGIN = 6.0
 
 
 def magnitudes(tensor: Tensor) -> Tensor:
@@ -51,11 +56,26 @@ def largest_of(scores: Tensor, count: int) -> Tensor:
         return torch.zeros(scores.shape, dtype=torch.bool)
     if count >= flat.numel():
         return torch.ones(scores.shape, dtype=torch.bool)
-    threshold = flat.kthvalue(flat.numel() - count + 1).values
+    threshold = _least_of(flat, count)
     mask = flat > threshold
+    missing = count - int(mask.count_nonzero())
     equals = (flat == threshold).nonzero().flatten()
-    mask[equals[: count - int(mask.count_nonzero())]] = True
+    mask[equals[:missing]] = True
     return mask.view(scores.shape)
+
+
+def _least_of(flat: Tensor, count: int) -> Tensor:
+    """The least of the `count` largest scores [entries]."""
+    entries = flat.numel()
+    if entries > SAMPLED:
+        sample = flat[:: entries // SAMPLE].sort(descending=True).values
+        expected = count / entries * len(sample)
+        rank = int(expected + MARGIN * (expected**0.5 + 1))
+        if rank < len(sample) // 2:
+            candidates = flat[flat >= sample[rank]]
+            if len(candidates) >= count:
+                flat = candidates
+    return flat.kthvalue(flat.numel() - count + 1).values
 
 
 def largest_in_rows(scores: Tensor, count: int, mode: int) -> Tensor:

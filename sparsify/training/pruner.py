@@ -290,13 +290,13 @@ class Pruner:
             gradients={name: known[name] for name in rule.names if name in known},
             statistics=self.statistics,
         )
-        before = max(1, sum(int(self.masks[name].sum()) for name in rule.names))
-        dropped = sum(int((self.masks[name] & ~found[name]).sum()) for name in rule.names) / before
-        grown = sum(int((found[name] & ~self.masks[name]).sum()) for name in rule.names) / before
+        before = max(1, sum(int(self.masks[name].count_nonzero()) for name in rule.names))
+        dropped = sum(int((self.masks[name] & ~found[name]).count_nonzero()) for name in rule.names) / before
+        grown = sum(int((found[name] & ~self.masks[name]).count_nonzero()) for name in rule.names) / before
         for name, weight in weights.items():
             set_mask(weight, found[name], self.optimizers)
             self.masks[name] = found[name]
-        kept = sum(int(mask.sum()) for mask in found.values())
+        kept = sum(int(mask.count_nonzero()) for mask in found.values())
         actual = 1 - kept / max(1, sum(mask.numel() for mask in found.values()))
         target, seconds = rule.plan.schedule.target(self.at), time.perf_counter() - start
         churn = dropped + grown
@@ -307,7 +307,7 @@ class Pruner:
         dense = self._trained_densely()
         if not isinstance(self.model, SparseModule) or not dense or not self._may_turn():
             return
-        kept = sum(int(self.masks[name].sum()) for name in dense)
+        kept = sum(int(self.masks[name].count_nonzero()) for name in dense)
         share = kept / sum(self.masks[name].numel() for name in dense)
         if is_timed and share > self._turn_at:
             return
