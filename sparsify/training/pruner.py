@@ -132,13 +132,13 @@ class Pruner:
     def step(self) -> None:
         """Counts a step, after that of the optimizer, and changes the masks where the schedule says so."""
         self.at += 1
+        if self._gradients is not None:
+            self._gradients.settle()
         for rule in self.rules:
             if self._is_update(rule, self.at):
                 self._update(rule)
                 self._turn()
         self._hold()
-        if self._gradients is not None:
-            self._gradients.found.clear()
         self._last.clear()
         self._prepare()
 
@@ -248,12 +248,13 @@ class Pruner:
     def _prepare(self) -> None:
         """Has the next step collect dense gradients where its update needs them."""
         if self._gradients is not None:
-            self._gradients.is_collecting = any(
-                self._is_update(rule, self.at + 1) for rule in self.rules if rule.plan.regrow == "gradient"
-            )
+            rules = [rule for rule in self.rules if rule.plan.regrow == "gradient"]
+            self._gradients.collect(any(self._is_update(rule, self.at + 1) for rule in rules))
 
     def _before_step(self, optimizer: optim.Optimizer, *_: Any) -> None:
         """Reads gradients for scores that need them; steps that a GradScaler skips do not come here."""
+        if self._gradients is not None:
+            self._gradients.settle()
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         weights = self._weights()
         for rule in self.rules:
