@@ -261,7 +261,7 @@ class Pruner:
     def _applied_mask(self, rule: Pruned, weight: Tensor) -> Tensor:
         """The mask that `apply` gave a weight: a dense start has all entries, also those that are 0."""
         first = rule.plans[0]
-        is_full = first.schedule.target(0) == 0 and not first.structure.is_grouped
+        is_full = first.schedule.target(0) == 0 < first.schedule.end and not first.structure.is_grouped
         is_dense = not isinstance(weight, SparseTensor)
         return torch.ones(weight.shape, dtype=torch.bool) if is_full and is_dense else mask_of(weight)
 
