@@ -75,8 +75,9 @@ class Losses:
     def __str__(self) -> str:
         first, last = self.pairs[0][0], self.pairs[-1][0]
         return (
-            f"{self.regions} regions, {len(self.pairs)} steps, dense loss {first:.4f} to {last:.4f}, losses differ by {self.difference:.0e} "
-            f"of the first at most, captures after {FIRST} batches: {self.late_captures}"
+            f"{self.regions} regions, {len(self.pairs)} steps, dense loss {first:.4f} to {last:.4f}, "
+            f"losses differ by {self.difference:.0e} of the first at most, "
+            f"captures after {FIRST} batches: {self.late_captures}"
         )
 
 
