@@ -37,6 +37,7 @@ def test_built_in_recipes_load_and_know_their_lines():
         "gmp90",
         "gpt",
         "lenet",
+        "lottery80",
         "minilm",
         "mlp",
         "resnet20",

@@ -29,6 +29,7 @@ class Plan:
 
     Attributes:
         fraction: the share of kept entries that regrowth exchanges at the first update.
+        rewind: the step to whose weights all weights go back when masks change; `None`: they stay.
     """
 
     score: str
@@ -37,6 +38,7 @@ class Plan:
     structure: Structure = UNSTRUCTURED
     regrow: Regrow = "none"
     fraction: float = EXCHANGED
+    rewind: int | None = None
 
 
 def new_masks(

@@ -8,23 +8,24 @@ from typing import Final
 
 from sparsify.errors import SparsifyError
 from sparsify.pruning.chart import Point, chart
-from sparsify.pruning.schedule import Schedule
-from sparsify.pruning.targets import schedule_of
+from sparsify.pruning.schedule import Schedule, Staged
+from sparsify.pruning.targets import staged_schedule
 from sparsify.recipe import Recipe
 
 COLUMNS, ROWS = 60, 10
+AnySchedule = Schedule | Staged
 POINTS: Final = 2000
 """A curve has about so many steps at most."""
 
 
-def schedules(recipe: Recipe) -> dict[str, Schedule]:
+def schedules(recipe: Recipe) -> dict[str, AnySchedule]:
     """The schedules of the rules that prune, by the names of the rules; epochs are counted as they are.
 
     Raises:
         SparsifyError: no rule prunes.
     """
     found = {
-        rule.id or f"rule {at + 1}": schedule_of(rule, 1)
+        rule.id or f"rule {at + 1}": staged_schedule(rule)
         for at, rule in enumerate(recipe.rules)
         if rule.prune is not None
     }
@@ -33,15 +34,7 @@ def schedules(recipe: Recipe) -> dict[str, Schedule]:
     return found
 
 
-def held(schedule: Schedule, step: int) -> float:
-    """The share of zeros at a step: the target of the last update until then."""
-    if step < schedule.start or schedule.end == 0:
-        return schedule.target(0)
-    last = schedule.start + (step - schedule.start) // schedule.every * schedule.every
-    return schedule.target(schedule.end if step >= schedule.end else last)
-
-
-def as_text(found: Mapping[str, Schedule]) -> str:
+def as_text(found: Mapping[str, AnySchedule]) -> str:
     """The curves as characters, one drawing for each rule.
 
     >>> print(as_text({"w": Schedule("oneshot", to=0.9)}).splitlines()[0])
@@ -50,7 +43,7 @@ def as_text(found: Mapping[str, Schedule]) -> str:
     return "\n\n".join(_drawn(name, schedule) for name, schedule in found.items())
 
 
-def _drawn(name: str, schedule: Schedule) -> str:
+def _drawn(name: str, schedule: AnySchedule) -> str:
     """A heading, and a drawing where the masks change over steps."""
     if schedule.end == 0:
         return f"{name}: {schedule.kind}, {schedule.target(0):g} zeros at the start"
@@ -58,7 +51,7 @@ def _drawn(name: str, schedule: Schedule) -> str:
     first, last = schedule.target(0), schedule.target(schedule.end)
     heading = f"{name}: {schedule.kind}, from {first:g} to {last:g} zeros, {updates} updates"
     length = schedule.end + max(1, schedule.end // 10)
-    values = [held(schedule, round(at * length / (COLUMNS - 1))) for at in range(COLUMNS)]
+    values = [schedule.held(round(at * length / (COLUMNS - 1))) for at in range(COLUMNS)]
     lines = []
     for row in range(ROWS, -1, -1):
         line = "".join("*" if round(value * ROWS) == row else " " for value in values)
@@ -67,20 +60,20 @@ def _drawn(name: str, schedule: Schedule) -> str:
     return "\n".join([heading, *lines, axis, f"      0{length:>{COLUMNS - 1}} steps"])
 
 
-def as_svg(found: Mapping[str, Schedule]) -> str:
+def as_svg(found: Mapping[str, AnySchedule]) -> str:
     """The curves as SVG: steps to the right, shares of zeros upwards, each update a corner."""
     length = max(schedule.end + max(1, schedule.end // 10) for schedule in found.values())
     curves = {f"{name}: {schedule.kind}": corners(schedule, length) for name, schedule in found.items()}
     return chart(curves, "steps", "share of zeros", length=length)
 
 
-def corners(schedule: Schedule, length: int) -> list[Point]:
+def corners(schedule: AnySchedule, length: int) -> list[Point]:
     """The points of the target over so many steps; it is held from one update to the next."""
     stride = max(1, length // POINTS)
-    before = held(schedule, 0)
+    before = schedule.held(0)
     found: list[Point] = [(0, before)]
     for step in [*range(stride, length, stride), length]:
-        value = held(schedule, step)
+        value = schedule.held(step)
         if value != before:
             found += [(step, before), (step, value)]
             before = value

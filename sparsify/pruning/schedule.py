@@ -70,3 +70,48 @@ class Schedule:
         if not self.start <= step <= self.end:
             return False
         return step == self.end or (step - self.start) % self.every == 0
+
+    def held(self, step: int) -> float:
+        """The share of zeros at a step: the target of the last update until then."""
+        if step < self.start or self.end == 0:
+            return self.target(0)
+        last = self.start + (step - self.start) // self.every * self.every
+        return self.target(self.end if step >= self.end else last)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Schedules one after the other, each from its start on; steps are counted from that of the first one.
+
+    >>> Staged((Schedule("oneshot", to=0.5), Schedule("linear", to=0.8, start_at=0.5, start=10, end=20))).target(15)
+    0.65
+    """
+
+    parts: tuple[Schedule, ...]
+
+    @property
+    def kind(self) -> str:
+        """The kinds of all of them."""
+        return ", then ".join(part.kind for part in self.parts)
+
+    @property
+    def end(self) -> int:
+        """The last step with an update."""
+        return self.parts[-1].end
+
+    def part(self, step: int) -> Schedule:
+        """The schedule at a step."""
+        started = [part for part in self.parts if part.start <= step]
+        return started[-1] if started else self.parts[0]
+
+    def target(self, step: int) -> float:
+        """The share of zeros that is wanted at a step."""
+        return self.part(step).target(step)
+
+    def is_update(self, step: int) -> bool:
+        """Whether masks are chosen anew at a step."""
+        return any(part.is_update(step) for part in self.parts)
+
+    def held(self, step: int) -> float:
+        """The share of zeros at a step: the target of the last update until then."""
+        return self.part(step).held(step)

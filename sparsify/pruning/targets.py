@@ -5,7 +5,7 @@ In: a rule with `prune: {method: gmp, sparsity: 0.9}, schedule: {end: 1000, ever
 
 from sparsify.errors import SparsifyError
 from sparsify.pruning.methods import METHODS
-from sparsify.pruning.schedule import Schedule
+from sparsify.pruning.schedule import Schedule, Staged
 from sparsify.recipe import Rule, ScheduleSpec
 
 
@@ -35,3 +35,9 @@ def schedule_of(rule: Rule, steps_per_epoch: int | None = None) -> Schedule:
     end = spec.start if spec.end is None else spec.end
     kind = spec.kind or method.schedule
     return Schedule(kind, to, start_at, spec.start * unit, end * unit, spec.every * unit)
+
+
+def staged_schedule(rule: Rule) -> Schedule | Staged:
+    """The schedule of a rule and of what later stages do to its tensors; epochs are counted as they are."""
+    parts = tuple(schedule_of(part, 1) for part in (rule, *rule.later))
+    return parts[0] if len(parts) == 1 else Staged(parts)

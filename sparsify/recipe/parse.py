@@ -15,8 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from sparsify.errors import RecipeError, RecipeNotFoundError, path_of
 from sparsify.recipe import builtin
-from sparsify.recipe.schema import Recipe
+from sparsify.recipe.schema import Recipe, Rule
 from sparsify.recipe.source import MAX_BYTES, TOO_DEEP, Path, Position, Source, nearest, read, substitute
+from sparsify.recipe.stages import folded
 from sparsify.recipe.unsupported import refusal
 
 # An error shows so many mistakes, each in so many characters.
@@ -107,10 +108,13 @@ def from_source(source: Source, overrides: Mapping[str, Any]) -> Recipe:
 
 def position_rules(recipe: Recipe, source: Source) -> None:
     """Writes line and column into the rules of `recipe`."""
-    places: list[Path] = [("sparsify", r) for r in range(len(recipe.sparsify))]
-    for rule, place in zip(recipe.rules, places, strict=True):
+    places: list[tuple[Rule, Path]] = [(rule, ("sparsify", r)) for r, rule in enumerate(recipe.sparsify)]
+    for number, stage in enumerate(recipe.stages):
+        places += [(rule, ("stages", number, "sparsify", r)) for r, rule in enumerate(stage.sparsify)]
+    for rule, place in places:
         at = source.position(place)
         rule._line, rule._column = at.line, at.column
+    recipe._folded = folded(recipe.stages)  # copies of rules that have their places now
 
 
 def described(error: ValidationError, source: Source) -> RecipeError:

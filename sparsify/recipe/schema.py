@@ -53,7 +53,11 @@ Method = Literal[
     "constant",
     "wanda",
     "sparsegpt",
+    "threshold",
+    "topk",
 ]
+OF_SIZE: Final = {"threshold": "threshold", "topk": "keep"}
+"""Methods whose share of zeros follows from the weights, and the number that each needs."""
 GRADUAL: Final = ("gradient", "gmp", "movement", "set", "rigl")
 """Methods that change masks while a model trains."""
 REGROWING: Final = ("set", "rigl")
@@ -137,7 +141,11 @@ def structured(value: Any) -> Any:
 
 
 class Prune(Section):
-    """How a dense tensor becomes sparse."""
+    """How a dense tensor becomes sparse.
+
+    `threshold`: of `method: threshold`, the least magnitude that stays; `keep`: of `method: topk`, how many entries of
+    each output stay, or with `dim: out` of each input.
+    """
 
     method: Method
     sparsity: float | None = Field(default=None, ge=0, le=1)
@@ -146,6 +154,8 @@ class Prune(Section):
     score: str | None = None
     regrow: Literal["none", "random", "gradient"] | None = None
     fraction: float = Field(default=0.3, ge=0, le=1)
+    threshold: float | None = Field(default=None, ge=0)
+    keep: int | None = Field(default=None, ge=1)
     dim: int | Literal["in", "out"] | None = None
 
     @property
@@ -159,9 +169,30 @@ class Prune(Section):
         return self.method in ("wanda", "sparsegpt")
 
     @model_validator(mode="after")
+    def _counts(self) -> "Prune":
+        number = OF_SIZE.get(self.method)
+        for key in ("threshold", "keep"):
+            is_there = getattr(self, key) is not None
+            if is_there and key != number:
+                raise ValueError(f"`{key}` is not for `method: {self.method}`; leave it out")
+            if key == number and not is_there:
+                raise ValueError(f"`method: {self.method}` needs `{key}`")
+        if number is not None and isinstance(self.dim, int):
+            raise ValueError(f"`dim: {self.dim}` with `method: {self.method}`; `in` or `out`")
+        if number is not None:
+            idle = self.model_fields_set & {"sparsity", "pattern", "scope", "score", "regrow", "fraction"}
+            if idle:
+                raise ValueError(
+                    f"`{min(idle)}` with `method: {self.method}`, whose zeros follow from `{number}` and the weights; "
+                    "leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _agrees(self) -> "Prune":
         group = self.pattern.nm if self.pattern else None
-        if group is None and self.sparsity is None and self.method != "constant":
+        is_shared = self.method != "constant" and self.method not in OF_SIZE
+        if group is None and self.sparsity is None and is_shared:
             raise ValueError(f"`method: {self.method}` needs `sparsity`, the share of zeros")
         if self.method == "block_magnitude" and (self.pattern is None or self.pattern.block is None):
             raise ValueError(
@@ -173,7 +204,7 @@ class Prune(Section):
                 f"`scope: {self.scope}` with `method: {self.method}`: entries are compared within a weight; "
                 "leave `scope` out"
             )
-        if group is None and self.dim is not None:
+        if group is None and self.dim is not None and self.method != "topk":
             raise ValueError(
                 "`dim` is the mode along which n:m groups lie; leave it out, or add such a `pattern`"
             )
@@ -246,7 +277,10 @@ class When(Section):
 
 
 class ScheduleSpec(Section):
-    """The share of zeros over the steps of a training; `to` is that of `prune` where it is not given."""
+    """The share of zeros over the steps of a training; `to` is that of `prune` where it is not given.
+
+    With `rewind` all weights go back to their values at this step whenever masks change, as for lottery tickets.
+    """
 
     kind: Literal["oneshot", "constant", "linear", "cubic", "cosine"] | None = None
     start_at: float | None = Field(default=None, alias="from", ge=0, le=1)
@@ -255,6 +289,7 @@ class ScheduleSpec(Section):
     end: int | None = Field(default=None, ge=0)
     every: int = Field(default=1, ge=1)
     unit: Literal["step", "epoch"] = "step"
+    rewind: int | None = Field(default=None, ge=0)
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
 
@@ -264,6 +299,11 @@ class ScheduleSpec(Section):
             raise ValueError(f"ends at {self.end}, before its start at {self.start}")
         if self.start_at is not None and self.to is not None and self.start_at > self.to:
             raise ValueError(f"goes from {self.start_at} to fewer zeros, {self.to}; exchange them")
+        if self.rewind is not None and self.rewind >= (self.start or self.every):
+            raise ValueError(
+                f"`rewind: {self.rewind}` is no step before the first update, which is at step "
+                f"{self.start or self.every}"
+            )
         return self
 
 
@@ -280,7 +320,8 @@ class Rule(Section):
     """Which tensors are sparse, and how."""
 
     id: str | None = None
-    targets: Annotated[Targets, Field(min_length=1)]
+    ref: str | None = None
+    targets: Targets = ()
     types: Names = ()
     ignore: Targets = ()
     role: Role | None = None
@@ -302,6 +343,12 @@ class Rule(Section):
 
     _line: int = PrivateAttr(default=0)
     _column: int = PrivateAttr(default=0)
+    _later: "tuple[Rule, ...]" = PrivateAttr(default=())
+
+    @property
+    def later(self) -> "tuple[Rule, ...]":
+        """What later stages do to its tensors, with steps counted from the start of the training."""
+        return self._later
 
     @property
     def line(self) -> int:
@@ -329,6 +376,19 @@ class Rule(Section):
         return self.temporary != "auto" or any(part is not None for part in parts)
 
     @model_validator(mode="after")
+    def _named(self) -> "Rule":
+        if self.ref is None and not self.targets:
+            raise ValueError("a rule needs `targets`")
+        others = sorted(self.model_fields_set - {"ref", "prune", "schedule"})
+        if self.ref is not None and (others or self.prune is None):
+            wrong = f"`{others[0]}` beside it" if others else "no `prune`"
+            raise ValueError(
+                f"`ref: {self.ref}` takes the tensors of an earlier rule and has {wrong}; write `ref`, `prune` and "
+                "`schedule` alone"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> "Rule":
         if self.source == "prune" and self.prune is None:
             raise ValueError("`source: prune` needs a `prune` section with a method")
@@ -354,6 +414,10 @@ class Rule(Section):
     @staticmethod
     def _require_schedule(prune: Prune, schedule: ScheduleSpec) -> None:
         """Raises where a schedule does not reach what `prune` asks for."""
+        if prune.method in OF_SIZE and schedule.model_fields_set:
+            raise ValueError(
+                f"`schedule` with `method: {prune.method}`, which has no share of zeros; leave it out"
+            )
         is_gradual = prune.method in GRADUAL or schedule.kind in ("linear", "cubic", "cosine")
         if is_gradual and schedule.end is None:
             raise ValueError(
@@ -364,6 +428,11 @@ class Rule(Section):
         if None not in (schedule.to, wanted) and abs(schedule.to - wanted) > 1e-6:  # type: ignore[operator]
             raise ValueError(
                 f"`schedule: to: {schedule.to}` contradicts the share of zeros {wanted:g} of `prune`"
+            )
+        if schedule.rewind is not None and (prune.regrows or not schedule.end):
+            what = f"entries that {prune.method} regrows" if prune.regrows else "an update without a step"
+            raise ValueError(
+                f"`rewind: {schedule.rewind}` with {what}; a method that does not regrow, and `start` or `end`"
             )
         if schedule.start_at is not None and wanted is not None and schedule.start_at > wanted + 1e-6:
             raise ValueError(
@@ -408,6 +477,20 @@ class Rule(Section):
             yield "reorder", "is for adjacencies; leave it out"
         if self.when is not None and (self.mask is not None or self.source == "computed"):
             yield "when", "needs entries that are known ahead, and masks and gates have none; leave it out"
+
+
+class Stage(Section):
+    """A part of a recipe in time: zeros that are made at once, or a training of some steps.
+
+    `steps`: of `run: train`, by default up to its last update; `rewind`: of `run: oneshot` behind a training, the step
+    to whose weights all weights go back. Steps of schedules count from the start of the stage.
+    """
+
+    id: str | None = None
+    run: Literal["oneshot", "train"]
+    steps: int | None = Field(default=None, ge=1)
+    rewind: int | None = Field(default=None, ge=0)
+    sparsify: tuple[Rule, ...] = ()
 
 
 class Factory(Section):
@@ -490,6 +573,7 @@ class Recipe(Section):
     seed: int | None = None
     calibration: Calibration | None = None
     sparsify: tuple[Rule, ...] = ()
+    stages: tuple[Stage, ...] = ()
     fuse: Fuse = Fuse()
     compile: Compile = Compile()
     verify: Verify = Verify()
@@ -497,6 +581,7 @@ class Recipe(Section):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
 
     _file: str = PrivateAttr(default="")
+    _folded: tuple[Rule, ...] = PrivateAttr(default=())
 
     @property
     def file(self) -> str:
@@ -505,12 +590,12 @@ class Recipe(Section):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """All rules in order."""
-        return self.sparsify
+        """All rules in order; those of `stages` with what later stages do to their tensors."""
+        return self._folded if self.stages else self.sparsify
 
     def with_rules(self, rules: Iterable[Rule]) -> "Recipe":
         """The recipe with these rules in place of its own."""
-        return self.model_copy(update={"sparsify": tuple(rules)})
+        return self.model_copy(update={"sparsify": tuple(rules), "stages": ()})
 
     def with_optional_rules(self, role: str | None = None) -> "Recipe":
         """The recipe whose rules, all or those of a role, may match nothing."""
@@ -518,6 +603,22 @@ class Recipe(Section):
             rule.model_copy(update={"optional": True}) if role in (None, rule.role) else rule
             for rule in self.rules
         )
+
+    @model_validator(mode="after")
+    def _staged(self) -> "Recipe":
+        from sparsify.recipe.stages import folded  # it knows the classes of this module
+
+        if self.stages and self.sparsify:
+            raise ValueError("`sparsify` beside `stages`; write its rules into the first stage")
+        if (stray := next((rule.ref for rule in self.sparsify if rule.ref is not None), None)) is not None:
+            raise ValueError(f"`ref: {stray}` is for rules of later `stages`; name the tensors in `targets`")
+        self._folded = folded(self.stages)
+        rewinds = {
+            r.schedule.rewind for rule in self.rules for r in (rule, *rule.later) if r.schedule is not None
+        } - {None}
+        if len(rewinds) > 1:
+            raise ValueError(f"`rewind` to the steps {sorted(map(str, rewinds))}; one step for all rules")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":

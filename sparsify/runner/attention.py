@@ -62,7 +62,7 @@ def with_sparse_attention(
     Raises:
         SparsifyError: `layers` are no numbers.
     """
-    rules = [rule for rule in recipe.sparsify if rule.mask is None]
+    rules = [rule for rule in recipe.rules if rule.mask is None]
     mask = {"kind": kind, **numbers}
     if not any(target.startswith("param:") for rule in rules for target in rule.targets):
         rules.append(Rule.model_validate(DENSE))

@@ -21,7 +21,7 @@ def with_sparse_weights(recipe: Recipe, text: str) -> Recipe:
         SparsifyError: the text is neither a share of zeros nor n:m.
     """
     prune = Prune.model_validate(prune_of(text))
-    rules = [pruned_as(rule, prune) for rule in recipe.sparsify]
+    rules = [pruned_as(rule, prune) for rule in recipe.rules]
     if all(rule.prune is None for rule in rules):
         rules.append(Rule.model_validate({**TARGETS, "prune": prune}))
     return recipe.with_rules(rules)

@@ -24,8 +24,10 @@ from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.rules.prunable import selected
 from sparsify.passes.rules.prune import choose, is_pruning, unique
 from sparsify.pruning.masks import Plan, new_masks
-from sparsify.pruning.plan import first_masks, plan_of
+from sparsify.pruning.plan import first_masks, plans_of
+from sparsify.pruning.schedule import Staged
 from sparsify.recipe import Prune, Recipe
+from sparsify.sparsification.materializing import SameFormat
 from sparsify.storage.tensor import SparseTensor
 from sparsify.training.dense_gradients import DenseGradients, dense
 from sparsify.training.set_mask import follow_parameter, mask_of, set_mask
@@ -63,11 +65,24 @@ class Update:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A rule, how it chooses masks, and the names of its weights."""
+    """A rule, how it and later stages choose masks, and the names of its weights."""
 
     label: str
-    plan: Plan
+    plans: tuple[Plan, ...]
     names: tuple[str, ...]
+
+    def updates(self, step: int) -> tuple[Plan, ...]:
+        """The plans that choose masks at a step; those of step 0 are the first ones."""
+        return tuple(plan for plan in self.plans if step > 0 and plan.schedule.is_update(step))
+
+    def held(self, step: int) -> float:
+        """The share of zeros that is wanted at a step."""
+        return Staged(tuple(plan.schedule for plan in self.plans)).held(step)
+
+    def regrows_by_gradients(self, step: int | None = None) -> bool:
+        """Whether an update, or that of a step, needs dense gradients."""
+        plans = self.plans if step is None else self.updates(step)
+        return any(plan.regrow == "gradient" for plan in plans)
 
 
 class Pruner:
@@ -112,13 +127,15 @@ class Pruner:
         self.report: list[Update] = []
         self.statistics: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
+        self._kept: dict[int, dict[str, Tensor]] = {}
         _require_trained(self._weights(), self.optimizers)
-        regrowing = [n for rule in self.rules if rule.plan.regrow == "gradient" for n in rule.names]
+        regrowing = [n for rule in self.rules if rule.regrows_by_gradients() for n in rule.names]
         if regrowing and isinstance(model, SparseModule) and model._asked.has_masks:
             raise SparsifyError(
                 "regrow: gradient of a model whose attention has masks", "leave one of them out of the recipe"
             )
         self.masks = self._first_masks()
+        self._remember()
         self._turn_at = MOST_KEPT
         if not isinstance(model, SparseModule):
             for name, weight in self._weights().items():
@@ -134,10 +151,14 @@ class Pruner:
         self.at += 1
         if self._gradients is not None:
             self._gradients.settle()
-        for rule in self.rules:
-            if self._is_update(rule, self.at):
-                self._update(rule)
-                self._turn()
+        self._remember()
+        plans = [(rule, plan) for rule in self.rules for plan in rule.updates(self.at)]
+        rewinds = [plan.rewind for rule, plan in plans if self._update(rule, plan)]
+        if (wanted := next((step for step in rewinds if step is not None), None)) is not None:
+            self._rewind(self._kept[wanted])
+        if plans:
+            self._hold()
+            self._turn()
         self._hold()
         self._last.clear()
         self._prepare()
@@ -167,6 +188,7 @@ class Pruner:
             "masks": {name: mask.clone() for name, mask in self.masks.items()},
             "statistics": {name: value.clone() for name, value in self.statistics.items()},
             "report": [asdict(update) for update in self.report],
+            "kept": {step: dict(values) for step, values in self._kept.items()},
             "turn_at": self._turn_at,
             "dense": self._trained_densely(),
         }
@@ -196,6 +218,7 @@ class Pruner:
         self.masks = {name: masks[name].clone() for name in weights}
         self.statistics = {name: value.clone() for name, value in state["statistics"].items()}
         self.report = [Update(**update) for update in state["report"]]
+        self._kept = {step: dict(values) for step, values in state.get("kept", {}).items()}
         self._turn_at = state.get("turn_at", MOST_KEPT)
         if set(self._trained_densely()) - set(state.get("dense", weights)):
             self._turn(is_timed=False)  # they were in kernels
@@ -237,19 +260,15 @@ class Pruner:
 
     def _applied_mask(self, rule: Pruned, weight: Tensor) -> Tensor:
         """The mask that `apply` gave a weight: a dense start has all entries, also those that are 0."""
-        is_full = rule.plan.schedule.target(0) == 0 and not rule.plan.structure.is_grouped
+        first = rule.plans[0]
+        is_full = first.schedule.target(0) == 0 < first.schedule.end and not first.structure.is_grouped
         is_dense = not isinstance(weight, SparseTensor)
         return torch.ones(weight.shape, dtype=torch.bool) if is_full and is_dense else mask_of(weight)
-
-    def _is_update(self, rule: Pruned, step: int) -> bool:
-        """Whether the masks of a rule change at a step."""
-        return step > 0 and rule.plan.schedule.is_update(step)
 
     def _prepare(self) -> None:
         """Has the next step collect dense gradients where its update needs them."""
         if self._gradients is not None:
-            rules = [rule for rule in self.rules if rule.plan.regrow == "gradient"]
-            self._gradients.collect(any(self._is_update(rule, self.at + 1) for rule in rules))
+            self._gradients.collect(any(rule.regrows_by_gradients(self.at + 1) for rule in self.rules))
 
     def _before_step(self, optimizer: optim.Optimizer, *_: Any) -> None:
         """Reads gradients for scores that need them; steps that a GradScaler skips do not come here."""
@@ -258,32 +277,33 @@ class Pruner:
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         weights = self._weights()
         for rule in self.rules:
-            needs_last = rule.plan.score not in ("magnitude", "random", SUMMED)
-            is_next = self._is_update(rule, self.at + 1)
-            for name in rule.names if rule.plan.score == SUMMED or (needs_last and is_next) else ():
+            needs_sums = any(plan.score == SUMMED for plan in rule.plans)
+            scores = [plan.score for plan in rule.updates(self.at + 1)]
+            needs_last = any(score not in ("magnitude", "random", SUMMED) for score in scores)
+            for name in rule.names if needs_sums or needs_last else ():
                 weight = weights[name]
                 if id(weight) not in trained or weight.grad is None:
                     continue
                 gradient = dense(weight.grad)
                 if needs_last:
                     self._last[name] = gradient
-                else:
+                if needs_sums:
                     moved = dense(weight) * gradient
                     self.statistics[name] = self.statistics.get(name, torch.zeros_like(moved)) - moved
 
-    def _update(self, rule: Pruned) -> None:
-        """Gives the weights of a rule new masks."""
+    def _update(self, rule: Pruned, plan: Plan) -> bool:
+        """Gives the weights of a rule new masks; whether they differ from those before."""
         start = time.perf_counter()
         weights = {name: weight for name, weight in self._weights().items() if name in rule.names}
         known = self._last | ({} if self._gradients is None else self._gradients.found)
-        if rule.plan.regrow == "gradient" and rule.names[0] not in known:
-            return  # no backward since the last step: a step of nothing
-        if rule.plan.score == "gradient" and any(name not in known for name in rule.names):
-            return
-        if rule.plan.regrow == "gradient":
+        if plan.regrow == "gradient" and rule.names[0] not in known:
+            return False  # no backward since the last step: a step of nothing
+        if plan.score == "gradient" and any(name not in known for name in rule.names):
+            return False
+        if plan.regrow == "gradient":
             sum_over_ranks([known[name] for name in rule.names])
         found = new_masks(
-            rule.plan,
+            plan,
             {name: dense(weight) for name, weight in weights.items()},
             {name: self.masks[name] for name in rule.names},
             step=self.at,
@@ -299,9 +319,31 @@ class Pruner:
             self.masks[name] = found[name]
         kept = sum(int(mask.count_nonzero()) for mask in found.values())
         actual = 1 - kept / max(1, sum(mask.numel() for mask in found.values()))
-        target, seconds = rule.plan.schedule.target(self.at), time.perf_counter() - start
+        target, seconds = plan.schedule.target(self.at), time.perf_counter() - start
         churn = dropped + grown
         self.report.append(Update(self.at, rule.label, target, actual, churn, seconds, dropped, grown))
+        return churn > 0
+
+    def _remember(self) -> None:
+        """Keeps the weights of the step to which they will go back."""
+        steps = {plan.rewind for rule in self.rules for plan in rule.plans}
+        if self.at in steps and self.at not in self._kept:
+            buffers = {name: buffer.clone() for name, buffer in self._source().named_buffers()}
+            self._kept[self.at] = {**self._dense_weights(), **buffers}
+
+    def _rewind(self, kept: Mapping[str, Tensor]) -> None:
+        """Gives weights and buffers earlier values, at the entries that they have now; optimizers start anew."""
+        source = self._source()
+        with torch.no_grad():
+            for name, parameter in source.named_parameters():
+                found = parameter.detach()
+                parameter.copy_(
+                    SameFormat(found)(kept[name]) if isinstance(found, SparseTensor) else kept[name]
+                )
+            for name, buffer in source.named_buffers():
+                buffer.copy_(kept[name])
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
 
     def _turn(self, *, is_timed: bool = True) -> None:
         """Has weights that train dense timed in kernels once more where enough of their entries are gone."""
@@ -397,7 +439,7 @@ def pruned_rules(model: nn.Module, recipe: Recipe, steps_per_epoch: int | None) 
                 "apply a model in training, or trainable=True",
             )
         if trained:
-            yield Pruned(label, plan_of(rule, steps_per_epoch), trained)
+            yield Pruned(label, plans_of(rule, steps_per_epoch), trained)
 
 
 def finished(recipe: Recipe) -> Recipe:

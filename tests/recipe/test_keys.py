@@ -26,7 +26,11 @@ ELSEWHERE = {
     ("Recipe", "data"), ("Factory", "factory"), ("Factory", "args"), ("Data", "name"),
 }  # fmt: skip
 # Read when a recipe is validated: its other sections decide what their values say.
-VALIDATED = {("Verify", "against"), ("Prune", "method"), ("ScheduleSpec", "to")}
+VALIDATED = {
+    ("Verify", "against"), ("Prune", "method"), ("ScheduleSpec", "to"), ("Rule", "ref"), ("Stage", "id"),
+    ("Stage", "run"), ("Stage", "steps"), ("Stage", "rewind"), ("Stage", "sparsify"), ("Prune", "threshold"),
+    ("Prune", "keep"),
+}  # fmt: skip
 
 
 class Model(nn.Module):
@@ -139,12 +143,12 @@ def test_kinds_of_masks_have_the_numbers_of_their_functions() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "words"),
     [
-        ("stages: [{sparsify: []}]", 3, 1, "`stages` are not supported yet; write the rules under `sparsify`"),
+        ("stages: [{sparsify: []}]", 3, 10, "the key 'run' is missing"),
         ("verify: {against: masked_dense}", 3, 10, "`against: masked_dense` is not supported; `against: dense`"),
         ("verify: {against: dense_with_mask}", 1, 1, "no rule has a `mask`; write `against: dense`"),
         ("compile: {backends: [torch]}", 3, 11, "without `own` leaves no kernels; add `own`"),
         ("data: {name: cora, size: 3}", 3, 20, "unknown key 'size'"),
-        ("ref: b", 4, 18, "`ref` is not supported yet; name the tensors in `targets`"),
+        ("ref: b", 4, 5, "`ref: b` takes the tensors of an earlier rule and has `targets` beside it"),
         ("schedule: {kind: cubic}", 4, 5, "`schedule` says when `prune` makes zeros, and the rule has no `prune`"),
         ("prune: {method: rigl, sparsity: 0.5}", 4, 5, "`method: rigl` changes masks over steps; `schedule: {end"),
         ("prune: {method: set, pattern: 2:4}", 4, 18, "n:m groups do not regrow"),
@@ -158,7 +162,11 @@ def test_kinds_of_masks_have_the_numbers_of_their_functions() -> None:
         ("format: {levels: [dense], block: [2]}", 4, 44, "write the blocks into the levels, `i/16: dense`"),
         ("source: computed", 4, 5, "`source: computed` is for gates"),
         ("source: computed, role: weight", 4, 5, "`source: computed` is for gates"),
-        ("prune: {method: magnitude, keep: 2}", 4, 45, "`prune: keep` is not supported; write `sparsity`"),
+        ("prune: {method: magnitude, sparsity: 0.5, keep: 2}", 4, 18, "`keep` is not for `method: magnitude`"),
+        ("prune: {method: topk}", 4, 18, "`method: topk` needs `keep`"),
+        ("prune: {method: topk, keep: 2, dim: 1}", 4, 18, "`in` or `out`"),
+        ("prune: {method: threshold, threshold: 0.1, sparsity: 0.5}", 4, 18, "`sparsity` with `method: threshold`"),
+        ("prune: {method: threshold, threshold: 0.1}, schedule: {end: 3}", 4, 5, "has no share of zeros"),
         ("prune: {method: magnitude}", 4, 18, "needs `sparsity`, the share of zeros"),
         ("prune: {method: block_magnitude, sparsity: 0.5}", 4, 18, "needs `pattern: {block: [16, 16]}`"),
         ("prune: {method: magnitude, sparsity: 0.5, dim: in}", 4, 18, "`dim` is the mode along which n:m"),
@@ -176,7 +184,7 @@ def test_kinds_of_masks_have_the_numbers_of_their_functions() -> None:
         ("targets: 'param:w', mask: {kind: causal}", 4, 5, "`mask` is for attention"),
         ("targets: 'input:x', prune: {method: magnitude, sparsity: 0.5}", 4, 5, "input:x is none; name them"),
         ("targets: 'input:x', dtype: int8", 4, 5, "`dtype: int8` rounds parameters, and input:x is none"),
-        ("targets: []", 4, 6, "a rule needs `targets`"),
+        ("targets: []", 4, 5, "a rule needs `targets`"),
         ("format: crs", 4, 5, "no format is called 'crs'"),
         ("mask: {kind: causal, block: 0}", 4, 5, "mask: block=0; a whole number from 1"),
         ("mask: {kind: from_file}", 4, 5, "mask: the mask from_file needs 'path'"),
@@ -195,7 +203,7 @@ def test_validate_finds_what_apply_cannot_do(
 
 
 def test_mappings_are_refused_too() -> None:
-    with pytest.raises(RecipeError, match="`ref` is not supported yet"):
+    with pytest.raises(RecipeError, match="`ref: b` takes the tensors"):
         recipe.load({"schema": 1, "name": "x", "sparsify": [{"targets": "a", "ref": "b"}]})
 
 

@@ -165,7 +165,8 @@ def trained_models() -> list[str]:
 
 def last_update(recipe: Recipe) -> int:
     """The last step at which a schedule of the recipe changes masks."""
-    ends = [rule.schedule.end or rule.schedule.start for rule in recipe.rules if rule.prune and rule.schedule]
+    parts = [part for rule in recipe.rules for part in (rule, *rule.later)]
+    ends = [part.schedule.end or part.schedule.start for part in parts if part.prune and part.schedule]
     return max(ends, default=0)
 
 

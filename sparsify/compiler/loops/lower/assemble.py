@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, convert, integer, plus, product
-from sparsify.compiler.loops.lower import bounded, dropped, marked, repeated
+from sparsify.compiler.loops.lower import bounded, dropped, marked, parts, repeated
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.node import find
@@ -81,7 +81,8 @@ class Assembly:
     """The result under construction: which phase it is in, and the next free position of each level.
 
     With dense levels above one compressed level, rows are independent: each counts its entries into `pos`, which
-    is then summed up. Otherwise entries are appended in order, one counter a level.
+    is then summed up. Otherwise entries are appended in order, one counter a level; threads append to parts of the
+    outermost level, which are counted before (`parts.py`).
     """
 
     def __init__(self, low: Lowering, name: str) -> None:
@@ -105,12 +106,16 @@ class Assembly:
                 f"a sum into {name}, stored {self.declaration.format}, whose pattern is not known",
                 "ask for a dense result with format=",
             )
+        outermost = loops_around(low.program.body, name)[:1]
+        is_parallel = any(isinstance(loop.kind, notation.Parallel) for loop in outermost)
+        self.by_parts = is_parallel and not self.by_rows
         self._check_loops()
         self.bounds: tuple[str, ...] = ()
         self.is_running = False
         self.first: loops.Var = loops.Var(low.fresh(f"{name}_begin"), loops.INT)
         self.total: loops.Var = loops.Var("", loops.INT)
         self.place: loops.Expr = ZERO
+        self.totals: list[loops.Var] = []
         last = len(self.levels) - 1
         self.counters = [
             loops.Var(low.fresh(f"{name}{level + 1}_next"), loops.INT) for level in range(last + 1)
@@ -161,6 +166,10 @@ class Assembly:
         """Back before the first phase, with variables of other names."""
         self.filling = self.is_running = False
         self.first = loops.Var(self.low.fresh(self.first.name), loops.INT)
+        self.renew_counters()
+
+    def renew_counters(self) -> None:
+        """Counters of other names."""
         self.counters = [loops.Var(self.low.fresh(counter.name), loops.INT) for counter in self.counters]
 
     def _check_loops(self) -> None:
@@ -188,8 +197,10 @@ class Assembly:
                 f"{self.target} stored {self.declaration.format}", f"the loop order {', '.join(names)}"
             )
         for number, loop in enumerate(found):
-            rows = self.by_rows and number < len(found) - 1
-            if isinstance(loop.kind, notation.Serial) or (rows and isinstance(loop.kind, notation.Parallel)):
+            may_be_parallel = number < len(found) - 1 if self.by_rows else number == 0
+            if isinstance(loop.kind, notation.Serial) or (
+                may_be_parallel and isinstance(loop.kind, notation.Parallel)
+            ):
                 continue
             raise ScheduleError(
                 f"the loop over {loop.index} is {type(loop.kind).__name__.lower()}, and entries of {self.name} are "
@@ -230,6 +241,8 @@ class Assembly:
 
     def before(self) -> Lowered:
         """What the counting phase needs."""
+        if self.by_parts:
+            return parts.memory(self)
         if not self.by_rows:
             return [loops.Declare(counter, ZERO, True) for counter in self.counters]
         return [loops.Comment("count the entries of each row"), *self.allocate_positions()]
@@ -256,10 +269,15 @@ class Assembly:
             lowered += self.positions()
             self.counters[last] = loops.Var(self.low.fresh(self.counters[last].name), loops.INT)
         else:
+            if self.by_parts:
+                lowered += parts.sum_up(self)
             self.total = self.counters[last]
             lowered += self._allocate_levels()
         lowered.append(self.allocate_values(self.total))
-        if not self.by_rows:
+        if self.by_parts:
+            self.totals = self.counters
+            self.renew_counters()
+        elif not self.by_rows:
             lowered += [loops.Set(counter, ZERO) for counter in self.counters]
         return lowered
 
@@ -341,6 +359,8 @@ class Assembly:
             for name in self.variables[:-1]
             for leaf in Provenance(self.low.program.relations).leaves(name)
         }
+        if self.by_parts and loop.index == self.variables[0]:
+            return
         if not self.by_rows or loop.index not in rows:
             raise ScheduleError(
                 f"`parallel {loop.index}`: the entries of {self.name}, stored {self.declaration.format}, are "
@@ -409,5 +429,5 @@ class Assembly:
         """The end of the outermost level."""
         if self.by_rows:
             return []
-        last = len(self.levels) - 1
-        return [self._put(0, "pos", ONE, self.counters[last] if self.repeating else self.counters[0])]
+        counters = self.totals if self.by_parts else self.counters
+        return [self._put(0, "pos", ONE, counters[-1] if self.repeating else counters[0])]

@@ -24,7 +24,7 @@ from sparsify.compiler.loops.arithmetic import (
     quotient,
     times,
 )
-from sparsify.compiler.loops.lower import bounded, hubs, iterate, sparse
+from sparsify.compiler.loops.lower import bounded, hubs, iterate, parts, sparse
 from sparsify.compiler.loops.lower.environment import Environment, Range, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import (
@@ -77,6 +77,20 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
     low.is_parallel = True
     if low.assembly is not None and low.assembly.is_running:
         body = [bounded.part(low.assembly), *body]
+    if low.assembly is not None and low.assembly.by_parts:
+        first, last, whole = parts.each(low.assembly, begin, end, extent, body)
+        return [
+            loops.ParallelFor(
+                first,
+                last,
+                parts.PARTS,
+                setup,
+                whole,
+                work(low, loop),
+                chunks_per_thread=DYNAMIC_CHUNKS,
+                dynamic=True,
+            )
+        ]
     return [
         *(hubs.shared(low, loop, env) if loop.kind.hubs else []),
         loops.ParallelFor(
@@ -104,13 +118,11 @@ def _part(
         if frozenset() in points:
             extent, part = _range_part(low, loop, begin, end, env)
             return extent, sparse.iterate(low, loop, found, env, part)
-        # The threads share the entries of an operand without which nothing happens; others are looked up.
-        for access in found:
-            if frozenset() not in statement_points(loop.body, frozenset({access}), low, env.absent):
-                return _stored_part(low, loop, access, begin, end, env)
-        raise ScheduleError(
-            f"parallel {loop.index} over the merged coordinates of {len(found)} operands", "another loop"
-        )
+        if len(found) == 1:
+            return _stored_part(low, loop, found[0], begin, end, env)
+        # The threads share the coordinates; each operand is searched for where those of a part begin and end.
+        extent, part = _range_part(low, loop, begin, end, env)
+        return extent, sparse.iterate(low, loop, found, env, part)
     split = low.split_by_outer.get(index)
     if split is not None:
         return _tile_part(low, split, loop, begin, end, env)

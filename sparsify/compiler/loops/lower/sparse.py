@@ -100,7 +100,7 @@ def iterate(
 ) -> Lowered:
     """The loop over what `found` stores, by the points where its body has something to do.
 
-    `limits`: the part of the positions (one operand) or coordinates (cursors) that a thread takes.
+    `limits`: the part of the positions (one operand) or coordinates (several, cursors) that a thread takes.
     """
     points = statement_points(loop.body, frozenset(found), low, env.absent)
     if frozenset() in points:
@@ -110,11 +110,7 @@ def iterate(
         return []
     if points == frozenset({frozenset(found)}) and len(found) == 1:
         return _single(low, loop, found[0], env, limits)
-    if limits is not None:
-        raise ScheduleError(
-            f"parallel {loop.index} over the merged coordinates of {len(found)} operands", "another loop"
-        )
-    cursors = [Cursor.start(low, access, env).declared(low) for access in found]
+    cursors = [Cursor.start(low, access, env).between(low, limits).declared(low) for access in found]
     if points == frozenset({frozenset(found)}):
         return intersection(low, loop, cursors, env)
     return merge(low, loop, cursors, points, env)
@@ -244,6 +240,17 @@ class Cursor:
             low, self.access, self.level, self.parent, self.reach, plus(shift, low.bound(variable))
         )
         return replace(self, reach=Range(begin, end), declarations=(*first, *last), shift=shift)
+
+    def between(self, low: Lowering, limits: Range | None) -> Cursor:
+        """With the positions alone whose coordinates lie between limits of the loop's variable."""
+        if limits is None:
+            return self
+        ends = [
+            locate.first_from(low, self.access, self.level, self.parent, self.reach, plus(self.shift, end))
+            for end in (limits.begin, limits.end)
+        ]
+        (begin, first), (end, last) = ends
+        return replace(self, reach=Range(begin, end), declarations=(*self.declarations, *first, *last))
 
     def within(self, limits: Range | None) -> Range:
         """The positions of both."""
