@@ -13,7 +13,7 @@ from sparsify.compiler.evaluate import einsum, einsum_kernel, evaluate, evaluate
 from sparsify.compiler.explain import explain_kernel, printed
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
-from sparsify.compiler.sparsified import LAST, in_kernel
+from sparsify.compiler.sparsified import LAST, by_block, in_kernel
 from sparsify.errors import SparsifyError, public
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model
@@ -50,7 +50,7 @@ def explain(
                 "explain was given statements with operands that have no names",
                 'give them by name, explain("y[i] = A[i,j] * x[j]", A=A, x=x)',
             )
-        named, after = _with_conditions(named)
+        subject, named, after = _with_conditions(subject, named)
         kernel = evaluate_kernel(subject, schedule=schedule, **named)
         given = [ascending(named[name]) for name in kernel.program.inputs]
         return printed(explain_kernel(kernel, sizes_of(kernel.program, given))) + after
@@ -74,17 +74,25 @@ def explain(
     )
 
 
-def _with_conditions(named: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _with_conditions(text: str, named: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
     """Arguments of `evaluate_kernel` without sparsifiers, and lines about those that follow the kernel."""
     sparsifier = named.pop("sparsifier", None)
     if sparsifier is None:
-        return named, ""
+        return text, named, ""
+    keys = ("outputs", "format", "schedule", "sizes")
+    operands = {name: value for name, value in named.items() if name not in keys}
+    blocks = by_block(
+        text, named.get("outputs"), named.get("format"), sparsifier, named.get("sizes") or {}, operands
+    )
+    if blocks is not None:
+        how = {"outputs": blocks.output, "format": {blocks.output: blocks.format}, "sizes": blocks.sizes}
+        return blocks.text, named | how, ""
     format, operands, left = in_kernel(named.get("format"), sparsifier, named.get("outputs"))
     wanted = format if isinstance(format, Mapping) else {LAST: format}
     lines = [f"  {name or 'the result'}: {s}, then {wanted.get(name) or 'csr'}" for name, s in left.items()]
     kept = {name: form for name, form in wanted.items() if name not in left and form is not None}
     after = "\n\nafter the kernel\n" + "\n".join(lines) if left else ""
-    return named | operands | {"format": kept.get(LAST, kept or None)}, after
+    return text, named | operands | {"format": kept.get(LAST, kept or None)}, after
 
 
 def _a_kind(subject: Any) -> str:

@@ -126,7 +126,8 @@ def evaluate(
         format: of the result, or a mapping from results to formats. `csr where abs(Y) >= 0.5` stores the entries of Y
             for which the condition holds, `csr by value` those that differ from the fill.
         sparsifier: what thins out the result, of `sparsify.sparsifiers`, or a mapping from results to them. Streaming
-            ones are conditions of the kernel that computes the result: what they drop is not written.
+            ones, and n:m along the last mode, are conditions of the kernel that writes the result: what they drop is
+            not written, and neither is what equals the fill. Others follow the kernel.
         schedule: for all statements, which become one kernel; without it each gets its own.
         sizes: extents of index variables that no operand has.
         operands: tensors and Python's or numpy's scalars by name. One kernel serves all values of a scalar that is

@@ -1,8 +1,8 @@
 """Results of statements that a sparsifier thins out, within the kernel where it can.
 
 In: `Y[i,k] = relu(T[i,k])`, `csr` and a sparsifier whose condition is `abs(value) >= threshold`. Out: the format
-`csr where abs(value) >= threshold_Y` and the operand `threshold_Y`; a sparsifier that has no condition is applied to
-what the statements give.
+`csr where abs(value) >= threshold_Y` and the operand `threshold_Y`; those that decide in blocks are conditions over
+their neighbours (`blockwise.py`); a sparsifier that has no condition is applied to what the statements give.
 """
 
 import re
@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from sparsify.compiler.blockwise import Written, written
 from sparsify.compiler.einsum.extents import accesses
 from sparsify.compiler.einsum.nodes import Assign, Const, Index
 from sparsify.compiler.einsum.parse import parse
@@ -124,6 +125,23 @@ def in_kernel(
     return formats.get(LAST, formats), operands, left
 
 
+def by_block(
+    text: str,
+    outputs: str | Sequence[str] | None,
+    format: Formats,
+    sparsifier: Any,
+    sizes: Mapping[str, int],
+    operands: Mapping[str, Any],
+) -> Written | None:
+    """The statements with the condition of a blocking sparsifier of their one result; `None` for others."""
+    name = outputs if isinstance(outputs, str) or outputs is None else outputs[0] if len(outputs) == 1 else ""
+    if isinstance(sparsifier, Mapping | type) or name == "":
+        return None
+    if isinstance(format, Mapping):
+        format = format.get(name or LAST)
+    return written(text, name, format, sparsifier, sizes, operands)
+
+
 def under(format: Format | str | None, condition: str) -> str:
     """The format whose entries are stored under a condition; without a format the inferred one."""
     text = "" if format is None else str(format)
@@ -156,6 +174,10 @@ def evaluate_sparsified(
         sparsifier: of the result, or by result.
         how: what else `evaluate` is told.
     """
+    blocks = by_block(text, outputs, format, sparsifier, how.get("sizes") or {}, operands)
+    if blocks is not None:
+        how |= {"sizes": blocks.sizes}
+        return evaluate(blocks.text, blocks.output, format={blocks.output: blocks.format}, **how, **operands)
     formats, more, left = in_kernel(format, sparsifier, outputs)
     if not left:
         return evaluate(text, outputs, format=formats, **how, **operands, **more)

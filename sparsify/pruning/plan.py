@@ -16,6 +16,9 @@ from sparsify.pruning.schedule import Schedule
 from sparsify.pruning.structure import Structure
 from sparsify.pruning.targets import schedule_of
 from sparsify.recipe import Prune, Rule
+from sparsify.recipe.schema import OF_SIZE
+from sparsify.sparsification.blocking import TopK
+from sparsify.sparsification.streaming import ScalarThreshold
 from sparsify.storage.tensor import SparseTensor
 from sparsify.storage.trained_masks import entries, restricted
 
@@ -74,6 +77,8 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
     assert rule.prune is not None, "the rule prunes"
     if is_constant(rule.prune):
         return [entries(weight) for weight in weights]
+    if rule.prune.method in OF_SIZE:
+        return [_large(weight, rule.prune) for weight in weights]
     plan = plan_of(rule, steps_per_epoch=1)  # the target of the first step is that of the first epoch
     first = plan.schedule.target(0)
     if first == 0 and not plan.structure.is_grouped:
@@ -83,6 +88,18 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
     if plan.scope == "layer":  # the scores of one weight at a time
         return [mask for weight in weights for mask in _chosen(at_once, [weight], seed)]
     return _chosen(at_once, weights, seed)
+
+
+def _large(weight: Tensor, prune: Prune) -> Tensor:
+    """The entries that a number of a rule keeps: a magnitude, or how many of each output."""
+    dense = _dense(weight)
+    if prune.keep is None:
+        mask = ScalarThreshold(prune.threshold or 0.0).mask(dense)
+    else:
+        rows = dense.flatten(1) if dense.dim() > 1 else dense.unsqueeze(0)
+        mask = TopK(prune.keep, 0 if prune.dim == "out" else 1).mask(rows).view(dense.shape)
+    old = restricted(weight)
+    return mask if old is None else mask & old
 
 
 def _chosen(plan: Plan, weights: Sequence[Tensor], seed: int) -> list[Tensor]:

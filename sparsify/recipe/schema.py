@@ -53,7 +53,11 @@ Method = Literal[
     "constant",
     "wanda",
     "sparsegpt",
+    "threshold",
+    "topk",
 ]
+OF_SIZE: Final = {"threshold": "threshold", "topk": "keep"}
+"""Methods whose share of zeros follows from the weights, and the number that each needs."""
 GRADUAL: Final = ("gradient", "gmp", "movement", "set", "rigl")
 """Methods that change masks while a model trains."""
 REGROWING: Final = ("set", "rigl")
@@ -137,7 +141,11 @@ def structured(value: Any) -> Any:
 
 
 class Prune(Section):
-    """How a dense tensor becomes sparse."""
+    """How a dense tensor becomes sparse.
+
+    `threshold`: of `method: threshold`, the least magnitude that stays; `keep`: of `method: topk`, how many entries of
+    each output stay, or with `dim: out` of each input.
+    """
 
     method: Method
     sparsity: float | None = Field(default=None, ge=0, le=1)
@@ -146,6 +154,8 @@ class Prune(Section):
     score: str | None = None
     regrow: Literal["none", "random", "gradient"] | None = None
     fraction: float = Field(default=0.3, ge=0, le=1)
+    threshold: float | None = Field(default=None, ge=0)
+    keep: int | None = Field(default=None, ge=1)
     dim: int | Literal["in", "out"] | None = None
 
     @property
@@ -159,9 +169,30 @@ class Prune(Section):
         return self.method in ("wanda", "sparsegpt")
 
     @model_validator(mode="after")
+    def _counts(self) -> "Prune":
+        number = OF_SIZE.get(self.method)
+        for key in ("threshold", "keep"):
+            is_there = getattr(self, key) is not None
+            if is_there and key != number:
+                raise ValueError(f"`{key}` is not for `method: {self.method}`; leave it out")
+            if key == number and not is_there:
+                raise ValueError(f"`method: {self.method}` needs `{key}`")
+        if number is not None and isinstance(self.dim, int):
+            raise ValueError(f"`dim: {self.dim}` with `method: {self.method}`; `in` or `out`")
+        if number is not None:
+            idle = self.model_fields_set & {"sparsity", "pattern", "scope", "score", "regrow", "fraction"}
+            if idle:
+                raise ValueError(
+                    f"`{min(idle)}` with `method: {self.method}`, whose zeros follow from `{number}` and the weights; "
+                    "leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _agrees(self) -> "Prune":
         group = self.pattern.nm if self.pattern else None
-        if group is None and self.sparsity is None and self.method != "constant":
+        is_shared = self.method != "constant" and self.method not in OF_SIZE
+        if group is None and self.sparsity is None and is_shared:
             raise ValueError(f"`method: {self.method}` needs `sparsity`, the share of zeros")
         if self.method == "block_magnitude" and (self.pattern is None or self.pattern.block is None):
             raise ValueError(
@@ -173,7 +204,7 @@ class Prune(Section):
                 f"`scope: {self.scope}` with `method: {self.method}`: entries are compared within a weight; "
                 "leave `scope` out"
             )
-        if group is None and self.dim is not None:
+        if group is None and self.dim is not None and self.method != "topk":
             raise ValueError(
                 "`dim` is the mode along which n:m groups lie; leave it out, or add such a `pattern`"
             )
@@ -383,6 +414,10 @@ class Rule(Section):
     @staticmethod
     def _require_schedule(prune: Prune, schedule: ScheduleSpec) -> None:
         """Raises where a schedule does not reach what `prune` asks for."""
+        if prune.method in OF_SIZE and schedule.model_fields_set:
+            raise ValueError(
+                f"`schedule` with `method: {prune.method}`, which has no share of zeros; leave it out"
+            )
         is_gradual = prune.method in GRADUAL or schedule.kind in ("linear", "cubic", "cosine")
         if is_gradual and schedule.end is None:
             raise ValueError(

@@ -24,9 +24,10 @@ NAMES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "block_fraction": ("BlockFraction", ("fraction", "block")),
     "nm": ("PerBlockFraction", ("n", "m", "dim", "group")),
     "top_k": ("TopK", ("k", "dim", "by")),
+    "topk": ("TopK", ("k", "dim", "by")),
     "where": ("Where", ("text",)),
 }
-CLASSES: Final = {made: (key, parameters) for key, (made, parameters) in NAMES.items()}
+CLASSES: Final = {made: (key, parameters) for key, (made, parameters) in reversed(NAMES.items())}
 # What sparsifiers need and recipes have not: a tensor.
 OF_TENSORS: Final = {
     "Movement": "compares with values of earlier steps, and is for weights",

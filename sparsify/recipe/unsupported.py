@@ -1,26 +1,16 @@
 """Keys and values that no version reads yet, or that say nothing: what to write instead.
 
-In: the section `FormatSpec` and its key `block`, or `Prune` and `method: topk`. Out: a sentence for the error at that
-place, "" for keys that there never were.
+In: the section `FormatSpec` and its key `block`, or `Verify` and `against: masked_dense`. Out: a sentence for the error
+at that place, "" for keys that there never were.
 """
 
 from typing import Any, Final
 
-METHODS: Final = ("threshold", "topk")
 # By section and key, or key and value.
 REFUSED: Final[dict[tuple[str, str], str]] = {
     ("Rule", "role: gradient"): (
         "`role: gradient` is not supported: `grad` of a rule says how the gradient of its tensors becomes sparse"
     ),
-    ("Prune", "keep"): (
-        "`prune: keep` is not supported; write `sparsity`, the share of zeros, or `pattern: {nm: {keep: 2, of: 4}}`"
-    ),
-    **{
-        ("Prune", f"method: {name}"): (
-            f"`method: {name}` is not supported yet; `magnitude`, `block_magnitude`, `wanda` and `sparsegpt` are"
-        )
-        for name in METHODS
-    },
     ("FormatSpec", "block"): "`block` is not supported; write the blocks into the levels, `i/16: dense`",
     ("Verify", "against: masked_dense"): (
         "`against: masked_dense` is not supported; `against: dense` compares with the dense model that has the zeros "

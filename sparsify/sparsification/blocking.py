@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from sparsify.compiler.blockwise import Block
 from sparsify.errors import ShapeError, SparsifierError
 from sparsify.sparsification.grouped import grouped_mask
 from sparsify.sparsification.largest import (
@@ -76,6 +77,10 @@ class PerBlockFraction(Sparsifier):
             raise SparsifierError(
                 f"PerBlockFraction: dim={self.dim!r}", "a mode; n:m:g is for matrices, 0 or 1"
             )
+
+    def block(self) -> Block | None:
+        """The block within which a kernel compares; `None` along other modes than the last one, and in groups."""
+        return Block(self.n, self.m) if self.group is None and self.dim in (None, -1) else None
 
     def mask(self, tensor: Tensor) -> Tensor:
         """Where the largest of each block are."""

@@ -6,7 +6,7 @@ tensor and a format, the `SparseTensor` of the entries that stay.
 | kind | decides by | called on results of a kernel |
 |---|---|---|
 | streaming | each entry and its coordinates | inside the kernel: what is dropped is never written |
-| blocking | a few entries at a time | after the kernel |
+| blocking | a few entries at a time | n:m along the last mode inside the kernel, others after it |
 | materializing | all entries | after the kernel |
 
 Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, section 2 and table 1.

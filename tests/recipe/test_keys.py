@@ -28,7 +28,8 @@ ELSEWHERE = {
 # Read when a recipe is validated: its other sections decide what their values say.
 VALIDATED = {
     ("Verify", "against"), ("Prune", "method"), ("ScheduleSpec", "to"), ("Rule", "ref"), ("Stage", "id"),
-    ("Stage", "run"), ("Stage", "steps"), ("Stage", "rewind"), ("Stage", "sparsify"),
+    ("Stage", "run"), ("Stage", "steps"), ("Stage", "rewind"), ("Stage", "sparsify"), ("Prune", "threshold"),
+    ("Prune", "keep"),
 }  # fmt: skip
 
 
@@ -161,7 +162,11 @@ def test_kinds_of_masks_have_the_numbers_of_their_functions() -> None:
         ("format: {levels: [dense], block: [2]}", 4, 44, "write the blocks into the levels, `i/16: dense`"),
         ("source: computed", 4, 5, "`source: computed` is for gates"),
         ("source: computed, role: weight", 4, 5, "`source: computed` is for gates"),
-        ("prune: {method: magnitude, keep: 2}", 4, 45, "`prune: keep` is not supported; write `sparsity`"),
+        ("prune: {method: magnitude, sparsity: 0.5, keep: 2}", 4, 18, "`keep` is not for `method: magnitude`"),
+        ("prune: {method: topk}", 4, 18, "`method: topk` needs `keep`"),
+        ("prune: {method: topk, keep: 2, dim: 1}", 4, 18, "`in` or `out`"),
+        ("prune: {method: threshold, threshold: 0.1, sparsity: 0.5}", 4, 18, "`sparsity` with `method: threshold`"),
+        ("prune: {method: threshold, threshold: 0.1}, schedule: {end: 3}", 4, 5, "has no share of zeros"),
         ("prune: {method: magnitude}", 4, 18, "needs `sparsity`, the share of zeros"),
         ("prune: {method: block_magnitude, sparsity: 0.5}", 4, 18, "needs `pattern: {block: [16, 16]}`"),
         ("prune: {method: magnitude, sparsity: 0.5, dim: in}", 4, 18, "`dim` is the mode along which n:m"),

@@ -270,6 +270,38 @@ def test_behind_the_kernel(own):
     assert torch.equal(found.to_dense(), torch.where(own.mask(dense), dense, 0))
 
 
+@pytest.mark.usefixtures("compiled_fast")
+@pytest.mark.parametrize("vector_bytes", [0, 64])
+@pytest.mark.parametrize(
+    "format, dtype", [("csr", torch.float32), ("csc", torch.float64), (None, torch.bfloat16)]
+)
+def test_blocks_inside_the_kernel(format, dtype, vector_bytes):
+    """n:m: the kernel that writes the result compares within blocks; ties, infinite and undefined entries too."""
+    own = sparsifiers.PerBlockFraction(2, 4)
+    T = random(40, 36, seed=3).to(dtype)
+    T[2, 3], T[3], T[4], T[5, 1], T[5, 2] = torch.nan, 1, 0, torch.inf, -torch.inf
+    with options.override(vector_bytes=vector_bytes, threads=2, serial_threshold=0, compiler_flags=("-O0",)):
+        found = sparsify.evaluate("Y[i,k] = T[i,k] * 2", T=T, format=format, sparsifier=own)
+    want = torch.where(own.mask(T * 2), T * 2, 0)
+    torch.testing.assert_close(found.to_dense(), want, equal_nan=True)
+    assert found.nnz == int((want != 0).sum())
+
+
+def test_gradients_of_blocks_inside_the_kernel():
+    own = sparsifiers.PerBlockFraction(1, 4)
+    X, W = (random(*shape, seed=1).double().requires_grad_() for shape in ((30, 5), (40, 5)))
+    R = random(30, 40, seed=2).double()
+    found = sparsify.evaluate(PRODUCT, X=X, W=W, format="csr", sparsifier=own)
+    dense = (X @ W.T).relu()
+    want = torch.where(own.mask(dense.detach()), dense, 0)
+    torch.testing.assert_close(found.to_dense(), want)
+    have = torch.autograd.grad((found.to_dense() * R).sum(), (X, W))
+    torch.testing.assert_close(have, torch.autograd.grad((want * R).sum(), (X, W)))
+    assert "after the kernel" not in sparsify.explain(PRODUCT, X=X, W=W, format="csr", sparsifier=own)
+    with pytest.raises(ShapeError, match="groups of 4 do not divide the last mode of Y, 5 entries"):
+        sparsify.evaluate("Y[i,k] = T[i,k]", T=torch.ones(2, 5), format="csr", sparsifier=own)
+
+
 def test_sparsifiers_by_result():
     text = "A[i,k] = T[i,k] * 2\nB[i,k] = A[i,k] + 1\nC[i] += A[i,k]"
     wanted = {

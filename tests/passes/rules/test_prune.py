@@ -105,3 +105,20 @@ def test_a_linear_layer_behind_flattened_images():
     torch.testing.assert_close(sparse(x[:5]), expected(x[:5]), rtol=1e-4, atol=1e-5)
     with pytest.raises(RuntimeError, match="8x2500 and 2704x256"):
         sparse(torch.randn(8, 1, 27, 27))
+
+
+@pytest.mark.parametrize(
+    "prune_by, kept",
+    [
+        ({"method": "threshold", "threshold": 0.03}, lambda w: w.abs() >= 0.03),
+        ({"method": "topk", "keep": 5}, lambda w: sparsify.sparsifiers.TopK(5).mask(w)),
+        ({"method": "topk", "keep": 2, "dim": "out"}, lambda w: sparsify.sparsifiers.TopK(2, 0).mask(w)),
+    ],
+    ids=str,
+)
+def test_zeros_that_follow_from_the_weights(prune_by, kept):
+    given = model()
+    found = pruned(given, prune=prune_by)
+    for at in (0, 2):
+        weight = given[at].weight.detach()
+        assert torch.equal(found[at].weight.detach(), torch.where(kept(weight), weight, 0))

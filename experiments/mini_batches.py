@@ -1,0 +1,147 @@
+"""Losses of training over sampled neighbourhoods: the dense model and its sparse twin, with equal samples.
+
+In: `python -m experiments.mini_batches --data-root DATA --datasets cora ogbn-arxiv`. Out: a line for each data set and
+model, `cora gcn  80 steps  losses differ by 3e-13 at most  captures after ten batches: 0`.
+
+Both models start from the same weights and see the same batches. Two trainings in float32 drift apart as roundings
+grow from step to step; in float64 they stay equal, which is what shows that both compute the same.
+"""
+
+import argparse
+import copy
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sparsify import apply
+from sparsify import recipe as recipes
+from sparsify.models import data, registry
+from sparsify.models.data import Graph
+from sparsify.models.neighbours import NeighbourSampler
+from sparsify.passes.module.sparse_module import SparseModule
+
+MODELS: Final = ("gcn", "sage", "gin", "gat")
+FIRST: Final = 10
+RATE: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Study:
+    """How a graph is sampled.
+
+    Attributes:
+        batch_size: nodes of a batch.
+        fanout: neighbours that are drawn in each step from a node.
+        arguments: of the models.
+    """
+
+    batch_size: int
+    fanout: tuple[int, ...]
+    arguments: Mapping[str, Any]
+
+
+STUDIES: Final[Mapping[str, Study]] = {
+    "cora": Study(35, (5, 5), {"hidden": 16, "dropout": 0.0}),
+    "ogbn-arxiv": Study(1024, (5, 5), {"hidden": 32, "dropout": 0.0}),
+}
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of both models, step by step.
+
+    Attributes:
+        pairs: (dense, sparse) of each step.
+        regions: of the sparse model.
+        late_captures: variants of the sparse model that batches after the first ten made.
+    """
+
+    pairs: tuple[tuple[float, float], ...]
+    regions: int
+    late_captures: int
+
+    @property
+    def difference(self) -> float:
+        """The largest difference of the losses of a step, by the dense loss of the first."""
+        return max(abs(dense - sparse) for dense, sparse in self.pairs) / abs(self.pairs[0][0])
+
+    def __str__(self) -> str:
+        first, last = self.pairs[0][0], self.pairs[-1][0]
+        return (
+            f"{self.regions} regions, {len(self.pairs)} steps, dense loss {first:.4f} to {last:.4f}, "
+            f"losses differ by {self.difference:.0e} of the first at most, "
+            f"captures after {FIRST} batches: {self.late_captures}"
+        )
+
+
+def sampled(graph: Graph, study: Study, epochs: int, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """The batches of all epochs: features, edges, and the classes of the nodes that come first."""
+    sampler = NeighbourSampler(graph.edge_index, graph.nodes, study.fanout, seed=0)
+    x = graph.x.to(dtype)
+    for _ in range(epochs):
+        for nodes, found in sampler.batches(graph.train, study.batch_size):
+            yield x[found.nodes], found.edge_index, graph.y[nodes]
+
+
+def losses(name: str, graph: Graph, study: Study, epochs: int, dtype: torch.dtype) -> Losses:
+    """Trains a model and its sparse twin with Adam on equal samples.
+
+    Args:
+        name: of a graph model.
+        graph: gives features, edges, classes and the nodes to train on.
+        study: how it is sampled.
+        epochs: how often each node comes.
+        dtype: of features and weights.
+    """
+    entry = registry.find(name)
+    known = {key: value for key, value in study.arguments.items() if key in entry.arguments()}
+    dense = entry.build(graph.x.shape[1], graph.classes, known).to(dtype).train()
+    recipe = recipes.load(entry.recipe)
+    rules = [rule for rule in recipe.rules if not rule.optional]
+    sparse: SparseModule = apply(copy.deepcopy(dense), recipe.with_rules(rules), verify=False, trainable=True)
+    both: list[nn.Module] = [dense, sparse]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=RATE) for model in both]
+    pairs: list[tuple[float, float]] = []
+    early = 0
+    for x, edge_index, classes in sampled(graph, study, epochs, dtype):
+        found = []
+        for model, optimizer in zip(both, optimizers, strict=True):
+            loss = F.cross_entropy(model(x, edge_index)[: len(classes)], classes)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(float(loss.detach()))
+        pairs.append((found[0], found[1]))
+        if len(pairs) == FIRST:
+            early = len(sparse.variants)
+    return Losses(tuple(pairs), len(sparse.report.regions), len(sparse.variants) - early)
+
+
+def main() -> int:
+    """Prints the losses of each data set and model."""
+    parser = argparse.ArgumentParser(description="Losses of training over sampled neighbourhoods.")
+    parser.add_argument("--data-root", type=Path, help="folder of data sets")
+    parser.add_argument("--datasets", nargs="*", choices=STUDIES, default=list(STUDIES))
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--float32", action="store_true", help="train in float32 in the place of float64")
+    asked = parser.parse_args()
+    warnings.filterwarnings("ignore", category=UserWarning)
+    dtype = torch.float32 if asked.float32 else torch.float64
+    for dataset in asked.datasets:
+        graph = data.load(dataset, asked.data_root)
+        for name in asked.models:
+            found = losses(name, graph, STUDIES[dataset], asked.epochs, dtype)
+            print(f"{dataset} {name}: {found}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
