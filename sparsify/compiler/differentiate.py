@@ -4,9 +4,10 @@ In: a kernel and operands that require gradients. Out: results whose backward ru
 differentiable in their turn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -146,7 +147,42 @@ def pull_back(
         again = kernel.temporaries(tuple(missing))(*[values[name] for name in program.inputs])
         values.update(zip(missing, again if isinstance(again, tuple) else (again,), strict=True))
     found = backward(*[values[name] for name in backward.program.inputs])
+    if _wanted and not torch.is_grad_enabled():
+        _give_dense(kernel, values, wrt)
     return dict(zip(wrt, found if isinstance(found, tuple) else (found,), strict=True))
+
+
+class Wanted:
+    """The gradients of a sparse operand at its zeros, too: backward passes compute them while this object lives.
+
+    Attributes:
+        given: the operand and its dense gradient, of each kernel that reads it in a backward pass.
+    """
+
+    def __init__(self, operand: SparseTensor) -> None:
+        self.given: list[tuple[SparseTensor, Tensor]] = []
+        _wanted[operand._vals.data_ptr()] = self
+
+
+_wanted: Final[WeakValueDictionary[int, Wanted]] = WeakValueDictionary()
+
+
+def _give_dense(kernel: Any, values: Mapping[str, Tensor], wrt: Sequence[str]) -> None:
+    """Computes the dense gradients of the operands that somebody wants, where the program with dense ones has them."""
+    for name in wrt:
+        operand = values.get(name)
+        if not isinstance(operand, SparseTensor):
+            continue
+        wanted = _wanted.get(operand._vals.data_ptr())
+        if wanted is None:
+            continue
+        try:
+            backward = kernel.dense_adjoint((name,))
+            if all(read in values and read != name for read in backward.program.inputs):
+                gradient = backward(*[values[read] for read in backward.program.inputs])
+                wanted.given.append((operand, gradient))
+        except SparsifyError:
+            continue  # whoever waits for it sees that it is missing
 
 
 def _laid_out(gradient: Tensor | None, result: Tensor | None) -> Tensor:

@@ -80,6 +80,7 @@ class Kernel:
         self.kept: dict[tuple[bool, ...], Kept] = {}
         self.is_prepared = False
         self._adjoints: dict[tuple[str, ...], Kernel] = {}
+        self._dense_adjoints: dict[tuple[str, ...], Kernel] = {}
         self._empties: dict[tuple[tuple[str, int], ...], Kernel] = {}
         self._call: Callable[[tuple[Operand, ...]], Any] = self._first_call
         self.results: Callable[[tuple[Operand, ...]], Any] = self._run_steps
@@ -248,6 +249,18 @@ class Kernel:
             kept = set(program.inputs) - given
             self._adjoints[wrt] = _plan(wide(program, kept), None, self._settings(), self.sizes)
         return self._adjoints[wrt]
+
+    def dense_adjoint(self, wrt: tuple[str, ...]) -> "Kernel":
+        """The adjoint of the same program with the inputs `wrt` stored densely: gradients at their zeros, too."""
+        if wrt not in self._dense_adjoints:
+            program = self.program
+            declarations = tuple(
+                replace(d, format=Format(", ".join(["dense"] * d.format.rank))) if d.name in wrt else d
+                for d in program.declarations
+            )
+            made = _plan(replace(program, declarations=declarations), None, self._settings(), self.sizes)
+            self._dense_adjoints[wrt] = made.adjoint(wrt)
+        return self._dense_adjoints[wrt]
 
     @cached_property
     def keeping(self) -> Keeping:

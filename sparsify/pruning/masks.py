@@ -5,7 +5,7 @@ Counts are exact, ties go to the first ones; equal arguments give equal masks on
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsify.errors import DataError, ShapeError, SparsifyError
 from sparsify.pruning.regrow import Regrow, regrowth
 from sparsify.pruning.schedule import Schedule
-from sparsify.pruning.scope import SCOPES
+from sparsify.pruning.scope import OF_SIZES, SCOPES
 from sparsify.pruning.score import Facts, scores, seed_of
 from sparsify.pruning.structure import Structure
 from sparsify.sparsification.largest import largest_of, ordered
@@ -85,48 +85,62 @@ def new_masks(
         return {
             name: plan.structure.select_in_groups(_among(kept[name], active[name]), density) for name in kept
         }
-    alive = {name: plan.structure.join(mask.to(torch.uint8)) > 0 for name, mask in active.items()}
-    joined = {name: _among(plan.structure.join(ordered(found)), alive[name]) for name, found in kept.items()}
-    counts = SCOPES[plan.scope](joined, {name: weight.shape for name, weight in weights.items()}, density)
+    alive = {name: plan.structure.alive(mask) for name, mask in active.items()}
+    joined = {name: plan.structure.join(found) for name, found in kept.items()}
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    counts = SCOPES[plan.scope](_compared(plan, joined, alive), shapes, density)
     found = {}
     for name, fact in facts.items():
         if plan.regrow == "none" or name not in old:
-            chosen = largest_of(joined[name], min(counts[name], int(alive[name].sum())))
+            count = min(counts[name], int(alive[name].count_nonzero()))
+            chosen = largest_of(joined[name], count, alive[name])
         else:
-            drawn = Facts(fact.weight, fact.gradient, fact.statistic, seed_of(seed, f"regrow {name}", step))
-            grown = plan.structure.join(ordered(regrowth(plan.regrow, drawn)))
+            drawn = replace(fact, seed=seed_of(seed, f"regrow {name}", step))
+            grown = plan.structure.join(regrowth(plan.regrow, drawn))
             share = plan.schedule.exchanged(plan.fraction, step)
             chosen = exchanged(joined[name], grown, alive[name], counts[name], share)
         found[name] = plan.structure.spread(chosen, fact.weight.shape)
     return found
 
 
+def _compared(plan: Plan, joined: Mapping[str, Tensor], alive: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The scores that the scope of a plan shares a target by, what is not alive last; any where it reads none."""
+    if plan.scope in OF_SIZES:
+        return joined
+    return {name: _among(found, alive[name]) for name, found in joined.items()}
+
+
 def exchanged(kept: Tensor, grown: Tensor, alive: Tensor, count: int, share: float) -> Tensor:
     """Exactly `count` entries: those alive with the best scores but a share, then the candidates that grow first.
 
     Args:
-        kept: scores of entries; those not alive have the least.
+        kept: scores of entries.
         grown: scores by which candidates come back; what was just dropped is one.
         alive: the entries until now.
         count: of the result.
         share: of the entries alive that is dropped at least.
     """
-    living = int(alive.sum())
-    stays = largest_of(kept, max(0, min(count, living) - int(share * min(count, living))))
-    best = _among(grown, ~stays)
-    return stays | largest_of(best, min(count - int(stays.sum()), int((~stays).sum())))
+    living = int(alive.count_nonzero())
+    stays = largest_of(kept, max(0, min(count, living) - int(share * min(count, living))), alive)
+    staying = int(stays.count_nonzero())
+    return stays | largest_of(grown, min(count - staying, stays.numel() - staying), ~stays)
 
 
 def _among(found: Tensor, alive: Tensor) -> Tensor:
     """Scores as floating-point numbers in which what is not alive comes last."""
     found = found if found.dtype.is_floating_point else found.double()
     least = torch.finfo(found.dtype).min
-    return ordered(found).clamp(min=least).masked_fill(~alive, -torch.inf)
+    return ordered(found).clamp(min=least).masked_fill_(~alive, -torch.inf)
+
+
+def is_finite(weight: Tensor) -> bool:
+    """Whether all entries of a weight are finite; those are whose sum is."""
+    return bool(weight.sum().isfinite()) or bool(weight.isfinite().all())
 
 
 def _require_fit(name: str, weight: Tensor, mask: Tensor | None) -> None:
     """Raises for a weight of no size by which entries could be chosen, and for the mask of another one."""
-    if weight.dtype.is_floating_point and not bool(weight.detach().isfinite().all()):
+    if weight.dtype.is_floating_point and not is_finite(weight.detach()):
         raise DataError(f"{name} has entries that are not finite", "train with finite weights")
     if mask is not None and mask.shape != weight.shape:
         raise ShapeError(f"{name} is {list(weight.shape)}, and its mask {list(mask.shape)}")

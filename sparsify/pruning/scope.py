@@ -81,3 +81,5 @@ SCOPES: Final[dict[str, Callable[[Scores, Mapping[str, torch.Size], float], dict
     "erk": erk,
     "owl": owl,
 }
+OF_SIZES: Final = frozenset({"layer", "erk"})
+"""The scopes that read no scores."""

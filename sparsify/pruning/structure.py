@@ -75,6 +75,10 @@ class Structure:
         sets = self.sets(scores.shape)
         return block_sums(scores, sets) if sets else scores
 
+    def alive(self, mask: Tensor) -> Tensor:
+        """The sets of which a mask has entries."""
+        return self.join(mask.to(torch.uint8)) > 0 if self.sets(mask.shape) else mask
+
     def spread(self, mask: Tensor, shape: torch.Size) -> Tensor:
         """The mask of entries from that of sets."""
         return spread(mask, self.sets(shape))

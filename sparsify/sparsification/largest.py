@@ -13,6 +13,11 @@ from sparsify.errors import ShapeError
 
 # Entries of a group up to which each one is compared with all others.
 COMPARED = 16
+# Of more scores than this a sample is sorted first: it bounds the least of those that are wanted.
+SAMPLED = 1 << 16
+SAMPLE = 1 << 12
+# How much further than the sample says the bound lies, in standard deviations.
+MARGIN = 6.0
 
 
 def magnitudes(tensor: Tensor) -> Tensor:
@@ -30,8 +35,8 @@ def ordered(scores: Tensor) -> Tensor:
     """Scores of which those that are not a number are infinite; truth values as numbers."""
     if scores.dtype == torch.bool:
         return scores.to(torch.uint8)
-    if not scores.dtype.is_floating_point:
-        return scores
+    if not scores.dtype.is_floating_point or not bool(scores.sum().isnan()):
+        return scores  # the sum of numbers is one, or infinite
     return scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
@@ -44,18 +49,50 @@ def largest(scores: Tensor, share: float) -> Tensor:
     return largest_of(scores, round(scores.numel() * share))
 
 
-def largest_of(scores: Tensor, count: int) -> Tensor:
-    """Where the `count` largest scores are, the first ones among equals."""
-    flat = ordered(scores).flatten()
+def largest_of(scores: Tensor, count: int, among: Tensor | None = None) -> Tensor:
+    """Where the `count` largest scores are, the first ones among equals.
+
+    Args:
+        scores: [*shape].
+        count: how many; of `among` no more than there are.
+        among: bool [*shape], the entries to choose from; all without it.
+    """
+    flat = scores.flatten()
+    of = None if among is None else among.flatten()
+    entries = flat.numel() if of is None else int(of.count_nonzero())
     if count <= 0:
         return torch.zeros(scores.shape, dtype=torch.bool)
-    if count >= flat.numel():
-        return torch.ones(scores.shape, dtype=torch.bool)
-    threshold = flat.kthvalue(flat.numel() - count + 1).values
-    mask = flat > threshold
-    equals = (flat == threshold).nonzero().flatten()
-    mask[equals[: count - int(mask.count_nonzero())]] = True
-    return mask.view(scores.shape)
+    if count >= entries:
+        return torch.ones(scores.shape, dtype=torch.bool) if among is None else among.clone()
+    places = _candidates(flat, of, entries, count)
+    values = ordered(flat if places is None else flat[places])
+    threshold = values.kthvalue(len(values) - count + 1).values
+    chosen = values > threshold
+    missing = count - int(chosen.count_nonzero())
+    equals = (values == threshold).nonzero().flatten()
+    chosen[equals[:missing]] = True
+    if places is None:
+        return chosen.view(scores.shape)
+    mask = torch.zeros(scores.shape, dtype=torch.bool)
+    mask.view(-1)[places[chosen]] = True
+    return mask
+
+
+def _candidates(flat: Tensor, of: Tensor | None, entries: int, count: int) -> Tensor | None:
+    """The places, in their order, of scores among which the `count` largest of some entries are; `None` for all."""
+    if entries > SAMPLED and 2 * entries > flat.numel():
+        stride = flat.numel() // SAMPLE
+        sample = flat[::stride] if of is None else flat[::stride][of[::stride]]
+        expected = count / entries * len(sample)
+        rank = int(expected + MARGIN * (expected**0.5 + 1))
+        if rank < len(sample) // 2:
+            # What is not a number counts as the largest.
+            bound = ordered(sample).sort(descending=True).values[rank]
+            above = ~(flat < bound)
+            places = (above if of is None else above.logical_and_(of)).nonzero().flatten()
+            if len(places) >= count:
+                return places
+    return None if of is None else of.nonzero().flatten()
 
 
 def largest_in_rows(scores: Tensor, count: int, mode: int) -> Tensor:

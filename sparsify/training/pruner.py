@@ -149,6 +149,8 @@ class Pruner:
     def step(self) -> None:
         """Counts a step, after that of the optimizer, and changes the masks where the schedule says so."""
         self.at += 1
+        if self._gradients is not None:
+            self._gradients.settle()
         self._remember()
         plans = [(rule, plan) for rule in self.rules for plan in rule.updates(self.at)]
         rewinds = [plan.rewind for rule, plan in plans if self._update(rule, plan)]
@@ -158,8 +160,6 @@ class Pruner:
             self._hold()
             self._turn()
         self._hold()
-        if self._gradients is not None:
-            self._gradients.found.clear()
         self._last.clear()
         self._prepare()
 
@@ -268,10 +268,12 @@ class Pruner:
     def _prepare(self) -> None:
         """Has the next step collect dense gradients where its update needs them."""
         if self._gradients is not None:
-            self._gradients.is_collecting = any(rule.regrows_by_gradients(self.at + 1) for rule in self.rules)
+            self._gradients.collect(any(rule.regrows_by_gradients(self.at + 1) for rule in self.rules))
 
     def _before_step(self, optimizer: optim.Optimizer, *_: Any) -> None:
         """Reads gradients for scores that need them; steps that a GradScaler skips do not come here."""
+        if self._gradients is not None:
+            self._gradients.settle()
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         weights = self._weights()
         for rule in self.rules:
@@ -309,13 +311,13 @@ class Pruner:
             gradients={name: known[name] for name in rule.names if name in known},
             statistics=self.statistics,
         )
-        before = max(1, sum(int(self.masks[name].sum()) for name in rule.names))
-        dropped = sum(int((self.masks[name] & ~found[name]).sum()) for name in rule.names) / before
-        grown = sum(int((found[name] & ~self.masks[name]).sum()) for name in rule.names) / before
+        before = max(1, sum(int(self.masks[name].count_nonzero()) for name in rule.names))
+        dropped = sum(int((self.masks[name] & ~found[name]).count_nonzero()) for name in rule.names) / before
+        grown = sum(int((found[name] & ~self.masks[name]).count_nonzero()) for name in rule.names) / before
         for name, weight in weights.items():
             set_mask(weight, found[name], self.optimizers)
             self.masks[name] = found[name]
-        kept = sum(int(mask.sum()) for mask in found.values())
+        kept = sum(int(mask.count_nonzero()) for mask in found.values())
         actual = 1 - kept / max(1, sum(mask.numel() for mask in found.values()))
         target, seconds = plan.schedule.target(self.at), time.perf_counter() - start
         churn = dropped + grown
@@ -348,7 +350,7 @@ class Pruner:
         dense = self._trained_densely()
         if not isinstance(self.model, SparseModule) or not dense or not self._may_turn():
             return
-        kept = sum(int(self.masks[name].sum()) for name in dense)
+        kept = sum(int(self.masks[name].count_nonzero()) for name in dense)
         share = kept / sum(self.masks[name].numel() for name in dense)
         if is_timed and share > self._turn_at:
             return

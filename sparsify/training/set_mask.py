@@ -226,8 +226,8 @@ def masked_pattern(pattern: Pattern, mask: Tensor) -> tuple[Pattern, Tensor]:
         FormatError: the format stores more than the mask, in blocks or groups.
     """
     places, positions = _places(pattern)
-    slots = torch.full((mask.numel(),), -1, dtype=torch.int64)
-    slots[places] = positions
+    slots = torch.full((mask.numel(),), -1, dtype=torch.int32 if mask.numel() < 2**31 else torch.int64)
+    slots[places] = positions.to(slots.dtype)
     kept = mask.reshape(-1).nonzero().squeeze(1)
     coordinates = list(torch.unravel_index(kept, mask.shape))
     found = convert.placed(coordinates, None, mask.shape, pattern.format)
@@ -240,7 +240,9 @@ def masked_pattern(pattern: Pattern, mask: Tensor) -> tuple[Pattern, Tensor]:
         )
     if not len(kept):
         return found.pattern, torch.full((found.pattern.nnz,), -1)
-    source = torch.where(found.permutation >= 0, slots[kept][found.permutation.clamp(min=0)], -1)
+    source = slots[kept].long()
+    if not found.is_identity:
+        source = torch.where(found.permutation >= 0, source[found.permutation.clamp(min=0)], -1)
     return found.pattern, source
 
 

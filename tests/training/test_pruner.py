@@ -207,3 +207,59 @@ def test_two_processes_have_the_same_masks(tmp_path):
     first, second = (torch.load(tmp_path / f"masks{rank}.pt") for rank in range(2))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+class Shared(nn.Module):
+    """A weight that two kernels read, one of them behind an activation."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(24, 24), nn.Linear(24, 8)
+
+    def forward(self, x):
+        return self.last(self.first(self.first(x).tanh()))
+
+
+@pytest.mark.parametrize("is_read_twice", [False, True])
+def test_dense_gradients_of_kernels_are_those_of_the_dense_model(is_read_twice, monkeypatch):
+    net = Shared().double().train() if is_read_twice else model().train()
+    x = torch.randn(6, net.first.in_features if is_read_twice else 16, dtype=torch.float64)
+    asked = recipe("rigl")
+    asked["sparsify"][0]["schedule"] = {"end": 9, "every": 1}
+    applied = sparsify.apply(net, asked, x)
+    pruner = sparsify.Pruner(applied, torch.optim.SGD(applied.parameters(), 0.1))
+    collected = []
+    monkeypatch.setattr(pruner._gradients, "_collect", collected.append)
+    twin = copy.deepcopy(net)
+    for name, value in pruner._dense_weights().items():
+        twin.get_parameter(name).data = value
+    for _ in range(2):  # accumulated
+        for one in (applied, twin):
+            torch.manual_seed(3)
+            one(x).square().sum().backward()
+    pruner._gradients.settle()
+    assert not collected
+    assert sorted(pruner._gradients.found) == sorted(pruner.masks)
+    for name, gradient in pruner._gradients.found.items():
+        torch.testing.assert_close(gradient, twin.get_parameter(name).grad)
+        assert gradient[~pruner.masks[name]].any()
+
+
+def test_dense_gradients_of_weights_that_torch_reads_come_from_the_source_model(monkeypatch):
+    net = model().train()
+    x = torch.randn(6, 16, dtype=torch.float64)
+    asked = recipe("rigl")
+    asked["sparsify"][0]["schedule"] = {"end": 9, "every": 1}
+    applied = sparsify.apply(net, asked, x)
+    pruner = sparsify.Pruner(applied, torch.optim.SGD(applied.parameters(), 0.1))
+    monkeypatch.setattr("sparsify.compiler.differentiate._give_dense", lambda *_: None)
+    twin = copy.deepcopy(net)
+    for name, value in pruner._dense_weights().items():
+        twin.get_parameter(name).data = value
+    for one in (applied, twin):
+        torch.manual_seed(3)
+        one(x).square().sum().backward()
+    pruner._gradients.settle()
+    for name, gradient in pruner._gradients.found.items():
+        torch.testing.assert_close(gradient, twin.get_parameter(name).grad)
