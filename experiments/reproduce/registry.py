@@ -21,6 +21,7 @@ FIGURES: Final[Mapping[str, Mapping[str, str]]] = {
         "figure6": "scorch.figure6",
         "figure7": "scorch.figure7",
         "figure8": "scorch.figure8",
+        "slides": "scorch.slides",
     },
 }
 
