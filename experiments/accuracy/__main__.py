@@ -19,8 +19,10 @@ from sparsify import options
 from sparsify import recipe as recipes
 from sparsify.errors import SparsifyError
 from sparsify.models import registry
-from sparsify.runner.train.loop import run
+from sparsify.runner.train.loop import run, validate
+from sparsify.runner.train.prepare import new_model, under_masks
 from sparsify.runner.train.settings import Settings, resolve
+from sparsify.runner.train.task import task_of
 
 DENSE: Final = "dense"
 # Methods as what they ask of a rule; schedules end at three quarters of the steps.
@@ -29,7 +31,9 @@ METHODS: Final[Mapping[str, Mapping[str, Any]]] = {
     "set": {"prune": {"method": "set", "scope": "erk"}, "schedule": {"kind": "cosine"}},
     "rigl": {"prune": {"method": "rigl", "scope": "erk"}, "schedule": {"kind": "cosine"}},
     "gmp": {"prune": {"method": "gmp"}, "schedule": {"kind": "cubic", "from": 0.0}},
+    "one-shot": {"prune": {"method": "magnitude", "scope": "global"}},
 }
+FROM_SCRATCH: Final = ("static", "set", "rigl", "gmp")
 COLUMNS: Final = (
     "model",
     "data",
@@ -38,6 +42,7 @@ COLUMNS: Final = (
     "zeros",
     "validation loss",
     "accuracy",
+    "before",
     "against dense",
 )
 QUICK: Final = 40
@@ -50,7 +55,10 @@ class Study:
     Attributes:
         steps, updates: of a run; masks change so many times.
         arguments: of the model.
-        options: of `resolve`.
+        batch_size: of a step.
+        methods: that are compared, after the dense model.
+        checkpoint: a file of trained weights below the folder of data, "" for random ones.
+        lr: of Adam, None for the usual one.
     """
 
     model: str
@@ -60,12 +68,31 @@ class Study:
     updates: int = 20
     arguments: tuple[tuple[str, Any], ...] = ()
     batch_size: int = 64
+    methods: tuple[str, ...] = FROM_SCRATCH
+    checkpoint: str = ""
+    lr: float | None = None
+
+    def overrides(self, root: Path | None) -> dict[str, str]:
+        """The arguments of the model as text, its checkpoint among them."""
+        found = {key: str(value) for key, value in self.arguments}
+        if self.checkpoint and root is not None:
+            found["checkpoint"] = str(root / self.checkpoint)
+        return found
 
 
 STUDIES: Final = (
     Study("lenet300", "mnist", (0.9, 0.95, 0.99), 1500),
     Study("lenet5", "mnist", (0.9, 0.95, 0.99), 600),
     Study("gpt", "ag_news", (0.9,), 300, arguments=(("layers", 2),), batch_size=8),
+    Study("gpt-40m", "ag_news", (0.9,), 1000, batch_size=16),
+    Study(
+        "resnet20",
+        "cifar10",
+        (0.5, 0.8, 0.9, 0.95),
+        140,
+        methods=("one-shot", "gmp"),
+        checkpoint="pretrained/resnet_cifar10/resnet20-12fca82f.th",
+    ),
 )
 
 
@@ -88,10 +115,10 @@ def asked_of(study: Study, method: str, zeros: float, steps: int) -> dict[str, A
     return {"schema": 1, "name": f"{method}-{zeros:g}", "sparsify": found["sparsify"], "seed": 0}
 
 
-def runs(study: Study, steps: int, root: Path | None) -> Iterator[tuple[str, float, Settings]]:
+def runs(study: Study, steps: int, root: Path | None, device: str) -> Iterator[tuple[str, float, Settings]]:
     """The trainings of a study, the dense one first."""
     dataset = study.dataset if root is not None else "synthetic"
-    for method in (DENSE, *METHODS):
+    for method in (DENSE, *study.methods):
         for zeros in study.zeros if method != DENSE else (0.0,):
             yield (
                 method,
@@ -99,15 +126,26 @@ def runs(study: Study, steps: int, root: Path | None) -> Iterator[tuple[str, flo
                 resolve(
                     study.model,
                     recipe=None if method == DENSE else asked_of(study, method, zeros, steps),
-                    overrides={key: str(value) for key, value in study.arguments},
+                    overrides=study.overrides(root),
                     dataset=dataset,
                     data_root=root,
                     steps=steps,
+                    lr=study.lr,
                     batch_size=study.batch_size,
                     validate_every=steps,
                     dense=method == DENSE,
+                    device=device,
                 ),
             )
+
+
+def before(settings: Settings) -> float:
+    """The accuracy of the pruned model before any step."""
+    net = new_model(settings)
+    task = task_of(settings, net)
+    if not settings.is_dense:
+        net = under_masks(net, settings, task).model
+    return validate(net, task)[1]
 
 
 def row(method: str, zeros: float, settings: Settings) -> tuple[Any, ...]:
@@ -127,6 +165,7 @@ def row(method: str, zeros: float, settings: Settings) -> tuple[Any, ...]:
         f"{held:.1%}" if entries else "",
         f"{last.val_loss:.4f}",
         f"{last.val_accuracy or 0:.2%}",
+        f"{before(settings):.2%}" if settings.arguments.get("checkpoint") else "",
         ratio if not outcome.reason else "trains dense",
     )
 
@@ -138,6 +177,9 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=[study.model for study in STUDIES], help="models")
     parser.add_argument("--steps", type=int, help="of each run, in place of those of the study")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} steps each")
+    parser.add_argument(
+        "--device", default="cpu", help="where to train; the ratio to dense is that of the CPU"
+    )
     parser.add_argument("--out", type=Path, help="a CSV file to write")
     asked = parser.parse_args(given)
     found: list[tuple[Any, ...]] = []
@@ -146,7 +188,7 @@ def main(given: list[str] | None = None) -> int:
             if asked.only and study.model not in asked.only:
                 continue
             steps = QUICK if asked.quick else asked.steps or study.steps
-            for method, zeros, settings in runs(study, steps, asked.data_root):
+            for method, zeros, settings in runs(study, steps, asked.data_root, asked.device):
                 with options.override(quiet=True):
                     found.append(row(method, zeros, settings))
                 print(*found[-1], sep=", ", file=sys.stderr, flush=True)

@@ -49,6 +49,9 @@ def train(
     dense: Annotated[bool, typer.Option("--dense", help="Train the dense model, for comparison.")] = False,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations.")] = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    device: Annotated[
+        str, typer.Option(help="Where to train; other devices than cpu train under masks, without kernels.")
+    ] = "cpu",
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -74,6 +77,7 @@ def train(
         validate_every=validate_every,
         save_every=save_every,
         dense=dense,
+        device=device,
     )
     from sparsify.runner.train.loop import run
 

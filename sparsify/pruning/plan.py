@@ -64,7 +64,7 @@ def is_constant(prune: Prune) -> bool:
 
 
 def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Tensor]:
-    """The masks before the first step; those of a rule without a schedule are the last ones, too.
+    """The masks before the first step, in main memory; those of a rule without a schedule are the last ones, too.
 
     Args:
         weights: of one rule; entries that a sparse one, or the mask of a dense one, has not are not chosen.
@@ -76,13 +76,13 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
     """
     assert rule.prune is not None, "the rule prunes"
     if is_constant(rule.prune):
-        return [entries(weight) for weight in weights]
+        return [entries(weight).cpu() for weight in weights]
     if rule.prune.method in OF_SIZE:
         return [_large(weight, rule.prune) for weight in weights]
     plan = plan_of(rule, steps_per_epoch=1)  # the target of the first step is that of the first epoch
     first = plan.schedule.target(0)
     if first == 0 and not plan.structure.is_grouped:
-        return [torch.ones(w.shape, dtype=torch.bool) if (m := restricted(w)) is None else m for w in weights]
+        return [torch.ones(w.shape, dtype=torch.bool) if (m := _held(w)) is None else m for w in weights]
     score = "magnitude" if plan.score in OF_TRAINING else plan.score
     at_once = replace(plan, score=score, regrow="none", schedule=Schedule("constant", to=first))
     if plan.scope == "layer":  # the scores of one weight at a time
@@ -98,19 +98,25 @@ def _large(weight: Tensor, prune: Prune) -> Tensor:
     else:
         rows = dense.flatten(1) if dense.dim() > 1 else dense.unsqueeze(0)
         mask = TopK(prune.keep, 0 if prune.dim == "out" else 1).mask(rows).view(dense.shape)
-    old = restricted(weight)
+    old = _held(weight)
     return mask if old is None else mask & old
 
 
 def _chosen(plan: Plan, weights: Sequence[Tensor], seed: int) -> list[Tensor]:
     """The masks that a plan gives weights, among the entries that they have."""
-    found = {str(at): restricted(weight) for at, weight in enumerate(weights)}
+    found = {str(at): _held(weight) for at, weight in enumerate(weights)}
     dense = {name: _dense(weight) for name, weight in zip(found, weights, strict=True)}
     masks = {name: mask for name, mask in found.items() if mask is not None}
     return list(new_masks(plan, dense, masks, seed=seed).values())
 
 
+def _held(weight: Tensor) -> Tensor | None:
+    """The mask outside of which a weight has no entries, in main memory; `None` for a dense one without a mask."""
+    found = restricted(weight)
+    return None if found is None else found.cpu()
+
+
 def _dense(weight: Tensor) -> Tensor:
-    """The numbers of a weight, also where it stores none."""
+    """The numbers of a weight in main memory, also where it stores none: each device gets the same masks."""
     found = weight.detach()
-    return found.to_dense() if isinstance(found, SparseTensor) else found
+    return (found.to_dense() if isinstance(found, SparseTensor) else found).cpu()

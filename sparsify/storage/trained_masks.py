@@ -71,10 +71,11 @@ class Mask:
         """A gradient that is 0 outside of the mask: in place where nothing else reads its memory."""
         if self.is_full:
             return gradient
-        clear = self._clear.get(gradient.dtype) or self.clear(gradient.dtype)
-        if clear is not None and is_unshared(gradient):
-            clear(gradient)
-            return gradient
+        if is_unshared(gradient):
+            clear = self._clear.get(gradient.dtype) or self.clear(gradient.dtype)
+            if clear is not None:
+                clear(gradient)
+                return gradient
         return masked(gradient, self.entries)
 
 
@@ -171,7 +172,7 @@ def _stored(weight: SparseTensor) -> Tensor:
     pattern = weight._pattern
     at, inside = pattern.kept_coordinates(False), pattern.kept_inside()
     found = torch.zeros(pattern.shape, dtype=torch.bool)
-    found[tuple(at if inside is None else at[:, inside])] = True
+    found[tuple((at if inside is None else at[:, inside]).cpu())] = True
     return found
 
 

@@ -127,6 +127,7 @@ class Pruner:
         self.report: list[Update] = []
         self.statistics: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
+        self._elsewhere: dict[str, tuple[Tensor, Tensor]] = {}
         self._kept: dict[int, dict[str, Tensor]] = {}
         _require_trained(self._weights(), self.optimizers)
         regrowing = [n for rule in self.rules if rule.regrows_by_gradients() for n in rule.names]
@@ -215,7 +216,7 @@ class Pruner:
         for name, weight in weights.items():
             set_mask(weight, masks[name])
         self.at, self.seed = state["step"], state["seed"]
-        self.masks = {name: masks[name].clone() for name in weights}
+        self.masks = {name: masks[name].cpu().clone() for name in weights}
         self.statistics = {name: value.clone() for name, value in state["statistics"].items()}
         self.report = [Update(**update) for update in state["report"]]
         self._kept = {step: dict(values) for step, values in state.get("kept", {}).items()}
@@ -263,7 +264,7 @@ class Pruner:
         first = rule.plans[0]
         is_full = first.schedule.target(0) == 0 < first.schedule.end and not first.structure.is_grouped
         is_dense = not isinstance(weight, SparseTensor)
-        return torch.ones(weight.shape, dtype=torch.bool) if is_full and is_dense else mask_of(weight)
+        return torch.ones(weight.shape, dtype=torch.bool) if is_full and is_dense else mask_of(weight).cpu()
 
     def _prepare(self) -> None:
         """Has the next step collect dense gradients where its update needs them."""
@@ -289,7 +290,8 @@ class Pruner:
                     self._last[name] = gradient
                 if needs_sums:
                     moved = dense(weight) * gradient
-                    self.statistics[name] = self.statistics.get(name, torch.zeros_like(moved)) - moved
+                    sums = self.statistics.get(name, torch.zeros_like(moved))
+                    self.statistics[name] = sums.to(moved.device) - moved
 
     def _update(self, rule: Pruned, plan: Plan) -> bool:
         """Gives the weights of a rule new masks; whether they differ from those before."""
@@ -304,12 +306,12 @@ class Pruner:
             sum_over_ranks([known[name] for name in rule.names])
         found = new_masks(
             plan,
-            {name: dense(weight) for name, weight in weights.items()},
+            {name: dense(weight).cpu() for name, weight in weights.items()},
             {name: self.masks[name] for name in rule.names},
             step=self.at,
             seed=self.seed,
-            gradients={name: known[name] for name in rule.names if name in known},
-            statistics=self.statistics,
+            gradients={name: known[name].cpu() for name in rule.names if name in known},
+            statistics={name: sums.cpu() for name, sums in self.statistics.items()},
         )
         before = max(1, sum(int(self.masks[name].count_nonzero()) for name in rule.names))
         dropped = sum(int((self.masks[name] & ~found[name]).count_nonzero()) for name in rule.names) / before
@@ -380,7 +382,17 @@ class Pruner:
         with torch.no_grad():
             for name, weight in self._weights().items():
                 if not isinstance(weight, SparseTensor):
-                    weight.masked_fill_(~self.masks[name], 0)
+                    weight.masked_fill_(self._outside(name, weight.device), 0)
+
+    def _outside(self, name: str, device: torch.device) -> Tensor:
+        """Where a weight is 0; kept where it is not in main memory, as masks are."""
+        mask = self.masks[name]
+        if device.type == "cpu":
+            return ~mask
+        known = self._elsewhere.get(name)
+        if known is None or known[0] is not mask or known[1].device != device:
+            known = self._elsewhere[name] = mask, ~mask.to(device)
+        return known[1]
 
 
 def sum_over_ranks(gradients: Iterable[Tensor]) -> None:

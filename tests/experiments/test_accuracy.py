@@ -23,7 +23,10 @@ def test_the_table(tmp_path, capsys):
     assert main(["--only", "lenet300", "--steps", "8", "--out", str(file)]) == 0
     rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     assert tuple(rows[0]) == COLUMNS
-    assert [row["method"] for row in rows] == ["dense", *(name for name in METHODS for _ in STUDIES[0].zeros)]
+    assert [row["method"] for row in rows] == [
+        "dense",
+        *(name for name in STUDIES[0].methods for _ in STUDIES[0].zeros),
+    ]
     for row in rows[1:]:
         assert float(row["zeros"].rstrip("%")) == pytest.approx(float(row["asked"].rstrip("%")), abs=0.2)
     assert "validation loss" in capsys.readouterr().out

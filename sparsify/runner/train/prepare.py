@@ -76,7 +76,7 @@ class Trained:
         rate = rate_of(settings, at)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=drawing(settings.device)):
             torch.manual_seed(seed_of(settings.seed, "step", at))
             loss = gradients(self.model, task.batch(at))
         nn.utils.clip_grad_norm_(self.model.parameters(), LIMIT)
@@ -85,6 +85,11 @@ class Trained:
         if self.pruner is not None:
             self.pruner.step()
         return loss, rate
+
+
+def drawing(device: str) -> list[int]:
+    """The devices besides the CPU whose random numbers a step draws."""
+    return [torch.device(device).index or 0] if torch.device(device).type == "cuda" else []
 
 
 def rate_of(settings: Settings, step: int) -> float:
@@ -105,8 +110,8 @@ def gradients(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def new_model(settings: Settings) -> nn.Module:
-    """The model with the weights of its seed, in training."""
-    return settings.entry.make(settings.arguments, settings.seed).train()
+    """The model with the weights of its seed, in training, on the device of the training."""
+    return settings.entry.make(settings.arguments, settings.seed).train().to(settings.device)
 
 
 def prepare(settings: Settings, net: nn.Module, task: Task, way: Way | None = None) -> Trained:
@@ -126,6 +131,10 @@ def prepare(settings: Settings, net: nn.Module, task: Task, way: Way | None = No
     batch = task.batch(1)
     if way == "masks":
         return under_masks(net, settings, task)
+    if settings.device != "cpu":
+        made = under_masks(net, settings, task)
+        made.reason = f"kernels run on the CPU, the training on {settings.device}"
+        return made
     twin = copy.deepcopy(net)
     with options.override(tune_seconds=0.0):  # measured times differ from one process to the next
         sparse = apply(net, settings.loaded, batch[0])

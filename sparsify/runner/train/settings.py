@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from sparsify import recipe as recipes
 from sparsify.errors import SparsifyError
 from sparsify.models import registry
@@ -40,6 +42,7 @@ class Settings:
         steps, lr, batch_size, seq, seed: of the training; `seq` is 0 for models without texts.
         validate_every, save_every: steps between validations, and between checkpoints.
         is_dense: whether the dense model is trained instead.
+        device: where model and batches are; kernels run on "cpu" alone.
     """
 
     model: str
@@ -55,6 +58,7 @@ class Settings:
     validate_every: int = 100
     save_every: int = 500
     is_dense: bool = False
+    device: str = "cpu"
 
     @property
     def entry(self) -> registry.Entry:
@@ -87,6 +91,7 @@ def resolve(
     validate_every: int | None = None,
     save_every: int | None = None,
     dense: bool = False,
+    device: str = "cpu",
 ) -> Settings:
     """The settings with their defaults filled in.
 
@@ -94,7 +99,7 @@ def resolve(
     than the schedules of the recipe have.
 
     Raises:
-        SparsifyError: a model, data set, key or number that is not possible.
+        SparsifyError: a model, data set, key, number or device that is not possible.
         RecipeError: the recipe is not valid.
     """
     entry = registry.find(model)
@@ -125,7 +130,25 @@ def resolve(
         validate_every or max(1, count // VALIDATIONS),
         save_every or max(1, count // VALIDATIONS),
         dense,
+        require_device(device),
     )
+
+
+def require_device(name: str) -> str:
+    """The name of a device that tensors can be put on.
+
+    Raises:
+        SparsifyError: torch has no such device here.
+    """
+    try:
+        torch.empty(1, device=name).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise SparsifyError(
+            f"--device {name}: torch cannot use it here: {reason}",
+            "cpu, or cuda with a build of torch for it",
+        ) from error
+    return name
 
 
 def completed(

@@ -142,6 +142,34 @@ class Pictures:
         return pixels.flatten(1) if self.is_flat else pixels
 
 
+@dataclass(frozen=True)
+class OnDevice:
+    """A task whose batches are on another device than the data."""
+
+    task: Task
+    device: str
+
+    @property
+    def name(self) -> str:
+        """That of the task."""
+        return self.task.name
+
+    @property
+    def epoch(self) -> int:
+        """The steps of an epoch."""
+        return self.task.epoch
+
+    def batch(self, step: int) -> Batch:
+        """Inputs and labels of a step."""
+        inputs, labels = self.task.batch(step)
+        return inputs.to(self.device), labels.to(self.device)
+
+    def validation(self) -> Iterator[Batch]:
+        """What no step learns from."""
+        for inputs, labels in self.task.validation():
+            yield inputs.to(self.device), labels.to(self.device)
+
+
 def moved(pixels: Tensor, draw: torch.Generator) -> Tensor:
     """Images [n, channels, height, width], moved by a few pixels, half of them mirrored."""
     count, _, height, width = pixels.shape
@@ -156,11 +184,17 @@ def moved(pixels: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def task_of(settings: Settings, model: nn.Module) -> Task:
-    """What a model is to learn.
+    """What a model is to learn, on the device of the training.
 
     Raises:
         DataError: files are missing, too short, or of another size than the model takes.
     """
+    found = data_of(settings, model)
+    return found if settings.device == "cpu" else OnDevice(found, settings.device)
+
+
+def data_of(settings: Settings, model: nn.Module) -> Task:
+    """What a model is to learn, in main memory."""
     root = Path(settings.data_root) if settings.data_root else None
     if root is not None and not root.is_dir():
         raise DataError(f"there is no folder {root}", "--data-root names an existing one")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -214,3 +215,28 @@ def test_long_curves_are_thinned():
     rows = [log.Row(step, 1.0 / step, 0.1, 1.0) for step in range(1, 5001)]
     root = ElementTree.fromstring(log.losses(rows))
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")[5].get("points").split()) == log.POINTS
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises(SparsifyError, match="--device cuda:99: torch cannot use it here"):
+        settings(device="cuda:99")
+    with pytest.raises(SparsifyError, match="--device nowhere"):
+        settings(device="nowhere")
+
+
+def test_a_device_without_kernels_trains_under_masks(monkeypatch):
+    """Batches and model are moved, and the losses are those of the CPU under masks."""
+    asked = settings(dataset="synthetic")
+    expected = [row.loss for row in loop.run(replace(asked, device="cpu")).rows]
+    moved_to = []
+    original = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor,
+        "to",
+        lambda self, *args, **kwargs: (moved_to.append(args), original(self, *args, **kwargs))[1],
+    )
+    found = loop.run(replace(asked, device="cpu:0"))
+    assert found.way == "masks"
+    assert "the training on cpu:0" in found.reason
+    assert ("cpu:0",) in moved_to
+    torch.testing.assert_close([row.loss for row in found.rows], expected, rtol=1e-5, atol=1e-6)
