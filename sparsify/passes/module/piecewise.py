@@ -60,6 +60,9 @@ class Compiler(Protocol):
     def compiled(self, model: nn.Module) -> Callable[..., Any]:
         """The model with pieces in kernels, which are made when they are called first."""
 
+    def looking(self) -> AbstractContextManager[Any]:
+        """The context for a call of the model as it is, before its pieces are found."""
+
     def compiling(self) -> AbstractContextManager[Any]:
         """The context in which calls find their pieces."""
 
@@ -213,6 +216,8 @@ def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Mo
             return calls.run_call(pieces, signature, calls.copied(call))
 
     with kept_buffers(module._source), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), compiler.looking():
+            densely()
         seconds(by_pieces, parameters)
         if not any(entry.regions for entry, _ in compiler.reports()):
             notes = "".join(f"; {entry.name}: {entry.note}" for entry, _ in compiler.reports() if entry.note)

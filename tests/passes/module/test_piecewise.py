@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 import threading
 from typing import Any
 
@@ -16,6 +17,7 @@ from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes.dynamo import pieces
 from sparsify.passes.module import piecewise
 
+pytestmark = pytest.mark.usefixtures("compiled_fast")
 PRUNING = {
     "schema": 1,
     "name": "pruned",
@@ -354,6 +356,20 @@ def test_where_dynamo_fails_later_the_source_model_runs():
     with torch.no_grad():
         torch.testing.assert_close(sparse(*graph()), source(*graph()))
     assert not sparse._captures.piecewise
+
+
+def test_long_lists_of_numbers_are_not_traced():
+    class Sampling(Branching):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            drawn = random.sample(range(x.shape[0] * 100), 1500)
+            print(end="")
+            return super().forward(x, edge_index) + torch.tensor(drawn).sum() * 0
+
+    source = Sampling().eval()
+    sparse = applied(source)
+    assert max(piece.nodes for piece in sparse.report.pieces) < 100
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(*graph()), source(*graph()))
 
 
 def test_threads(shared):
