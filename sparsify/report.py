@@ -204,6 +204,32 @@ class OrderEntry:
     gather_us: float | None = None
 
 
+PIECES = ("piece", "nodes", "regions", "why the graph broke", "note")
+
+
+@dataclass(slots=True)
+class PieceEntry:
+    """A graph between two breaks, of a model that no graph holds whole.
+
+    Attributes:
+        name: in the report.
+        nodes: how many operators it has.
+        regions: how many kernels; 0 where it runs as the model has it.
+        cut: why it ends before the model does, "" for one that does not.
+        note: why it runs as the model has it, "" where it has no region.
+    """
+
+    name: str
+    nodes: int
+    regions: int
+    cut: str
+    note: str = ""
+
+    def cells(self) -> list[str]:
+        """A row of the report."""
+        return [self.name, str(self.nodes), str(self.regions), self.cut, self.note]
+
+
 @dataclass(slots=True)
 class RuleEntry:
     """What a rule of the recipe matched."""
@@ -247,6 +273,7 @@ class Report:
     dense_peak_bytes: int = 0
     new_graphs: int = 0
     by_torch: str = ""
+    pieces: list[PieceEntry] = field(default_factory=list)
     rules: list[RuleEntry] = field(default_factory=list)
     specialised: list[str] = field(default_factory=list)
     largest_error: float | None = None
@@ -308,6 +335,7 @@ class Report:
         rules = [[entry.rule, entry.where, names(entry.matched), entry.note] for entry in self.rules]
         found = [
             ("Rules", ("rule", "where", "matched", "note"), rules),
+            ("Pieces", PIECES, [entry.cells() for entry in self.pieces]),
             (
                 "Regions",
                 ("region", "einsum", "formats", "kernel", "estimated us", "measured us", "notes"),

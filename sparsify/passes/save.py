@@ -20,11 +20,12 @@ from torch.nn.parameter import is_lazy
 from sparsify import recipe as recipes
 from sparsify.errors import DataError, path_of, public
 from sparsify.passes import saved_folder
-from sparsify.passes.apply import applied
+from sparsify.passes.apply import pieces_of
 from sparsify.passes.capture.draft import Asked, Pruning
 from sparsify.passes.capture.export import Dynamic
 from sparsify.passes.capture.shell import modes
 from sparsify.passes.module.prepare import Kind
+from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 from sparsify.sparsification.mask_spec import FILE
@@ -113,6 +114,7 @@ def load(
             inplace,
             pruning,
             is_calibrated=True,
+            pieces=pieces_of,
         )
         module = applied(model, asked, example_inputs)
         if warmup:

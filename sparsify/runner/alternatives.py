@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sparsify.passes.apply import pruned, sparse_module
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import shared_copy
+from sparsify.passes.module.prune_and_capture import pruned, sparse_module
 from sparsify.passes.module.verify import pairs
 from sparsify.recipe import Recipe
 from sparsify.report import Report

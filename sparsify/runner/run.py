@@ -18,9 +18,9 @@ from sparsify.models.data import Graph
 from sparsify.models.train import Training
 from sparsify.models.trained import Trained, trained
 from sparsify.options import current, override
-from sparsify.passes.apply import pruned, sparse_module
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import shared_copy
+from sparsify.passes.module.prune_and_capture import pruned, sparse_module
 from sparsify.recipe import Recipe
 from sparsify.runner import measure
 from sparsify.runner.alternatives import alternatives, difference, one_pass

@@ -20,8 +20,8 @@ from sparsify.models import train
 from sparsify.models.data import Graph
 from sparsify.models.neighbours import NeighbourSampler
 from sparsify.models.trained import Twin
-from sparsify.passes.apply import Source, pruned, sparse_module
 from sparsify.passes.capture.draft import Asked
+from sparsify.passes.module.prune_and_capture import Source, pruned, sparse_module
 from sparsify.runner import measure
 from sparsify.runner.measure import Timing
 from sparsify.runner.request import TRAINING, Request

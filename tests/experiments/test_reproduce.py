@@ -57,7 +57,7 @@ def measured(monkeypatch):
 
 
 def test_names():
-    assert registry.names("scorch") == ["figure5", "figure6", "figure7", "figure8"]
+    assert registry.names("scorch") == ["figure5", "figure6", "figure7", "figure8", "slides"]
     assert registry.names("Scorch", "Figure 5") == registry.names("scorch", "5") == ["figure5"]
     with pytest.raises(SparsifyError, match="no paper 'scorh' to reproduce; one of scorch"):
         registry.names("scorh")

@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 
 from experiments.reproduce.figure import OURS, Setting
-from experiments.scorch import figure6, figure7, figure8
+from experiments.scorch import figure6, figure7, figure8, slides
 from experiments.scorch.pictures import grey_png
 from experiments.scorch.texts import FOLDERS, VOCABULARY, texts
 from sparsify import options
@@ -64,6 +64,13 @@ def matrices(tmp_path):
     return tmp_path
 
 
+def test_values_whose_products_would_overflow_are_scaled(tmp_path):
+    file = tmp_path / "a.mtx.gz"
+    with gzip.open(file, "wb") as stream:
+        scipy.io.mmwrite(stream, scipy.sparse.diags_array([1e20, 5e19]))
+    assert figure8.matrix(file).data.tolist() == [1.0, 0.5]
+
+
 def test_kernels_by_the_command(matrices, tmp_path, cli):  # noqa: F811
     asked = (
         "reproduce",
@@ -109,6 +116,11 @@ def test_autoencoders(tmp_path):
     outcome = figure6.measure("faces", Setting(tmp_path, quick=True))
     assert set(outcome.times) == {OURS, "torch CSR", "torch dense"}
     assert outcome.facts["loss"] == pytest.approx(outcome.facts["loss of torch"], rel=1e-4)
+
+
+def test_a_mixture_of_experts():
+    outcome = slides.mixture(Setting(quick=True))
+    assert set(outcome.times) == {OURS, "torch", "the listing"} and outcome.facts["regions"] == 1
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 In: a captured graph and what `apply` was asked for. Out: `Draft(captured, model, asked, report, options)`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,6 +102,9 @@ class Asked:
         pruning: what rules pruned, and what they passed over.
         calibration: batches of inputs for rules that need some.
         is_calibrated: whether the weights have the zeros of such rules already.
+        pieces: gives for a sparse model the ways to cut a model that no graph holds into pieces, best first; None where
+            the source model runs then.
+        is_quiet: whether warnings are in reports alone.
     """
 
     recipe: Recipe
@@ -113,6 +116,8 @@ class Asked:
     pruning: Pruning = field(default_factory=Pruning)
     calibration: Any = field(default=None, compare=False)
     is_calibrated: bool = False
+    pieces: Callable[[Any], Iterable[Any]] | None = field(default=None, compare=False)
+    is_quiet: bool = False
 
     def report(self, model: str) -> Report:
         """A new report, with what was pruned."""
@@ -136,17 +141,23 @@ class Asked:
 
 
 class Notices:
-    """The warnings about one model, each text once."""
+    """The warnings about one model, each text once.
 
-    def __init__(self, model: str) -> None:
-        self.model = model
+    Args:
+        model: its name.
+        is_quiet: whether nobody is warned.
+    """
+
+    def __init__(self, model: str, is_quiet: bool = False) -> None:
+        self.model, self.is_quiet = model, is_quiet
         self.said: set[str] = set()
 
     def warn(self, text: str) -> None:
         """Warns, unless it was said before."""
         if text not in self.said:
             self.said.add(text)
-            warn(f"{self.model}: {text}")
+            if not self.is_quiet:
+                warn(f"{self.model}: {text}")
 
 
 # What tells apart the operands that are made of weights: a name, and whether the transpose is read.

@@ -8,7 +8,7 @@ anew, as calls do.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -86,7 +86,7 @@ def densities(region: Region, values: dict[fx.Node, Any]) -> list[float]:
 
 
 def timed(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> tuple[float, float]:
-    """The times of a region and of its nodes, in microseconds, for the example, in turns.
+    """The times of a region and of its nodes, in microseconds, for the example, in turns; in training with gradients.
 
     Raises:
         SparsifyError: no kernel, or an example without values.
@@ -94,18 +94,39 @@ def timed(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> tuple[flo
     site = scratch_site(draft, region)
     build_all([(site.call.kernel, site.sizes)])
     given = [value_of(draft, node, values) for node in site.arguments]
-    ways: tuple[Callable[[], Any], ...] = (
-        lambda: site.call(*given),
-        lambda: site.call.dense(*given),
-    )
+    step = with_gradients(given) if draft.is_trainable else call_alone(given)
+    ways: tuple[Callable[..., Any], ...] = (site.call, site.call.dense)
     times: tuple[list[float], list[float]] = ([], [])
-    with torch.no_grad():
-        for _ in range(TURNS):
-            for way, taken in zip(ways, times, strict=True):
-                started = time.perf_counter()
-                way()
-                taken.append((time.perf_counter() - started) * 1e6)
+    for _ in range(TURNS):
+        for way, taken in zip(ways, times, strict=True):
+            started = time.perf_counter()
+            step(way)
+            taken.append((time.perf_counter() - started) * 1e6)
     return median(times[0][1:]), median(times[1][1:])
+
+
+def call_alone(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
+    """What calls a function with arguments."""
+
+    def step(way: Callable[..., Any]) -> None:
+        with torch.no_grad():
+            way(*given)
+
+    return step
+
+
+def with_gradients(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
+    """What calls a function with arguments and computes the gradients of all of them."""
+    leaves = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
+    wanted = [v.requires_grad_() for v in leaves if isinstance(v, torch.Tensor) and v.is_floating_point()]
+
+    def step(way: Callable[..., Any]) -> None:
+        with torch.enable_grad():
+            found = way(*leaves)
+            results = list(found) if isinstance(found, tuple | list) else [found]
+            torch.autograd.grad(results, wanted, [torch.ones_like(r) for r in results], allow_unused=True)
+
+    return step
 
 
 def value_of(draft: Draft, node: fx.Node, values: dict[fx.Node, Any]) -> Any:

@@ -22,6 +22,7 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
 from sparsify.passes.graph import insert
 from sparsify.passes.graph.canonicalize import input_of_expression, number_of_expression, size_node
+from sparsify.passes.graph.kept_entries import kept_entries, read, sparse_gradient
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import (
     argument,
@@ -35,6 +36,7 @@ from sparsify.passes.operands.cached_operands import Joins
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import By, ModelProgram, Relation, Size, sizes_of
 from sparsify.passes.region.sparse_operand import HALVES, Bags, Matrix, scales_of
+from sparsify.sparsification.streaming import ScalarThreshold
 from sparsify.storage.format import Format
 
 aten: Final = torch.ops.aten
@@ -96,15 +98,14 @@ def declared(node: fx.Node) -> Matrix | None:
 
 
 def activation(draft: Draft, node: fx.Node) -> Matrix | None:
-    """The result of an operator that a rule sparsifies, as a sparse operand of products without gradients."""
+    """The result of an operator that a rule sparsifies, as a sparse operand of products.
+
+    In training its zeros get no gradients, or it stays dense.
+    """
     mark, value = info(node).mark, tensor_value(node)
-    if (
-        not isinstance(mark, Mark)
-        or mark.outputs is None
-        or mark.derived
-        or value is None
-        or draft.is_trainable
-    ):
+    if not isinstance(mark, Mark) or mark.outputs is None or mark.derived or value is None:
+        return None
+    if draft.is_trainable and has_gradients_at_zeros(node):
         return None
     if value.dim() < MATRIX or value.dtype not in DTYPES or any(size in (0, 1) for size in sizes_of(value)):
         return None
@@ -114,7 +115,26 @@ def activation(draft: Draft, node: fx.Node) -> Matrix | None:
     return Matrix(
         name=node.name, extents=None, rows=None, columns=None, values=None, dense=node,
         transposed=False, dtype=value.dtype, mark=mark, packed=form,
+        places=node if draft.is_trainable else None,
     )  # fmt: skip
+
+
+def has_gradients_at_zeros(node: fx.Node) -> bool:
+    """Whether entries of a sparsified result that are 0 may get gradients.
+
+    relu has none where its result is 0, and a threshold above 0 keeps no zeros.
+    """
+    if node.target is sparse_gradient:
+        thin, kept, sparsifiers = node.args
+        return kept is None or bool(sparsifiers) or has_gradients_at_zeros(thin)  # type: ignore[arg-type]
+    match operator_name(node), node.args:
+        case "where", (fx.Node() as kept, fx.Node() as given, 0) if kept.target is kept_entries:
+            sparsifier = read(str(kept.args[1]))
+            drops_zeros = isinstance(sparsifier, ScalarThreshold) and sparsifier.threshold > 0
+            return not drops_zeros and has_gradients_at_zeros(given)
+        case "relu", _:
+            return False
+    return True
 
 
 def is_dense_product(node: fx.Node, left: fx.Node) -> bool:

@@ -20,9 +20,10 @@ from torch.fx import traceback
 
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, SparsifyError
-from sparsify.passes.apply import apply
+from sparsify.passes.capture.draft import Asked
 from sparsify.passes.dynamo.source_model import ROOT, Origin, member_name, origin_of, source_of
 from sparsify.passes.dynamo.torch_fused_layers import SPELLED
+from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.operands.content_memo import Key, key_of, sampled
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest
@@ -215,8 +216,7 @@ class Compiled:
         members = [values[at] for at in self.members]
         trainable = self.is_trainable(members)
         numbers = tuple([float(values[at]) for at in self.numbers])
-        versions = [0 if trainable else member._version for member in members]
-        state = (trainable, numbers, versions, [*map(id, members)])
+        state = (trainable, numbers, self.versions(members, trainable), [*map(id, members)])
         for known in self.known:
             if known.state == state and known.is_packed_of(members):
                 return known.run
@@ -228,6 +228,10 @@ class Compiled:
         found = Made(state, members, tuple(places), key_of([members[at] for at in places], read=sampled), run)
         self.known = [found, *self.known[: REMEMBERED - 1]]
         return run
+
+    def versions(self, members: Sequence[Tensor], trainable: bool) -> list[int]:
+        """The versions of parameters for which a graph is made: frozen ones may be packed."""
+        return [0 if trainable else member._version for member in members]
 
     def uncaptured(self) -> Callable[..., Any]:
         """The dense graph, for numbers with more values than are captured.
@@ -270,7 +274,7 @@ class Compiled:
         try:
             numbers = {at: float(values[at]) for at in self.numbers}
             part = part_of(self.graph.graph, members, self.inputs, numbers, self.origin).eval()
-            module = apply(part, self.recipe, example, **{**self.how, "trainable": trainable})
+            module = applied(part, Asked(self.recipe, **{**self.how, "trainable": trainable}), example)
         except CaptureError as error:
             if self.how.get("strict"):
                 raise

@@ -35,6 +35,7 @@ from sparsify.passes.module import recurrent
 from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
 from sparsify.passes.module.operator_graph import OperatorGraph, measure
 from sparsify.passes.module.optimizer_steps import keep_zeros_of, watch_trained
+from sparsify.passes.module.piecewise import piecewise
 from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.require_gain import (
     DenseTrainsFasterError,
@@ -245,7 +246,7 @@ def capture_call(
             with torch.inference_mode(False):
                 draft = draft_of(module, call, tensors, mode)
         except CaptureError as error:
-            refuse(module, call, mode, error)
+            refuse(module, call, mode, error, in_pieces=True)
             return None
         try:
             return publish(module, draft, call, tensors, mode)
@@ -336,8 +337,14 @@ def draft_of(
     return draft
 
 
-def refuse(module: "SparseModule", call: calls.Call, mode: Modes, error: CaptureError) -> None:
+def refuse(
+    module: "SparseModule", call: calls.Call, mode: Modes, error: CaptureError, *, in_pieces: bool = False
+) -> None:
     """Notes that the source model runs for calls like `call`, which could not be captured.
+
+    Args:
+        error: the reason.
+        in_pieces: whether its pieces may run in kernels where they are faster.
 
     Raises:
         Exception: what the source model raises for this call.
@@ -351,8 +358,17 @@ def refuse(module: "SparseModule", call: calls.Call, mode: Modes, error: Capture
         raise error
     module._captures.refused[mode, call.shape] = str(error)
     report_refused(module.report, module._source, module._asked, str(error))
-    module.report.warnings.append(str(error))
-    module._notices.warn(f"{error}; the source model runs")
+    report = piecewise(module, call, mode, str(error)) if in_pieces else None
+    if report is None:
+        module.report.warnings.append(str(error))
+        module._notices.warn(f"{error}; the source model runs")
+        return
+    module._captures.piecewise[mode, call.shape] = module.report = report
+    used = sum(entry.regions > 0 for entry in report.pieces)
+    module._notices.warn(
+        f"{error}; {used} of the {len(report.pieces)} pieces that torch.compile finds run in kernels, which the report "
+        "lists; what is between them runs as the model has it"
+    )
 
 
 def publish(

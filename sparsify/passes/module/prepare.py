@@ -38,14 +38,18 @@ class Prepared:
         is_new: whether they were captured now.
         seconds: what captures, kernels and a first call took.
         refusal: why there is no graph, so that the source model runs; "" where there is one.
+        pieces: how many pieces of the source model run in kernels then.
     """
 
     kind: str
     is_new: bool
     seconds: float
     refusal: str = ""
+    pieces: int = 0
 
     def __str__(self) -> str:
+        if self.pieces:
+            return f"{self.kind}: {self.pieces} pieces run in kernels, {self.refusal}"
         if self.refusal:
             return f"{self.kind}: the source model runs, {self.refusal}"
         return f"{self.kind}: {'captured' if self.is_new else 'known'}, {self.seconds:.1f} s"
@@ -124,7 +128,9 @@ def prepared(module: "SparseModule", name: str, call: calls.Call, mode: Modes) -
     variant = capture_call(module, call, tensors, mode)
     if variant is None:
         refusal = module._captures.refused.get(like, f"more than {MAX_CAPTURES} captures")
-        return Prepared(name, False, time.perf_counter() - started, refusal)
+        report = module._captures.piecewise.get(like)
+        pieces = 0 if report is None else sum(entry.regions > 0 for entry in report.pieces)
+        return Prepared(name, False, time.perf_counter() - started, refusal, pieces)
     rehearse(module, variant, tensors, any(mode))
     return Prepared(name, is_new, time.perf_counter() - started)
 

@@ -18,7 +18,7 @@ from sparsify.passes.capture import calls, data_sizes, draft
 from sparsify.passes.capture.draft import Asked, Notices
 from sparsify.passes.capture.export import sparse_parts
 from sparsify.passes.capture.libraries import transformers_cache
-from sparsify.passes.capture.shell import adopt, fill_shell, is_dunder, modes, share_again
+from sparsify.passes.capture.shell import Modes, adopt, fill_shell, is_dunder, modes, share_again
 from sparsify.passes.module import generate, prepare, traced_calls
 from sparsify.passes.module.autocast import Autocast
 from sparsify.passes.module.capture_call import capture_call, compile_graph
@@ -57,7 +57,7 @@ class SparseModule(fx.GraphModule):
         self._asked = asked
         self._matrices = SparseInputs(sparse_parts)
         self._call_index = CallIndex(tuple(self.modules()), self._matrices)
-        self._notices = Notices(type(model).__name__)
+        self._notices = Notices(type(model).__name__, asked.is_quiet)
         self._hooks = Hooks(model)
         self._autocast = Autocast()
         self._example: tuple[calls.Call, list[Any]] | None = None
@@ -183,6 +183,8 @@ class SparseModule(fx.GraphModule):
                 capture_call(self, call, call.tensors(self._matrices), wanted)
         elif known is not None:
             self.show(known)
+        elif (report := self._captures.report_in(wanted)) is not None:
+            self.report = report
         return self
 
     def prepare(self, kinds: Sequence[Mapping[str, Any]]) -> list[prepare.Prepared]:
@@ -221,7 +223,7 @@ class SparseModule(fx.GraphModule):
                 return known.direct(*quick[1])
             return self.finish_or_source(known, quick[1], args, kwargs)
         if quick is not None and quick[0] in earlier.refused:
-            return self._run_source(args, kwargs)
+            return self._run_refused(earlier.refused[quick[0]], args, kwargs)
         caches = transformers_cache.given((*args, *kwargs.values()))
         if generate.leaves_past(self._asked, caches):
             return generate.with_past(self, args, kwargs)
@@ -231,10 +233,14 @@ class SparseModule(fx.GraphModule):
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
-            is_refused = (modes(self), call.shape) in self._captures.refused
+            like = (modes(self), call.shape)
+            pieces = like[0] if like in self._captures.piecewise else None
+            is_refused = like in self._captures.refused
             if quick is not None and is_refused and not (self._asked.has_masks or call.shape.sizes()):
-                earlier.refuse(quick[0])
-            return self.original(*args, **kwargs)
+                earlier.refuse(quick[0], pieces)
+            return (
+                self.original(*args, **kwargs) if pieces is None else self._run_refused(pieces, args, kwargs)
+            )
         if not variant.takes(tensors):
             return self.original(*args, **kwargs)
         if quick is not None:
@@ -365,6 +371,13 @@ class SparseModule(fx.GraphModule):
         with self._weights.running(self) as own:
             return variant.masked_result(own(self._source), tensors)
 
+    def _run_refused(self, pieces: Modes | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call that was not captured, by the pieces for these modes where there are some."""
+        known = self._captures.pieces
+        if pieces is None or known is None:
+            return self._run_source(args, kwargs)
+        return known.run(self, pieces, args, kwargs)
+
     def _run_source(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result of the source model; our sparse tensors are torch's for it."""
         with self._weights.running(self) as own:
@@ -442,7 +455,8 @@ class SparseModule(fx.GraphModule):
             new = SparseModule(source, self._asked, self._weights.of(source))
         for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
             shell.training = own.training
-        new._captures.refused.update(self._captures.refused)
+        refused = self._captures.refused.items()
+        new._captures.refused |= {like: why for like, why in refused if like not in self._captures.piecewise}
         new._captures.varying |= self._captures.varying
         for like, variant in known:
             twin = variant.copied()

@@ -201,11 +201,15 @@ class Captures:
         known: variants and the calls that they are for; of alike ones each has extents of its own.
         refused: why calls are not captured, nor any that are alike.
         varying: the names of integers that calls had several values of: they are symbols of graphs from then on.
+        pieces: what runs refused calls in pieces.
+        piecewise: the reports of refused calls that run so.
     """
 
     known: list[tuple[Likeness, Variant]] = field(default_factory=list)
     refused: dict[Likeness, str] = field(default_factory=dict)
     varying: set[str] = field(default_factory=set)
+    pieces: Any = None
+    piecewise: dict[Likeness, Report] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """How often a model was captured, or refused to be."""
@@ -235,6 +239,8 @@ class Captures:
         """No captures any more, as if none had been made."""
         self.known.clear()
         self.refused.clear()
+        self.piecewise.clear()
+        self.pieces = None
 
     def alike(self, like: Likeness) -> list[Variant]:
         """The variants for such calls, the first one first."""
@@ -261,6 +267,14 @@ class Captures:
     def has_refused(self, modes: Modes) -> bool:
         """Whether a call in this mode could not be captured."""
         return any(mode == modes for mode, _ in self.refused)
+
+    def report_in(self, modes: Modes) -> Report | None:
+        """The report of the first calls in a mode that run in pieces."""
+        return next((report for (mode, _), report in self.piecewise.items() if mode == modes), None)
+
+    def leave_pieces(self, modes: Modes) -> None:
+        """The source model runs refused calls in a mode from now on."""
+        self.piecewise = {like: report for like, report in self.piecewise.items() if like[0] != modes}
 
     def traced(self, modes: Modes, told: Any, shapes: tuple[Any, ...]) -> Variant | None:
         """The first variant for calls of which `told` is known, with tensors of these shapes; nothing is kept."""
@@ -295,18 +309,18 @@ class CallIndex:
     def __init__(self, modules: Sequence[nn.Module], matrices: SparseInputs) -> None:
         self.modules, self.matrices = tuple(modules), matrices
         self.variants: dict[Key, tuple[Variant, ...]] = {}
-        self.refused: set[Key] = set()
+        self.refused: dict[Key, Modes | None] = {}
 
     def clear(self) -> None:
         """Forgets all calls."""
         self.variants.clear()
         self.refused.clear()
 
-    def refuse(self, key: Key) -> None:
-        """Keeps that the source model runs for calls with a key, which were not captured."""
+    def refuse(self, key: Key, pieces: Modes | None) -> None:
+        """Keeps that the source model runs for calls with a key, which were not captured, or its pieces in a mode."""
         if len(self.refused) >= MOST:
             self.refused.clear()
-        self.refused.add(key)
+        self.refused[key] = pieces
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[torch.Tensor]] | None:
         """The key of a call and the tensors of its graph, `None` for arguments that have no key."""

@@ -195,6 +195,8 @@ class Structure:
             return self.remembered(leaves).results
         if not self.has_matrices:
             return self.differentiable(leaves, [])
+        if self.is_made_anew(leaves):
+            return self.stored_anew(leaves).results
         return self.differentiable(leaves, self.remembered(leaves).aligned)
 
     def packed_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
@@ -225,16 +227,23 @@ class Structure:
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for leaves of these entries, computed now when nothing is remembered."""
-        if not self.memory.most and self.are_dense and runs_natively(leaves):
+        if self.is_made_anew(leaves):
             return self.stored_anew(leaves)
         masks = trained_masks.known(leaves)  # a zero that grew changes the pattern and not the entries
         return self.memory.get((*leaves, *masks), partial(self.compute, leaves))
 
+    def is_made_anew(self, leaves: tuple[Any, ...]) -> bool:
+        """Whether each call computes its dense tensors, which nobody remembers."""
+        return not self.memory.most and self.are_dense and runs_natively(leaves)
+
     def stored_anew(self, leaves: tuple[Any, ...]) -> Remembered:
-        """The results for dense tensors that each call computes anew: a kernel writes the entries that are not 0."""
+        """The results for dense tensors that each call computes anew: a kernel writes the entries that are not 0.
+
+        They are differentiable in these entries.
+        """
         raw = self.module(*leaves)
         made = [
-            KeepAll().store(raw[spec.dense].detach(), spec.format)
+            KeepAll().store(raw[spec.dense], spec.format)
             for spec in self.outputs
             if isinstance(spec, MatrixOutput) and spec.dense is not None
         ]

@@ -12,6 +12,7 @@ import sparsify
 from sparsify import options
 from sparsify.errors import SparsifyError
 from sparsify.passes.dynamo.torch_compile import Compiled, backend, input_name, member_name
+from sparsify.passes.module.prune_and_capture import applied
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -185,11 +186,11 @@ def captures(monkeypatch):
     """The modules that the backend applies a recipe to."""
     found = []
 
-    def counted(module: nn.Module, *rest: Any, **how: Any) -> Any:
+    def counted(module: nn.Module, *rest: Any) -> Any:
         found.append(module)
-        return sparsify.apply(module, *rest, **how)
+        return applied(module, *rest)
 
-    monkeypatch.setattr("sparsify.passes.dynamo.torch_compile.apply", counted)
+    monkeypatch.setattr("sparsify.passes.dynamo.torch_compile.applied", counted)
     return found
 
 

@@ -123,6 +123,59 @@ def test_products_skip_zeros(inline: Any, shape: tuple[int, ...], monkeypatch: p
             torch.testing.assert_close(found(other), want(other), equal_nan=True)
 
 
+@pytest.mark.parametrize("inline", [*SPARSIFIERS, "keep_all"], ids=str)
+@pytest.mark.parametrize("shape", [(9, 13), (2, 3, 13)], ids=str)
+def test_products_skip_zeros_in_training(
+    inline: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backwards, too: the gradient of the weight reads the stored entries, that of the result is sampled there."""
+    monkeypatch.setattr(skip_zeros, "timed", lambda *given: (1.0, 2.0))
+    monkeypatch.setattr(price, "gain_us", lambda *given: 1.0)
+    dense, x = network(True), torch.randn(shape, dtype=torch.float64)
+    given = recipe_of({"targets": "node:relu", "inline": inline})
+    with options.override(tune_seconds=0.01):
+        found = sparsify.apply(dense, given, (x,))
+    want = Masked(dense, sparsifier_of(recipe.load(given).rules[0].inline))
+    (region,) = found.report.regions
+    assert any("skips zeros, timed 1 us" in note for note in region.notes)
+    for rows in (shape[0], 5):
+        other = torch.randn((rows, *shape[1:]), dtype=torch.float64)
+        same(found, want, other)
+        pairs = [torch.autograd.grad(m(other).sin().sum(), list(dense.parameters())) for m in (found, want)]
+        torch.testing.assert_close(*pairs)
+    assert not found.report.warnings
+
+
+@pytest.mark.parametrize(
+    "inline, skips", [({"threshold": 0.1}, True), ({"threshold": 0.0}, False), ({"fraction": 0.5}, False)]
+)
+def test_zeros_that_get_gradients_stay_dense_in_training(
+    inline: Any, skips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GELU is 0 at 0 and has a gradient there: zeros that are kept stay, a threshold above 0 keeps none."""
+    monkeypatch.setattr(skip_zeros, "timed", lambda *given: (1.0, 2.0))
+    monkeypatch.setattr(price, "gain_us", lambda *given: 1.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(13, 20), nn.GELU(), nn.Linear(20, 7)).double().train()
+    x = torch.randn(9, 13, dtype=torch.float64)
+    with options.override(tune_seconds=0.01):
+        found = sparsify.apply(model, recipe_of({"targets": "op:gelu", "inline": inline}), (x,))
+    assert bool(found.report.regions) == skips == (not found.report.dense)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_steps_are_timed(training: bool) -> None:
+    """In training with the gradients; the report has both times, whichever way is taken."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32)).train(training)
+    x = torch.randn(32, 16)
+    with options.override(tune_seconds=0.01):
+        found = sparsify.apply(model, recipe_of({"targets": "op:relu", "inline": {"threshold": 0.5}}), (x,))
+    notes = [note for entry in found.report.regions for note in entry.notes]
+    texts = [*notes, *(entry.reason for entry in found.report.dense)]
+    assert any("us" in text and "torch's operators" in text for text in texts)
+
+
 def test_slower_kernels_stay_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skip_zeros, "timed", lambda *given: (98.0, 100.0))
     monkeypatch.setattr(price, "gain_us", lambda *given: 1.0)

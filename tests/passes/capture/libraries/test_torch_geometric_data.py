@@ -148,7 +148,7 @@ def test_texts_that_a_model_reads_are_not_captured():
     model = Naming().double()
     graphs = [molecules(4), molecules(4)]
     graphs[0].name, graphs[1].name = "first", "second"
-    with pytest.warns(RuntimeWarning, match="the source model runs"):
+    with pytest.warns(RuntimeWarning, match="cannot capture Naming"):
         sparse = apply(model, MESSAGES, graphs[0])
     for graph in graphs:
         torch.testing.assert_close(sparse(graph), model(graph))

@@ -1,0 +1,236 @@
+"""The pieces of a model that no graph holds whole: the graphs that Dynamo finds, each captured as a whole model.
+
+In: a sparse model whose source model prints between two layers. Out: `compilers(module)`, whose `compiled(model)` runs
+the code of the model with a `SparseModule` in the place of each graph that has regions and is faster with them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo import config as dynamo
+from torch._dynamo.eval_frame import _optimize
+
+from sparsify import options as settings
+from sparsify.errors import RecipeError, SparsifyError
+from sparsify.passes.capture import calls
+from sparsify.passes.dynamo.torch_compile import Compiled, is_cut, packed_or_copied, part_of
+from sparsify.passes.module.operator_graph import seconds
+from sparsify.passes.module.prune_and_capture import Source, sparse_module
+from sparsify.report import PieceEntry, Report
+from sparsify.storage.own_memory import runs_natively
+
+if TYPE_CHECKING:
+    from sparsify.passes.module.sparse_module import SparseModule
+
+TURNS: Final = 5
+NOISE: Final = 1.05
+# An option of later versions of torch.
+OWN_CACHE: Final = "isolate_recompiles"
+# Operators whose results have sizes that the data decides are part of pieces first, then between them.
+WITH_DATA_SIZES: Final = (True, False)
+
+
+def compilers(module: "SparseModule") -> Iterator["PieceCompiler"]:
+    """What may cut the model into pieces, the one with the fewest pieces first."""
+    for has_data_sizes in WITH_DATA_SIZES:
+        yield PieceCompiler(module, has_data_sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A piece as it runs.
+
+    Attributes:
+        entry: a row of the report.
+        run: the function of its values.
+        packed, versions: the names of parameters that it has packed, and their versions then.
+        report: of its kernels, None for a piece without.
+    """
+
+    entry: PieceEntry
+    run: Callable[..., Any]
+    packed: Sequence[str] = ()
+    versions: Sequence[int] = ()
+    report: Report | None = None
+
+
+class PieceCompiler:
+    """`torch.compile` with the pieces of a model.
+
+    Args:
+        module: the sparse model.
+        has_data_sizes: whether operators such as `x[mask]` are part of pieces.
+    """
+
+    def __init__(self, module: "SparseModule", has_data_sizes: bool) -> None:
+        asked = module._asked
+        self.asked = replace(
+            asked,
+            recipe=asked.recipe.with_optional_rules(),
+            dynamic=None if asked.dynamic is None else (),
+            inplace=False,
+            pieces=None,
+            is_quiet=True,
+        )
+        self.roundings = module._weights.roundings
+        self.has_data_sizes, self.trainable = has_data_sizes, False
+        self.pieces: list[Piece] = []
+        self.current: set[Any] = set()
+        self.made: dict[Any, Chosen] = {}
+        # One context for all mirrors of the model, with a cache of its own beside those of other models of the class.
+        own_cache = {OWN_CACHE: True} if OWN_CACHE in signature(_optimize).parameters else {}
+        self.context = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
+
+    def begin(self) -> None:
+        """Reports are of pieces that are found or met from here on."""
+        self.current.clear()
+
+    def piece(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The function that Dynamo calls with each graph."""
+        found = Piece(graph, example_inputs, self)
+        self.pieces.append(found)
+        return found
+
+    def compiled(self, model: nn.Module) -> Callable[..., Any]:
+        """The model with pieces in kernels."""
+        found: Callable[..., Any] = self.context(model)
+        return found
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Within this context Dynamo cuts where these pieces are cut."""
+        with dynamo.patch(capture_dynamic_output_shape_ops=self.has_data_sizes):
+            yield
+
+    def count(self) -> int:
+        """How many graphs Dynamo found so far."""
+        return len(self.pieces)
+
+    def reports(self) -> list[tuple[PieceEntry, Report | None]]:
+        """What became of the pieces, each once; a report for those with regions."""
+        known = self.made.items()
+        return [(one.entry, one.report) for key, one in known if key in self.current or not self.current]
+
+
+class Piece(Compiled):
+    """A graph of Dynamo's in a model that runs in pieces; its weights have the zeros of the recipe already."""
+
+    def __init__(self, graph: fx.GraphModule, example_inputs: Sequence[Any], owner: PieceCompiler) -> None:
+        super().__init__(graph, example_inputs, owner.asked.recipe, "eager", {})
+        self.owner = owner
+
+    def is_trainable(self, members: Sequence[Tensor]) -> bool:
+        """Whether sparse parameters get gradients in this call."""
+        return self.owner.trainable
+
+    def versions(self, members: Sequence[Tensor], trainable: bool) -> list[int]:
+        """Those of packed weights; all others are read in each call."""
+        places = sorted({at for known in self.known for at in known.places})
+        return [members[at]._version for at in places]
+
+    def uncaptured(self) -> Callable[..., Any]:
+        """The dense graph."""
+        return self.graph
+
+    def made(self, values: Sequence[Any], trainable: bool) -> tuple[Callable[..., Any], Sequence[str]]:
+        """The graph with these parameters, sparse where that is faster, and the names of those that it has packed."""
+        members = {name: values[at] for at, name in self.members.items()}
+        key, known = self.key(members, values, trainable), self.owner.made
+        found = known.get(key)
+        if found is None or [*found.versions] != [members[name]._version for name in found.packed]:
+            name = f"piece {len(known) + 1}" if found is None else found.entry.name
+            found = known[key] = self.chosen(values, trainable, name)
+        self.owner.current.add(key)
+        return self.graph if found.report is None else found.run, found.packed
+
+    def key(self, members: Mapping[str, Tensor], values: Sequence[Any], trainable: bool) -> Any:
+        """Equal for graphs that compute the same of the same parameters."""
+        graph = self.graph.graph
+        has_bodies = bool(graph.find_nodes(op="get_attr"))
+        numbers = tuple([float(values[at]) for at in self.numbers])
+        known = tuple([(name, id(member)) for name, member in members.items()])
+        return (id(graph) if has_bodies else str(graph), tuple(self.inputs), known, numbers, trainable)
+
+    def chosen(self, values: Sequence[Any], trainable: bool, name: str) -> Chosen:
+        """The piece as it is to run: as the model has it where it cannot be captured."""
+        entry = PieceEntry(name, operators(self.graph.graph), 0, reason_of(self.graph))
+        try:
+            return self.sparse(values, trainable, entry)
+        except RecipeError:
+            raise
+        except (SparsifyError, RuntimeError, TypeError, ValueError) as error:
+            entry.note = str(error).strip().splitlines()[0]
+            return Chosen(entry, self.graph)
+
+    def sparse(self, values: Sequence[Any], trainable: bool, entry: PieceEntry) -> Chosen:
+        """The piece in kernels where it has regions and is faster with them.
+
+        Raises:
+            SparsifyError: it cannot be captured.
+        """
+        dense = Chosen(entry, self.graph)
+        copies = [apart(value) for value in values]
+        example = tuple([copies[at] for at in self.inputs])
+        if not any(isinstance(value, Tensor) for value in example):
+            return dense
+        members = {name: values[at] for at, name in self.members.items()}
+        numbers = {at: float(values[at]) for at in self.numbers}
+        part = part_of(self.graph.graph, members, self.inputs, numbers, self.origin).eval()
+        call = calls.flatten(calls.signature(part), example, {})
+        asked = replace(self.owner.asked, trainable=trainable)
+        module = sparse_module(Source(part, part, call, self.owner.roundings), asked)
+        regions = len(module.report.regions)
+        if not regions:
+            return dense
+        run = lambda *given: module(*[given[at] for at in self.inputs])  # noqa: E731
+        if entry_note := self.is_slower(run, values, trainable):
+            entry.note = entry_note
+            return dense
+        entry.regions = regions
+        packed = packed_or_copied(members, module)
+        return Chosen(entry, run, packed, [members[name]._version for name in packed], module.report)
+
+    def is_slower(self, run: Callable[..., Any], values: Sequence[Any], trainable: bool) -> str:
+        """The times of a piece that takes longer in kernels, with gradients where it trains; "" otherwise."""
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        if settings.current().tune_seconds <= 0 or not runs_natively(tensors):
+            return ""
+        members = {id(values[at]) for at in self.members}
+        given = [value if id(value) in members else apart(value) for value in values]
+        trains = trainable and torch.is_grad_enabled()
+        wanted = (
+            [value for value in given if isinstance(value, Tensor) and value.requires_grad] if trains else []
+        )
+        with torch.random.fork_rng(devices=[]):
+            ways = (lambda: self.graph(*given), lambda: run(*given))
+            taken = [[seconds(way, wanted) for way in ways] for _ in range(TURNS + 1)][1:]
+        source, own = (min(times) for times in zip(*taken, strict=True))
+        return f"{1e3 * source:.3g} ms, {1e3 * own:.3g} in kernels" if own > NOISE * source else ""
+
+
+def apart(value: Any) -> Any:
+    """A copy of a tensor without a history; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def operators(graph: fx.Graph) -> int:
+    """How many nodes of a graph compute something."""
+    return sum(node.op not in ("placeholder", "get_attr", "output") for node in graph.nodes)
+
+
+def reason_of(graph: fx.GraphModule) -> str:
+    """Why a graph ends before the model does, with the line of the model; "" where it does not."""
+    if not is_cut(graph):
+        return ""
+    reason: Any = graph.compile_subgraph_reason
+    text = str(reason.reason).strip().splitlines()[0]
+    frames = list(reason.user_stack or ())
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {text}" if frames else text

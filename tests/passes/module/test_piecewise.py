@@ -1,0 +1,385 @@
+"""Models that no graph holds whole run in the pieces that torch.compile finds."""
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from graph_models import MESSAGES, graph
+from torch import Tensor, nn
+
+import sparsify
+from sparsify import options
+from sparsify.errors import CaptureError, RecipeError
+from sparsify.passes.dynamo import pieces
+from sparsify.passes.module import piecewise
+
+PRUNING = {
+    "schema": 1,
+    "name": "pruned",
+    "sparsify": [{"targets": ["param:c1.lin.weight"], "prune": {"method": "magnitude", "sparsity": 0.8}}],
+}
+
+
+class Layer(nn.Module):
+    """Sums over edges, in any dtype."""
+
+    def __init__(self, features: int, out: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(features, out)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.lin(x)
+        return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
+
+
+class Branching(nn.Module):
+    """Two layers; between them the data decides in Python."""
+
+    def __init__(self, hidden: int = 16) -> None:
+        super().__init__()
+        self.c1, self.c2 = Layer(7, hidden), Layer(hidden, 3)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.norm(self.c1(x, edge_index)).relu()
+        largest = h.abs().max().item()
+        if largest > 1:
+            h = h / largest
+        return self.c2(h, edge_index) * self.scale
+
+
+def model(seed: int = 0, **how: Any) -> Branching:
+    torch.manual_seed(seed)
+    return Branching(**how)
+
+
+def applied(source: nn.Module, recipe: Any = MESSAGES, call: Any = None, **how: Any) -> Any:
+    with pytest.warns(RuntimeWarning, match="pieces that torch.compile finds run in kernels"):
+        return sparsify.apply(source, recipe, graph() if call is None else call, **how)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Any:
+    """A model in evaluation mode and its sparse form, which tests leave as they are."""
+    with options.override(tune_seconds=0):
+        source = model().eval()
+        return source, applied(source)
+
+
+def gradients(run: Any, parameters: list[Tensor], *call: Tensor) -> tuple[Tensor, ...]:
+    found = run(*call)
+    weights = torch.linspace(0.5, 1.5, found.numel(), dtype=found.dtype).view_as(found)
+    return found, *torch.autograd.grad((found * weights).sum(), parameters)
+
+
+def test_pieces_run_in_kernels_and_are_reported(shared):
+    source, sparse = shared
+    x, edge_index = graph()
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x, edge_index), source(x, edge_index))
+    first, last = sparse.report.pieces
+    assert (first.regions, last.regions) == (1, 1)
+    assert first.nodes > 3
+    assert "test_piecewise.py:" in first.cut and "item" in first.cut and last.cut == ""
+    text = str(sparse.report)
+    assert "Pieces" in text and "why the graph broke" in text
+    assert [region.name.partition(".")[0] for region in sparse.report.regions] == ["piece 1", "piece 2"]
+    assert sparse.report.rules[0].matched
+    assert sparse.report.to_dict()["pieces"][0]["regions"] == 1
+    assert sparse.report.largest_error is not None
+
+
+def test_a_model_is_warned_of_once():
+    def run() -> None:
+        sparse = sparsify.apply(model().eval(), MESSAGES, graph())
+        with torch.no_grad():
+            sparse(*graph())
+            sparse(*graph(nodes=31, edges=90))
+
+    with pytest.warns(RuntimeWarning) as caught:
+        run()
+    assert len(caught) == 1, [str(one.message) for one in caught]
+    assert "2 of the 2 pieces" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_changed_graphs_agree_in_float64(training):
+    source = model().double().train(training)
+    x, edge_index = graph()
+    sparse = applied(source, call=(x.double(), edge_index))
+    exact = copy.deepcopy(source)
+    kept = list(source.parameters())
+    for seed, (nodes, edges) in enumerate([(20, 55), (33, 140), (12, 4), (50, 55)]):
+        x, edge_index = graph(nodes=nodes, edges=edges, seed=seed)
+        found = gradients(sparse, kept, x.double(), edge_index)
+        wanted = gradients(exact, list(exact.parameters()), x.double(), edge_index)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(dict(source.named_buffers()), dict(exact.named_buffers()))
+
+
+def test_apply_changes_no_buffers_and_draws_nothing():
+    source = model().train()
+    before, state = copy.deepcopy(dict(source.named_buffers())), torch.get_rng_state()
+    applied(source)
+    torch.testing.assert_close(dict(source.named_buffers()), before)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_calls_after_apply_find_their_pieces():
+    sparse = applied(model().eval())
+    compiler = sparse._captures.pieces.compiler
+    with torch.no_grad():
+        sparse(*graph())
+        made = len(compiler.made)
+        sparse(*graph(nodes=40, edges=99))
+        sparse(*graph(nodes=41, edges=98))
+    assert len(compiler.made) == made == 2
+
+
+def test_modes_follow_training_and_evaluation():
+    source = model().train()
+    sparse = applied(source)
+    call = graph()
+    twin = copy.deepcopy(source).eval()
+    sparse.eval()
+    with torch.no_grad():  # warned of already
+        torch.testing.assert_close(sparse(*call), twin(*call))
+    assert source.training and not sparse.training and len(sparse._captures.piecewise) == 2
+    twin.train()
+    sparse.train()
+    torch.testing.assert_close(sparse(*call), twin(*call))
+    torch.testing.assert_close(dict(source.named_buffers()), dict(twin.named_buffers()))
+
+
+def test_training_reaches_the_parameters_of_the_source_model():
+    source = model().train()
+    twin = copy.deepcopy(source)
+    sparse = applied(source)
+    assert [name for name, _ in sparse.named_parameters()] == [name for name, _ in source.named_parameters()]
+    for one in (sparse, twin):
+        optimizer = torch.optim.Adam(one.parameters(), lr=0.01)
+        for seed in range(4):
+            x, edge_index = graph(seed=seed)
+            optimizer.zero_grad()
+            one(x, edge_index).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(sparse.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(source.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [MESSAGES, PRUNING], ids=["messages", "pruned"])
+def test_states_are_loaded(recipe):
+    sparse, other = applied(model().eval(), recipe), model(1).eval()
+    with torch.no_grad():
+        sparse(*graph())
+        other.c1.lin.weight.mul_(sparse.state_dict()["c1.lin.weight"] != 0)
+    sparse.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(*graph()), other(*graph()))
+
+
+def test_attributes_and_parameters_that_are_replaced_count():
+    source = model().eval()
+    sparse = applied(source)
+    source.scale = 2.0
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(*graph()), source(*graph()))
+    sparse.c2.lin.weight = nn.Parameter(torch.ones(3, 16))
+    twin = copy.deepcopy(source)
+    twin.c2.lin.weight = sparse.c2.lin.weight
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(*graph()), twin(*graph()))
+    lent = {name: torch.full_like(p, 0.1) for name, p in source.named_parameters()}
+    with torch.no_grad():
+        found = torch.func.functional_call(sparse, lent, graph())
+        torch.testing.assert_close(found, torch.func.functional_call(source, lent, graph()))
+
+
+def test_attributes_that_a_call_sets_reach_the_source_model():
+    class Counting(Branching):
+        calls = 0
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            found = super().forward(x, edge_index)
+            print(end="")
+            self.calls = self.calls + 1
+            return found
+
+    source = Counting().eval()
+    sparse = applied(source)
+    assert source.calls == 0
+    with torch.no_grad():
+        for _ in range(3):
+            sparse(*graph())
+    assert source.calls == sparse.calls == 3
+
+
+@pytest.mark.filterwarnings("ignore:Branching")
+def test_copies_and_pickles_compute_by_pieces():
+    source = model().eval()
+    sparse = applied(source)
+    for other in (copy.deepcopy(sparse), pickle.loads(pickle.dumps(sparse))):
+        with torch.no_grad():
+            torch.testing.assert_close(other(*graph()), source(*graph()))
+            assert other._captures.piecewise
+            other.c1.lin.weight.zero_()
+    assert source.c1.lin.weight.abs().sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore:Branching")
+def test_saved_models_compute_by_pieces(tmp_path):
+    sparse = applied(model().eval(), PRUNING)
+    sparsify.save(sparse, tmp_path / "model")
+    loaded = sparsify.load(tmp_path / "model", model(3), graph())
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(*graph()), sparse(*graph()))
+    assert sum(piece.regions for piece in loaded.report.pieces) == 1
+
+
+def test_weights_are_pruned_before_pieces_are_captured():
+    source = model().eval()
+    sparse = applied(source, PRUNING)
+    weight = sparse.state_dict()["c1.lin.weight"]
+    assert (weight == 0).float().mean() == pytest.approx(0.8, abs=0.01)
+    assert (source.c1.lin.weight != 0).all()
+    assert [entry.name for entry in sparse.report.pruned] == ["c1.lin.weight"]
+    twin = copy.deepcopy(source)
+    twin.load_state_dict(sparse.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(*graph()), twin(*graph()))
+
+
+@pytest.mark.filterwarnings("ignore:Branching")
+def test_pruned_weights_keep_their_zeros_in_training():
+    sparse = applied(model().train(), PRUNING)
+    before = sparse.state_dict()["c1.lin.weight"] == 0
+    optimizer = torch.optim.SGD(sparse.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        sparse(*graph()).square().mean().backward()
+        optimizer.step()
+    after = sparse.state_dict()["c1.lin.weight"]
+    assert bool((after[before] == 0).all())
+
+
+def test_strict_raises():
+    with pytest.raises(CaptureError, match="cannot capture Branching"):
+        sparsify.apply(model().eval(), MESSAGES, graph(), strict=True)
+
+
+def test_a_rule_that_matches_no_piece_is_reported():
+    rules = [*MESSAGES["sparsify"], {"targets": ["op:softmax"], "format": "csr"}]
+    with pytest.raises(RecipeError, match=r"rule 2 matches nothing.*in the pieces"):
+        sparsify.apply(model().eval(), {**MESSAGES, "sparsify": rules}, graph())
+
+
+def test_errors_of_the_model_are_its_own():
+    sparse = applied(model().eval())
+    with pytest.raises(RuntimeError, match=r"mat1 and mat2|size mismatch|shapes cannot be multiplied"):
+        sparse(torch.randn(20, 9), graph()[1])
+    with torch.no_grad():
+        sparse(*graph())
+    assert sparse._captures.piecewise
+
+
+def test_models_without_regions_run_as_they_are():
+    class Dense(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(7, 7)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            h = self.lin(x)
+            return h * 2 if h.sum().item() > 0 else h
+
+    source = Dense().eval()
+    with pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = sparsify.apply(source, "gcn", graph())
+    assert not sparse.report.pieces and not sparse._captures.piecewise
+    torch.testing.assert_close(sparse(*graph()), source(*graph()))
+
+
+def test_pieces_that_change_with_each_call_are_not_used():
+    class Drawing(Branching):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            self.word = f"{self.word}."
+            return super().forward(x + 0.0 * len(self.word), edge_index)
+
+    Drawing.word = ""
+    with pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = sparsify.apply(Drawing().eval(), MESSAGES, graph())
+    assert any("other pieces in each call" in text for text in sparse.report.warnings), sparse.report.warnings
+
+
+def test_slower_pieces_are_not_used(monkeypatch):
+    times = iter([0.1, 0.1, *[0.1, 0.5] * 40])
+    monkeypatch.setattr(pieces, "seconds", lambda run, parameters: 0.1)
+    monkeypatch.setattr(piecewise, "seconds", lambda run, parameters: (run(), next(times))[1])
+    with options.override(tune_seconds=0.01), pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = sparsify.apply(model().eval(), MESSAGES, graph())
+    assert any("ms, the source model" in text for text in sparse.report.warnings), sparse.report.warnings
+
+
+def test_where_dynamo_fails_the_source_model_runs(monkeypatch):
+    source = model().eval()
+
+    class Failing:
+        def __call__(self, model: nn.Module) -> Any:
+            raise RuntimeError("no graphs today")
+
+    monkeypatch.setattr(torch._dynamo, "optimize", lambda *args, **kwargs: Failing())
+    with pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = sparsify.apply(source, MESSAGES, graph())
+    assert any("no graphs today" in text for text in sparse.report.warnings)
+    torch.testing.assert_close(sparse(*graph()), source(*graph()))
+
+
+def test_where_dynamo_fails_later_the_source_model_runs():
+    source = model().eval()
+    sparse = applied(source)
+    with torch.no_grad():
+        sparse(*graph())
+
+    def failing(*args: Any) -> Any:
+        raise AssertionError("an error of the compiler")
+
+    (standing,) = sparse._captures.pieces.standing.values()
+    standing.run = failing
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="an error of the compiler"):
+        torch.testing.assert_close(sparse(*graph()), source(*graph()))
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(*graph()), source(*graph()))
+    assert not sparse._captures.piecewise
+
+
+def test_threads(shared):
+    source, sparse = shared
+    calls = [graph(nodes=20 + n, edges=60 + n, seed=n) for n in range(4)]
+    with torch.no_grad():
+        wanted = [source(*call) for call in calls]
+        found: list[Any] = [None] * 4
+
+        def run(at: int) -> None:
+            with torch.no_grad():
+                found[at] = sparse(*calls[at])
+
+        threads = [threading.Thread(target=run, args=(at,)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    torch.testing.assert_close(found, wanted)
+
+
+def test_conversions_capture_anew():
+    source = model().eval()
+    sparse = applied(source).double()
+    assert not sparse._captures.piecewise
+    x, edge_index = graph()
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x.double(), edge_index), source(x.double(), edge_index))
+    assert sparse._captures.piecewise
