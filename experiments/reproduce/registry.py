@@ -1,6 +1,7 @@
 """The figures and tables that can be reproduced, by paper and name.
 
 In: `find("scorch", "figure5")`. Out: its `Figure`. A new one is one line here and one module; listing imports no torch.
+A further paper has a folder beside `scorch`, which `setup.py` and `tests/test_house.py` list as shipped.
 """
 
 from collections.abc import Mapping

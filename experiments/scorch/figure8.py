@@ -31,13 +31,15 @@ COLUMNS: Final = 64  # of dense matrices, which the paper does not say
 SMALL: Final = ("HB/west0479", "Bai/olm1000", "HB/bcsstk13", "Hamm/memplus")
 TORCH, SCIPY, PYDATA = "torch.sparse", "scipy", "pydata/sparse"
 FOLDER: Final = "suitesparse"
+# Values whose squares, and sums of some thousands of these, are numbers of float32.
+LARGEST: Final = 1e15
 # Dense products of SDDMM by torch take so many bytes at most.
 DENSE_BYTES: Final = 1 << 30
 
 
 @cache
 def matrix(file: Path) -> "scipy.sparse.csr_array":
-    """A matrix in float32 and CSR, its stored zeros as they are.
+    """A matrix in float32 and CSR, its stored zeros as they are; divided by its largest value where products overflow.
 
     Raises:
         DataError: the file cannot be read.
@@ -46,6 +48,9 @@ def matrix(file: Path) -> "scipy.sparse.csr_array":
         found = scipy.sparse.csr_array(scipy.io.mmread(file)).astype(np.float32)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{file} cannot be read: {error}", "fetch the file again") from None
+    largest = float(np.abs(found.data).max(initial=0.0))
+    if largest > LARGEST:
+        found.data /= np.float32(largest)
     found.sum_duplicates()
     found.sort_indices()
     return found

@@ -27,6 +27,8 @@ TOLERANCE: Final = 3e-5
 NOUGHT: Final = 1e-4
 # Of a step of the never-slower grid.
 LEAST: Final = 0.97
+# The dense layer whose gradient torch multiplies with the mask, so that zeros stay.
+UNDER_MASK: Final = "torch, masked"
 RULE: Final = {"targets": ["param:*.weight", "param:weight"], "types": ["Linear"], "role": "weight"}
 RECIPE: Final = {"schema": 1, "name": "fixed", "sparsify": [{**RULE, "source": "given"}]}
 RATE: Final = 1e-5
@@ -45,7 +47,15 @@ def square(zeros: int, rows: int, features: int, place: Place) -> Case:
     width = max(8, scaled(features, place))
     layer = masked(nn.Linear(width, width), zeros)
     name = f"grid-{zeros}-{rows}-{features}"
-    return _case(name, layer, torch.randn(max(1, scaled(rows, place)), width), LEAST)
+    case = _case(name, layer, torch.randn(max(1, scaled(rows, place)), width), LEAST)
+    if zeros:
+        twin = copy.deepcopy(layer)
+        mask = twin.get_parameter("weight").detach() != 0
+        twin.get_parameter("weight").register_hook(lambda gradient: gradient * mask)
+        given = Step(twin, torch.randn(max(1, scaled(rows, place)), width))
+        case.contenders.append(Contender(UNDER_MASK, given, is_checked=False))
+        case.targets.append(Target("sparsify", (UNDER_MASK,), None, UNDER_MASK))
+    return case
 
 
 def encoder(zeros: int, place: Place, *, asked: float | None = None) -> Case:
@@ -141,7 +151,10 @@ def _case(name: str, layer: nn.Module, x: Tensor, asked: float | None, has_optim
     """The case of a layer whose zeros are there already."""
     stored = sum(int(module.weight.count_nonzero()) for module in linears(layer))
     case = Case(name, f"{' x '.join(map(str, x.shape))}, {stored} entries", "generated", [], [])
-    ours = case.prepare("apply", lambda: sparsify.apply(copy.deepcopy(layer), RECIPE, x, verify=False))
+    # In place: pruned weights become sparse parameters, which are not shared with a dense model.
+    ours = case.prepare(
+        "apply", lambda: sparsify.apply(copy.deepcopy(layer), RECIPE, x, verify=False, inplace=True)
+    )
     rival = sparselab.layer(layer) if isinstance(layer, nn.Linear) else None
     if isinstance(layer, nn.Linear) and rival is None:
         case.missing.append(sparselab.NAME)

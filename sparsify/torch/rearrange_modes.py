@@ -50,7 +50,7 @@ def rearrange(x: Tensor, pattern: str, **sizes: int) -> Tensor:
             found = found.unsqueeze(place)
     if added:
         found = found.expand([extents[name] for name in wanted])
-    merged = [prod(extents[name] for name in group) for group in after]
+    merged = [prod([extents[name] for name in group]) for group in after]
     return found if merged == list(found.shape) else found.reshape(merged)
 
 
@@ -59,8 +59,8 @@ def _sides(pattern: str, rank: int) -> tuple[list[list[str]], list[list[str]]]:
     parts = pattern.split("->") if isinstance(pattern, str) else []
     if len(parts) != 2:
         raise EinsumError(f"the pattern {pattern!r} has no single arrow", REMEDY)
-    is_words = any(re.search(r"[\w)]\s+[\w(]", part) for part in parts)
-    before, after = (_groups(part, pattern, is_words) for part in parts)
+    is_words = re.search(r"[\w)]\s+[\w(]", pattern) is not None
+    before, after = _groups(parts[0], pattern, is_words), _groups(parts[1], pattern, is_words)
     number = rank - sum(group != ["..."] for group in before)
     hidden = [f"..{n}" for n in range(number)] if ["..."] in before else []
     return _named(before, hidden), _named(after, hidden)
@@ -113,12 +113,12 @@ def _extents(x: Tensor, pattern: str, before: list[list[str]], sizes: Mapping[st
     extents = dict(sizes)
     for group, whole in zip(before, x.shape, strict=True):
         unknown = [name for name in group if name not in extents]
-        known = prod(extents[name] for name in group if name in extents)
+        known = prod([extents[name] for name in group if name in extents])
         if len(unknown) > 1:
             raise ShapeError(f"({' '.join(group)}) of extent {whole} in {pattern!r}; say {unknown[0]}=")
         if unknown:
             extents[unknown[0]] = whole // known if known else 0
-        if prod(extents[name] for name in group) != whole:
+        if prod([extents[name] for name in group]) != whole:
             raise ShapeError(
                 f"({' '.join(group)}) is {' * '.join(str(extents[name]) for name in group) or 1} in {pattern!r}, "
                 f"the mode has extent {whole}; extents with that product"

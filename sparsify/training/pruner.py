@@ -423,11 +423,17 @@ def pruned_rules(model: nn.Module, recipe: Recipe, steps_per_epoch: int | None) 
     """The rules that prune, with their weights.
 
     Raises:
-        SparsifyError: there is none, or one that matches nothing.
+        SparsifyError: there is none, one that matches nothing, or one that needs inputs of a model that is not applied.
     """
     rules = {at: rule for at, rule in enumerate(recipe.rules) if is_pruning(rule)}
     if not rules:
         raise SparsifyError(f"no rule of {recipe.name} prunes", "a rule with `prune`")
+    for at, rule in rules.items():
+        if rule.prune is not None and rule.prune.is_calibrated and not isinstance(model, SparseModule):
+            raise SparsifyError(
+                f"the rule {_label(recipe, at)} with `method: {rule.prune.method}` needs inputs of the model",
+                "Pruner(sparsify.apply(model, recipe, inputs, calibration=batches), optimizer)",
+            )
     if isinstance(model, SparseModule):
         taken = {at: list(found) for at, found in model._asked.pruning.taken.items() if at in rules}
     else:

@@ -64,6 +64,13 @@ def matrices(tmp_path):
     return tmp_path
 
 
+def test_values_whose_products_would_overflow_are_scaled(tmp_path):
+    file = tmp_path / "a.mtx.gz"
+    with gzip.open(file, "wb") as stream:
+        scipy.io.mmwrite(stream, scipy.sparse.diags_array([1e20, 5e19]))
+    assert figure8.matrix(file).data.tolist() == [1.0, 0.5]
+
+
 def test_kernels_by_the_command(matrices, tmp_path, cli):  # noqa: F811
     asked = (
         "reproduce",

@@ -115,6 +115,20 @@ def test_groups_are_stored_as_such():
     assert torch.equal(turned, shared.T)
 
 
+def test_groups_with_patterns_are_stored_without_padding():
+    """n:m:g along the outputs: the values of each block and their places; `nm(group=)` is for masks that rows share."""
+    own = sparsifiers.PerBlockFraction(2, 4, group=2)
+    weight = random(16, 24, seed=4)
+    mask = own.mask(weight)
+    found = own(weight, "i/4: dense, j: dense, i%4: grouped(2)")
+    assert found.nnz == int(mask.sum()) == 16 * 24 // 2
+    torch.testing.assert_close(found.to_dense(), torch.where(mask, weight, 0))
+    places = found.pattern.crd[2].view(4, 24, 2)
+    assert torch.equal(places, mask.view(4, 4, 24).permute(0, 2, 1).nonzero()[:, 2].view(4, 24, 2))
+    with pytest.raises(InvalidTensorError, match="which holds 2"):
+        own(weight, "nm(2, 4, group=2)")
+
+
 def test_blocks_live_and_die_together():
     found = sparsify.sparsify(T, sparsifiers.BlockFraction(0.75, (3, 4)), "bcsr(3, 4)")
     sums = T.abs().view(4, 3, 4, 4).sum((1, 3))

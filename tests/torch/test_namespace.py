@@ -155,3 +155,12 @@ def test_einsum_over_layouts_of_torch():
     assert isinstance(torch.einsum("ij,jk->ik", A, B, format="csr"), SparseTensor)
     real.testing.assert_close(torch.einsum("ij,jk->ik", [A.to_sparse(), B]), A @ B)
     real.testing.assert_close(torch.einsum(A, [0, 1], B, [1, 2], [0, 2]), A @ B)
+
+
+def test_functions_of_the_namespace_compile_into_one_graph():
+    def mixed(a, b):
+        return torch.relu(torch.einsum("ij,kj->ik", a, torch.rearrange(b, "jk->kj")))
+
+    a, b = real.rand(4, 5), real.rand(5, 3)
+    compiled = real.compile(mixed, backend="eager", fullgraph=True)
+    real.testing.assert_close(compiled(a, b), mixed(a, b))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import sparsify
+from sparsify.errors import SparsifyError
 from sparsify.training import mask_of
 
 pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.usefixtures("compiled_fast")]
@@ -119,3 +120,14 @@ def test_a_resumed_search_rewinds_to_the_same_weights():
 
     want, found = run(None), run(2)
     assert all(torch.equal(want[name], found[name]) for name in want)
+
+
+def test_calibrated_methods_need_an_applied_model():
+    model = net()
+    recipe = {
+        "name": "own",
+        "sparsify": [{"targets": "param:0.weight", "prune": {"method": "wanda", "sparsity": 0.5}}],
+    }
+    with pytest.raises(SparsifyError, match="`method: wanda` needs inputs of the model"):
+        sparsify.Pruner(model, torch.optim.SGD(model.parameters(), 0.1), recipe)
+    assert bool((model[0].weight != 0).all())

@@ -4,16 +4,18 @@ In: a variant whose graph asserts what the data must be. Out: nothing, or a `Cap
 faster on the inputs of the captured call, with gradients where it trains.
 """
 
-from typing import TYPE_CHECKING, Final
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.shell import Modes
 from sparsify.passes.module.hooks import drop_gradient_hooks
-from sparsify.passes.module.operator_graph import seconds
 from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.module.verify import trained_tensors
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
 
 TURNS: Final = 3
+# The first turns build kernels.
+WARM: Final = 3
 # Short steps are timed more often, for so many seconds.
 MOST_TURNS: Final = 20
 SECONDS: Final = 0.3
@@ -100,12 +104,53 @@ def times_of(
         inputs = [tensor for tensor in parameters if id(tensor) not in given]
         dense = [p for p in apart.model.parameters() if p.requires_grad] + inputs if parameters else []
         own = without_effects(module, variant)
+        args, kwargs = calls.arguments_of(pytree.tree_unflatten(call.values, call.spec), module._signature)
         ways = (
-            (lambda: calls.run_call(apart.model, module._signature, call), dense),
-            (lambda: reading_once(own, tensors), parameters),
+            Timed(lambda: calls.run_source(apart.model, args, kwargs), dense),
+            Timed(lambda: reading_once(own, tensors), parameters),
         )
-        first = [[seconds(run, wanted) for run, wanted in ways] for _ in range(2)][1]
+        first = [[way.seconds() for way in ways] for _ in range(WARM)][-1]
         turns = max(TURNS, min(MOST_TURNS, int(SECONDS / max(sum(first), 1e-9))))
-        taken = [[seconds(run, wanted) for run, wanted in ways] for _ in range(turns)]
+        taken = [[way.seconds() for way in ways] for _ in range(turns)]
     source, kernels = (min(times) for times in zip(*taken, strict=True))
     return source, kernels
+
+
+class Timed:
+    """A computation and its backward pass, as training runs them: gradients are put beside their tensors.
+
+    Args:
+        run: gives a tree of results.
+        wanted: tensors whose gradients are wanted, none where nothing is trained; their gradients stay as they are.
+    """
+
+    def __init__(self, run: Callable[[], Any], wanted: Sequence[Tensor]) -> None:
+        self.run, self.seeds = run, list[Tensor]()
+        # Hooks after a gradient may be steps of optimizers.
+        self.wanted = [one for one in wanted if not getattr(one, "_post_accumulate_grad_hooks", None)]
+
+    def seconds(self) -> float:
+        """The time of a turn."""
+        before = [one.grad for one in self.wanted]
+        for one in self.wanted:
+            one.grad = None
+        try:
+            start = time.perf_counter()
+            with torch.set_grad_enabled(bool(self.wanted)):
+                result = self.run()
+            if self.wanted:
+                self.pull_back(result)
+            return time.perf_counter() - start
+        finally:
+            for one, gradient in zip(self.wanted, before, strict=True):
+                one.grad = gradient
+
+    def pull_back(self, result: Any) -> None:
+        """Computes the gradients, of the same ones for the results in each turn."""
+        leaves = [
+            leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad
+        ]
+        if [seed.shape for seed in self.seeds] != [leaf.shape for leaf in leaves]:
+            self.seeds = [torch.randn_like(leaf) for leaf in leaves]
+        if leaves:
+            torch.autograd.backward(leaves, self.seeds, inputs=self.wanted)
