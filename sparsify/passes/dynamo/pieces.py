@@ -4,17 +4,19 @@ In: a sparse model whose source model prints between two layers. Out: `compilers
 the code of the model with a `SparseModule` in the place of each graph that has regions and is faster with them.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import config as dynamo
-from torch._dynamo.eval_frame import _optimize
+from torch._dynamo.eval_frame import _optimize, skip_code
 
 from sparsify import options as settings
 from sparsify.errors import RecipeError, SparsifyError
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 TURNS: Final = 5
 NOISE: Final = 1.05
+# Lists of more numbers are no part of a piece.
+MOST_NUMBERS: Final = 256
 # An option of later versions of torch.
 OWN_CACHE: Final = "isolate_recompiles"
 # Operators whose results have sizes that the data decides are part of pieces first, then between them.
@@ -85,11 +89,15 @@ class PieceCompiler:
         self.made: dict[Any, Chosen] = {}
         # One context for all mirrors of the model, with a cache of its own beside those of other models of the class.
         own_cache = {OWN_CACHE: True} if OWN_CACHE in signature(_optimize).parameters else {}
-        self.context = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
+        self.context: Any = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
 
     def begin(self) -> None:
         """Reports are of pieces that are found or met from here on."""
         self.current.clear()
+
+    def looking(self) -> AbstractContextManager[Any]:
+        """The context for a call of the model as it is, before its pieces are found."""
+        return LongLists()
 
     def piece(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that Dynamo calls with each graph."""
@@ -116,6 +124,32 @@ class PieceCompiler:
         """What became of the pieces, each once; a report for those with regions."""
         known = self.made.items()
         return [(one.entry, one.report) for key, one in known if key in self.current or not self.current]
+
+
+class LongLists:
+    """Within this context functions that get long lists of numbers are found; Dynamo leaves them out from then on.
+
+    It would trace each of the numbers, and trace anew for others: `torch.tensor(random.sample(range(n), k))`.
+    """
+
+    def __enter__(self) -> None:
+        self.before = sys.getprofile()
+        sys.setprofile(self.look)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self.before)
+
+    def look(self, frame: FrameType, event: str, value: Any) -> None:
+        """Called by Python with each call and return."""
+        if event == "return" and is_long(value) and frame.f_back is not None:
+            skip_code(frame.f_back.f_code)
+        elif event == "c_return" and getattr(value, "__name__", "") == "tolist":
+            skip_code(frame.f_code)
+
+
+def is_long(value: Any) -> bool:
+    """Whether a value is a long list of numbers."""
+    return type(value) in (list, tuple) and len(value) > MOST_NUMBERS and isinstance(value[0], int | float)
 
 
 class Piece(Compiled):

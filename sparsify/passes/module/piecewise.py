@@ -21,7 +21,7 @@ from sparsify import options as settings
 from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import kept_buffers
-from sparsify.passes.capture.shell import Modes, borrowed
+from sparsify.passes.capture.shell import Modes, is_lent, modes
 from sparsify.passes.module.operator_graph import seconds
 from sparsify.passes.module.sparse_parameters import as_dense
 from sparsify.passes.module.verify import (
@@ -60,6 +60,9 @@ class Compiler(Protocol):
     def compiled(self, model: nn.Module) -> Callable[..., Any]:
         """The model with pieces in kernels, which are made when they are called first."""
 
+    def looking(self) -> AbstractContextManager[Any]:
+        """The context for a call of the model as it is, before its pieces are found."""
+
     def compiling(self) -> AbstractContextManager[Any]:
         """The context in which calls find their pieces."""
 
@@ -76,13 +79,14 @@ class Standing:
     Args:
         module: the sparse model.
         mode: of the mirror.
-        compiler: of its pieces.
+        compiler: of its pieces, None where it runs as it is.
     """
 
-    def __init__(self, module: "SparseModule", mode: Modes, compiler: Compiler) -> None:
+    def __init__(self, module: "SparseModule", mode: Modes, compiler: Compiler | None) -> None:
         self.source = module._source
         self.mirror = module._weights.mirror(mode, is_isolated=False, made=as_dense)
-        self.run = compiler.compiled(self.mirror.model)
+        model = self.mirror.model
+        self.run: Callable[..., Any] = model if compiler is None else compiler.compiled(model)
         self.parts = [part for part, _, _ in self.mirror.pairs]
         self.copies = [copy for _, copy, _ in self.mirror.pairs]
         self.note()
@@ -101,6 +105,26 @@ class Standing:
         if not are_same(attributes(self.copies), self.known_copies):
             self.mirror.write_back()
             self.note()
+
+
+def run_whole(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The source model's result for a call that was not captured, by a mirror that stays where modes differ.
+
+    None stays of weights that are packed: it would hold them densely.
+    """
+    weights, source, wanted = module._weights, module._source, modes(module)
+    if weights.held or weights.trained or is_lent(source, module):
+        return module._run_source(args, kwargs)
+    if not weights.is_own and modes(source) == wanted:
+        return calls.run_source(source, args, kwargs)
+    standing = module._captures.standing.get(wanted)
+    if standing is None or not standing.is_current(source):
+        with weights.lock:
+            standing = module._captures.standing[wanted] = Standing(module, wanted, None)
+    try:
+        return calls.run_source(standing.run, args, kwargs)
+    finally:
+        standing.hand_on()
 
 
 def attributes(modules: Sequence[nn.Module]) -> list[Any]:
@@ -136,7 +160,7 @@ class Pieces:
     def run(self, module: "SparseModule", mode: Modes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call; the source model's where a caller lends the model other tensors."""
         source = module._source
-        if next(borrowed(source, module), None) is not None:
+        if is_lent(source, module):
             return module._run_source(args, kwargs)
         standing = self.standing.get(mode)
         if standing is None or not standing.is_current(source):
@@ -213,6 +237,8 @@ def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Mo
             return calls.run_call(pieces, signature, calls.copied(call))
 
     with kept_buffers(module._source), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), compiler.looking():
+            densely()
         seconds(by_pieces, parameters)
         if not any(entry.regions for entry, _ in compiler.reports()):
             notes = "".join(f"; {entry.name}: {entry.note}" for entry, _ in compiler.reports() if entry.note)

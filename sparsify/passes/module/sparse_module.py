@@ -26,6 +26,7 @@ from sparsify.passes.module.facade import Facade, adopt_signature
 from sparsify.passes.module.hooks import Hooks
 from sparsify.passes.module.optimizer_steps import tell_of_replaced
 from sparsify.passes.module.packed_weights import Held, Weights, dense_state
+from sparsify.passes.module.piecewise import run_whole
 from sparsify.passes.module.reconsider import Pending, settle
 from sparsify.passes.module.variant import CallIndex, Captures, Variant, pruned_among
 from sparsify.passes.module.verify import compare
@@ -40,7 +41,8 @@ class SparseModule(fx.GraphModule):
 
     The parameters are those of the source model; frozen weights that kernels alone read are packed. `.graph` is
     the variant of the current mode; `.report` says what became of the model. Calls that fit no variant are
-    captured anew, up to 8 times; then, or when capturing fails, the source model runs, with one warning. Calls that
+    captured anew, up to 8 times; then the source model runs, with one warning. So it does when capturing fails, in
+    pieces that `torch.compile` finds where these have kernels that are faster. Calls that
     the source model refuses end as there, and count for nothing.
     """
 
@@ -375,7 +377,7 @@ class SparseModule(fx.GraphModule):
         """The result of a call that was not captured, by the pieces for these modes where there are some."""
         known = self._captures.pieces
         if pieces is None or known is None:
-            return self._run_source(args, kwargs)
+            return run_whole(self, args, kwargs)
         return known.run(self, pieces, args, kwargs)
 
     def _run_source(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

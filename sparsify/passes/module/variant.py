@@ -203,6 +203,7 @@ class Captures:
         varying: the names of integers that calls had several values of: they are symbols of graphs from then on.
         pieces: what runs refused calls in pieces.
         piecewise: the reports of refused calls that run so.
+        standing: by modes mirrors of the source model that run all other refused calls.
     """
 
     known: list[tuple[Likeness, Variant]] = field(default_factory=list)
@@ -210,6 +211,7 @@ class Captures:
     varying: set[str] = field(default_factory=set)
     pieces: Any = None
     piecewise: dict[Likeness, Report] = field(default_factory=dict)
+    standing: dict[Modes, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """How often a model was captured, or refused to be."""
@@ -240,6 +242,7 @@ class Captures:
         self.known.clear()
         self.refused.clear()
         self.piecewise.clear()
+        self.standing.clear()
         self.pieces = None
 
     def alike(self, like: Likeness) -> list[Variant]:

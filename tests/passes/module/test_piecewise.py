@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 import threading
 from typing import Any
 
@@ -16,6 +17,7 @@ from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes.dynamo import pieces
 from sparsify.passes.module import piecewise
 
+pytestmark = pytest.mark.usefixtures("compiled_fast")
 PRUNING = {
     "schema": 1,
     "name": "pruned",
@@ -303,6 +305,32 @@ def test_models_without_regions_run_as_they_are():
     torch.testing.assert_close(sparse(*graph()), source(*graph()))
 
 
+def test_refused_calls_in_other_modes_follow_the_source_model():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.scale = nn.BatchNorm1d(7), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x.sum().item()
+            return self.norm(x) * self.scale if self.last > -1e9 else x
+
+    source, (x, _) = Scaled().train(), graph()
+    with pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = sparsify.apply(source, "gcn", x)
+    sparse.eval()
+    twin = copy.deepcopy(source).eval()
+    for scale in (1.0, 2.0):
+        source.scale = twin.scale = scale
+        for _ in range(2):
+            torch.testing.assert_close(sparse(x), twin(x))
+        assert source.last == twin.last
+    source.norm.weight.data.fill_(3.0)
+    twin.norm.weight.data.fill_(3.0)
+    torch.testing.assert_close(sparse(x), twin(x))
+    assert source.training
+
+
 def test_pieces_that_change_with_each_call_are_not_used():
     class Drawing(Branching):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -354,6 +382,20 @@ def test_where_dynamo_fails_later_the_source_model_runs():
     with torch.no_grad():
         torch.testing.assert_close(sparse(*graph()), source(*graph()))
     assert not sparse._captures.piecewise
+
+
+def test_long_lists_of_numbers_are_not_traced():
+    class Sampling(Branching):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            drawn = random.sample(range(x.shape[0] * 100), 1500)
+            print(end="")
+            return super().forward(x, edge_index) + torch.tensor(drawn).sum() * 0
+
+    source = Sampling().eval()
+    sparse = applied(source)
+    assert max(piece.nodes for piece in sparse.report.pieces) < 100
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(*graph()), source(*graph()))
 
 
 def test_threads(shared):
