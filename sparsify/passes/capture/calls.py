@@ -251,6 +251,11 @@ def run_call(model: Callable[..., Any], signature: inspect.Signature, call: Call
     return run_source(model, args, kwargs)
 
 
+def is_strided(value: Any) -> bool:
+    """Whether a value is a tensor of torch that is not sparse, or None."""
+    return value is None or (type(value) is torch.Tensor and value.layout is torch.strided)
+
+
 def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The source model's result for sparse tensors of torch, or of this package.
 
@@ -262,6 +267,8 @@ def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         given, named = pytree.tree_map(become, (args, dict(kwargs)), is_leaf=is_tensor)
         return model(*given, **named)
 
+    if all(map(is_strided, args)) and all(map(is_strided, kwargs.values())):
+        return model(*args, **kwargs)
     leaves = pytree.tree_leaves((args, dict(kwargs)), is_leaf=is_tensor)
     if not any(map(is_sparse, leaves)):
         return model(*args, **kwargs)

@@ -21,7 +21,7 @@ from sparsify import options as settings
 from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import kept_buffers
-from sparsify.passes.capture.shell import Modes, borrowed, modes
+from sparsify.passes.capture.shell import Modes, is_lent, modes
 from sparsify.passes.module.operator_graph import seconds
 from sparsify.passes.module.sparse_parameters import as_dense
 from sparsify.passes.module.verify import (
@@ -113,9 +113,10 @@ def run_whole(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, A
     None stays of weights that are packed: it would hold them densely.
     """
     weights, source, wanted = module._weights, module._source, modes(module)
-    is_same = not weights.is_own and modes(source) == wanted
-    if is_same or weights.held or weights.trained or next(borrowed(source, module), None) is not None:
+    if weights.held or weights.trained or is_lent(source, module):
         return module._run_source(args, kwargs)
+    if not weights.is_own and modes(source) == wanted:
+        return calls.run_source(source, args, kwargs)
     standing = module._captures.standing.get(wanted)
     if standing is None or not standing.is_current(source):
         with weights.lock:
@@ -159,7 +160,7 @@ class Pieces:
     def run(self, module: "SparseModule", mode: Modes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call; the source model's where a caller lends the model other tensors."""
         source = module._source
-        if next(borrowed(source, module), None) is not None:
+        if is_lent(source, module):
             return module._run_source(args, kwargs)
         standing = self.standing.get(mode)
         if standing is None or not standing.is_current(source):
