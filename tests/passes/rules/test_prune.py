@@ -114,7 +114,7 @@ def test_a_linear_layer_behind_flattened_images():
         ({"method": "topk", "keep": 5}, lambda w: sparsify.sparsifiers.TopK(5).mask(w)),
         ({"method": "topk", "keep": 2, "dim": "out"}, lambda w: sparsify.sparsifiers.TopK(2, 0).mask(w)),
     ],
-    ids=str,
+    ids=["threshold", "topk", "topk of outputs"],
 )
 def test_zeros_that_follow_from_the_weights(prune_by, kept):
     given = model()
