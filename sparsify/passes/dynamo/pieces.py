@@ -4,19 +4,23 @@ In: a sparse model whose source model prints between two layers. Out: `compilers
 the code of the model with a `SparseModule` in the place of each graph that has regions and is faster with them.
 """
 
+import functools
+import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import config as dynamo
-from torch._dynamo.eval_frame import _optimize, skip_code
+from torch._dynamo.eval_frame import _optimize
+from torch._dynamo.types import ConvertFrameReturn
 
 from sparsify import options as settings
 from sparsify.errors import RecipeError, SparsifyError
@@ -38,6 +42,10 @@ MOST_NUMBERS: Final = 256
 OWN_CACHE: Final = "isolate_recompiles"
 # Operators whose results have sizes that the data decides are part of pieces first, then between them.
 WITH_DATA_SIZES: Final = (True, False)
+# What torch calls a module by: frames that they call are those of the model.
+MODULE_CALLS: Final = frozenset((nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__))
+# Loggers that tell of graph breaks, and of errors that the model raises in a trace.
+LOGGERS: Final = ("torch._dynamo", "torch._subclasses.fake_tensor")
 
 
 def compilers(module: "SparseModule") -> Iterator["PieceCompiler"]:
@@ -90,6 +98,8 @@ class PieceCompiler:
         # One context for all mirrors of the model, with a cache of its own beside those of other models of the class.
         own_cache = {OWN_CACHE: True} if OWN_CACHE in signature(_optimize).parameters else {}
         self.context: Any = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
+        self.long: set[CodeType] = set()
+        self.context.callback = Without(self.context.callback, self.long)
 
     def begin(self) -> None:
         """Reports are of pieces that are found or met from here on."""
@@ -97,7 +107,7 @@ class PieceCompiler:
 
     def looking(self) -> AbstractContextManager[Any]:
         """The context for a call of the model as it is, before its pieces are found."""
-        return LongLists()
+        return LongLists(self.long)
 
     def piece(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that Dynamo calls with each graph."""
@@ -113,7 +123,7 @@ class PieceCompiler:
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """Within this context Dynamo cuts where these pieces are cut."""
-        with dynamo.patch(capture_dynamic_output_shape_ops=self.has_data_sizes):
+        with QUIET, dynamo.patch(capture_dynamic_output_shape_ops=self.has_data_sizes):
             yield
 
     def count(self) -> int:
@@ -126,25 +136,105 @@ class PieceCompiler:
         return [(one.entry, one.report) for key, one in known if key in self.current or not self.current]
 
 
-class LongLists:
-    """Within this context functions that get long lists of numbers are found; Dynamo leaves them out from then on.
+class Without:
+    """Dynamo's function of each frame, which leaves out frames of some functions.
 
-    It would trace each of the numbers, and trace anew for others: `torch.tensor(random.sample(range(n), k))`.
+    Nothing is noted on the functions: another `torch.compile` traces them.
+
+    Args:
+        callback: Dynamo's function.
+        codes: of the functions; more may come.
     """
 
+    def __init__(self, callback: Any, codes: set[CodeType]) -> None:
+        functools.update_wrapper(self, callback)  # with the attributes by which Dynamo finds its cache
+        self.callback, self.codes = callback, codes
+
+    def __call__(self, frame: Any, *rest: Any) -> Any:
+        """What becomes of a frame."""
+        if frame.f_code in self.codes:
+            return ConvertFrameReturn(apply_to_code=False)
+        return self.callback(frame, *rest)
+
+
+class Quiet:
+    """Within this context torch does not log what Dynamo meets; one for all threads.
+
+    Levels that somebody has set below warnings stay.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside = threading.Lock(), 0
+        self.levels: list[tuple[logging.Logger, int]] = []
+
     def __enter__(self) -> None:
-        self.before = sys.getprofile()
+        with self.lock:
+            self.inside += 1
+            if self.inside > 1:
+                return
+            known = [
+                log for log in map(logging.getLogger, LOGGERS) if log.getEffectiveLevel() >= logging.WARNING
+            ]
+            self.levels = [(log, log.level) for log in known]
+            for log in known:
+                log.setLevel(logging.CRITICAL + 1)
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                for log, level in self.levels:
+                    log.setLevel(level)
+
+
+QUIET: Final = Quiet()
+
+
+class LongLists:
+    """Within this context functions of a model that get long lists of numbers are found; no piece has them.
+
+    Dynamo would trace each of the numbers, and trace anew for others: `torch.tensor(random.sample(range(n), k))`.
+
+    Args:
+        codes: gets the codes of these functions.
+    """
+
+    def __init__(self, codes: set[CodeType]) -> None:
+        self.codes = codes
+
+    def __enter__(self) -> None:
+        self.before, self.outside = sys.getprofile(), sys._getframe(1)
         sys.setprofile(self.look)
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self.before)
+        del self.outside
 
     def look(self, frame: FrameType, event: str, value: Any) -> None:
         """Called by Python with each call and return."""
-        if event == "return" and is_long(value) and frame.f_back is not None:
-            skip_code(frame.f_back.f_code)
-        elif event == "c_return" and getattr(value, "__name__", "") == "tolist":
-            skip_code(frame.f_code)
+        if event == "return" and is_long(value):
+            self.note(frame.f_back)
+        elif (
+            event == "c_return" and getattr(value, "__name__", "") == "tolist" and size(value) > MOST_NUMBERS
+        ):
+            self.note(frame)
+
+    def note(self, frame: FrameType | None) -> None:
+        """Notes the function of a frame where a module of the model has called it."""
+        if frame is None or frame.f_code in MODULE_CALLS:
+            return
+        above = frame.f_back
+        while above is not None and above is not self.outside:
+            if above.f_code in MODULE_CALLS:
+                self.codes.add(frame.f_code)
+                return
+            above = above.f_back
+
+
+def size(method: Any) -> int:
+    """How many numbers the owner of a method holds, a tensor or an array."""
+    owner = getattr(method, "__self__", None)
+    return owner.numel() if isinstance(owner, Tensor) else int(getattr(owner, "size", 0))
 
 
 def is_long(value: Any) -> bool:

@@ -54,7 +54,12 @@ def is_sparse(mark: Any) -> bool:
     """Whether a mark is that of a weight of which zeros are not stored."""
     if not isinstance(mark, Mark) or mark.role != "weight":
         return False
-    return any(level.strip() != "dense" for level in mark.format.split(","))
+    return drops_zeros(mark.format)
+
+
+def drops_zeros(format: str) -> bool:
+    """Whether a format, `dense, compressed`, does not store all zeros."""
+    return any(level.strip() != "dense" for level in format.split(","))
 
 
 def is_kept_sparse(weight: fx.Node) -> bool:

@@ -28,7 +28,7 @@ from sparsify.passes.capture.shell import Modes, in_modes, modes, share_again
 from sparsify.passes.choose.autotune import shared_seconds
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
 from sparsify.passes.choose.price import bytes_of
-from sparsify.passes.emit.mask_gradients import remember_masks
+from sparsify.passes.emit.mask_gradients import drops_zeros, remember_masks
 from sparsify.passes.functional.layouts import contiguous_inputs
 from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.module import recurrent
@@ -47,14 +47,16 @@ from sparsify.passes.module.sparse_parameters import read_densely, sparse_parame
 from sparsify.passes.module.variant import Variant, return_plainly
 from sparsify.passes.module.verify import naming_values, report_half, verify
 from sparsify.passes.pipeline import PASSES
-from sparsify.passes.rules.mark import aliases
+from sparsify.passes.rules.mark import aliases, format_text
 from sparsify.passes.rules.product_weights import product_weights
 from sparsify.passes.rules.prunable import passed_over
 from sparsify.report import Choice
 from sparsify.report_text import fold
 from sparsify.runtime.locks import CAPTURES
 from sparsify.runtime.trim import trim
+from sparsify.storage import trained_masks
 from sparsify.storage.own_memory import runs_natively
+from sparsify.storage.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
@@ -358,6 +360,8 @@ def refuse(
         raise error
     module._captures.refused[mode, call.shape] = str(error)
     report_refused(module.report, module._source, module._asked, str(error))
+    if module._asked.is_trainable(mode[0]):
+        keep_pruned(module)
     report = piecewise(module, call, mode, str(error)) if in_pieces else None
     if report is None:
         module.report.warnings.append(str(error))
@@ -369,6 +373,22 @@ def refuse(
         f"{error}; {used} of the {len(report.pieces)} pieces that torch.compile finds run in kernels, which the report "
         "lists; what is between them runs as the model has it"
     )
+
+
+def keep_pruned(module: "SparseModule") -> None:
+    """Has the weights that rules pruned train where they are not 0, whatever reads them."""
+    recipe = module._asked.recipe
+    known = dict(module._source.named_parameters(remove_duplicate=False))
+    kept = []
+    for at, names in module._asked.pruning.taken.items():
+        for weight in (known[name] for name in names if name in known):
+            if isinstance(weight, SparseTensor) or not weight.requires_grad:
+                continue
+            if drops_zeros(format_text(recipe, recipe.rules[at], weight.dim())):
+                if not trained_masks.is_remembered(weight):
+                    trained_masks.remember(weight, trained_masks.entries(weight))
+                kept.append(weight)
+    keep_zeros_of(kept)
 
 
 def publish(

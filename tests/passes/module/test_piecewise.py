@@ -1,6 +1,7 @@
 """Models that no graph holds whole run in the pieces that torch.compile finds."""
 
 import copy
+import logging
 import pickle
 import random
 import threading
@@ -356,6 +357,8 @@ def test_where_dynamo_fails_the_source_model_runs(monkeypatch):
     source = model().eval()
 
     class Failing:
+        callback = staticmethod(id)
+
         def __call__(self, model: nn.Module) -> Any:
             raise RuntimeError("no graphs today")
 
@@ -396,6 +399,92 @@ def test_long_lists_of_numbers_are_not_traced():
     assert max(piece.nodes for piece in sparse.report.pieces) < 100
     with torch.no_grad():
         torch.testing.assert_close(sparse(*graph()), source(*graph()))
+
+
+def test_short_lists_are_between_pieces_and_others_compile_the_model_as_ever():
+    class Counting(Branching):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            h = self.norm(self.c1(x, edge_index)).relu()
+            largest = max(h.sum(0).tolist())
+            if self.draws:
+                largest += random.sample(range(1000), 300)[0] * 0
+            print(end="")
+            return self.c2(h / largest, edge_index)
+
+    def graphs() -> int:
+        found: list[Any] = []
+        torch.compile(source, backend=lambda graph, _: found.append(graph) or graph)(*graph())
+        return len(found)
+
+    source = Counting().eval()
+    source.draws = False
+    expected = graphs()
+    sparse = applied(source)
+    assert graphs() == expected
+    assert any("tolist" in piece.cut for piece in sparse.report.pieces)
+    assert sum(piece.regions > 0 for piece in sparse.report.pieces) == 2
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(*graph()), source(*graph()))
+    source.draws = True
+    with pytest.warns(RuntimeWarning, match="torch.compile finds"):
+        sparsify.apply(source, MESSAGES, graph())
+    source.draws = False
+    assert graphs() == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Muon])
+def test_pruned_weights_keep_their_zeros_where_the_source_model_trains(kind):
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x).relu()
+            if h.sum().item() > 1e9:
+                print()
+            return outside(self.b, h)
+
+    rule = {
+        "targets": "param:*weight",
+        "types": ["Linear"],
+        "prune": {"method": "magnitude", "sparsity": 0.8},
+    }
+    for pieces_of in (True, False):
+        sparse = sparsify.apply(
+            Between(), {"name": "pruned", "sparsify": [rule]}, (torch.randn(8, 16),), trainable=True
+        )
+        weights = [sparse.a.weight, sparse.b.weight]
+        zeros = [weight.detach() == 0 for weight in weights]
+        optimizer = kind(weights, lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            sparse(torch.randn(8, 16) if pieces_of else torch.randn(2, 8, 16)).square().mean().backward()
+            optimizer.step()
+        assert [int((weight[zero] != 0).sum()) for weight, zero in zip(weights, zeros, strict=True)] == [0, 0]
+
+
+@torch._dynamo.disable
+def outside(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer(x)
+
+
+def test_torch_logs_nothing_and_levels_stay(monkeypatch):
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logs = [logging.getLogger(name) for name in ("torch._dynamo", "torch._subclasses.fake_tensor")]
+    for log in logs:
+        monkeypatch.setattr(log, "handlers", [*log.handlers, handler])
+    levels = [log.level for log in logs]
+    torch._dynamo.reset()
+    sparse = applied(model().eval())
+    x, edges = graph()
+    with torch.no_grad(), pytest.raises(Exception, match="shapes"):
+        sparse(x[:, :4], edges)
+    assert not said
+    assert levels == [log.level for log in logs]
 
 
 def test_threads(shared):
