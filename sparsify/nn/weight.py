@@ -14,9 +14,10 @@ from sparsify.pruning.masks import Plan, new_masks
 from sparsify.pruning.schedule import Schedule
 from sparsify.pruning.structure import Structure
 from sparsify.sparsification.largest import spread
-from sparsify.sparsification.streaming import require_fraction
+from sparsify.sparsification.streaming import require_fraction, require_seed
 from sparsify.storage.format import Format
 from sparsify.storage.levels import Dense, Grouped
+from sparsify.storage.pattern import Pattern
 
 OF_KERNELS = {"csr": "dense, coordinate, coordinate, coordinate"}
 """Names of matrix formats, for the weights of convolutions: the columns of a row are places of its kernel."""
@@ -69,12 +70,13 @@ def random_mask(shape: Sequence[int], format: Format, sparsity: float | None, se
         seed: equal seeds give equal masks.
 
     Raises:
-        SparsifierError: no share, one that is none, or another than that of the groups.
+        SparsifierError: no share, one that is none, or another than that of the groups; a seed that is none.
         ShapeError: blocks or groups do not divide the shape.
 
     >>> int(random_mask((4, 8), Format("csr"), 0.75, seed=0).sum())
     8
     """
+    seed = require_seed("a sparse layer", seed)
     block, groups = structure_of(format, shape)
     own = 1 - groups.keep / groups.of if groups.is_grouped else None
     if sparsity is None and own is None:
@@ -92,3 +94,28 @@ def random_mask(shape: Sequence[int], format: Format, sparsity: float | None, se
     plan = Plan("random", Schedule("constant", to=share), structure=groups)
     drawn = new_masks(plan, {"weight": torch.zeros(()).expand(blocks)}, seed=seed)["weight"]
     return spread(drawn, block)
+
+
+def stored_inside(pattern: Pattern) -> int:
+    """The number of stored entries; the ends of diagonals outside of the shape are none.
+
+    >>> import sparsify
+    >>> stored_inside(sparsify.tensor(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), format="dia").pattern)
+    1
+    """
+    inside = pattern.kept_inside()
+    return pattern.nnz if inside is None else int(inside.sum())
+
+
+def require_exact(pattern: Pattern, kept: int) -> None:
+    """Raises where a format stores other entries beside those of a mask, which would train, too.
+
+    Raises:
+        FormatError: it pads rows, diagonals or blocks.
+    """
+    stored = stored_inside(pattern)
+    if stored != kept:
+        raise FormatError(
+            f"{pattern.format} stores {stored} entries for a mask of {kept}",
+            "csr, or entries that fill the diagonals, rows or blocks of the format",
+        )

@@ -5,7 +5,7 @@ In: `eye(10**6, format="csr")`. Out: a `SparseTensor` with 10**6 stored entries.
 `zeros`, `empty` and `eye` never make the dense tensor; every other factory makes it and drops what equals 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -143,7 +143,11 @@ def _nothing_stored(
         made: Tensor = factory(*size, **kwargs)
         return made
     requires_grad = _own_options(factory.__name__, kwargs)
-    shape = kwargs.pop("size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+    given = (*size, kwargs.pop("size")) if "size" in kwargs else size
+    is_one = len(given) == 1 and isinstance(given[0], Sequence) and not isinstance(given[0], str)
+    shape = given[0] if is_one else given
+    if not len(shape):
+        raise ShapeError(f"{factory.__name__} of no modes in the format {format}", "extents, 3, 4")
     dtype = _dtype(factory.__name__, kwargs)
     coordinates = torch.zeros(len(shape), 0, dtype=torch.int64)
     return _stored((coordinates, torch.zeros(0, dtype=dtype), tuple(shape)), format, requires_grad)
