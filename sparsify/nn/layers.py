@@ -15,6 +15,7 @@ from sparsify.nn.weight import random_mask, require_exact, stored_inside, weight
 from sparsify.sparsification.apply import sparsify
 from sparsify.sparsification.materializing import SameFormat
 from sparsify.sparsification.sparsifier import of_entries
+from sparsify.sparsification.streaming import require_seed
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
@@ -93,7 +94,7 @@ class SparseWeight(nn.Module):
         """Replaces the dense weight, just drawn, by its entries at random places."""
         dense: Tensor = self.weight.detach()
         stored = weight_format(format, dense.dim())
-        drawn = int(torch.randint(2**31, ())) if seed is None else seed
+        drawn = int(torch.randint(2**31, ())) if seed is None else require_seed(type(self).__name__, seed)
         at = random_mask(dense.shape, stored, sparsity, drawn).nonzero().T
         made = of_entries(at, dense[tuple(at)], dense.shape, stored)
         require_exact(made.pattern, at.shape[1])

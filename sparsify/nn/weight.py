@@ -14,7 +14,7 @@ from sparsify.pruning.masks import Plan, new_masks
 from sparsify.pruning.schedule import Schedule
 from sparsify.pruning.structure import Structure
 from sparsify.sparsification.largest import spread
-from sparsify.sparsification.streaming import require_fraction, require_seed
+from sparsify.sparsification.streaming import require_fraction
 from sparsify.storage.format import Format
 from sparsify.storage.levels import Dense, Grouped
 from sparsify.storage.pattern import Pattern
@@ -70,13 +70,12 @@ def random_mask(shape: Sequence[int], format: Format, sparsity: float | None, se
         seed: equal seeds give equal masks.
 
     Raises:
-        SparsifierError: no share, one that is none, or another than that of the groups; a seed that is none.
+        SparsifierError: no share, one that is none, or another than that of the groups.
         ShapeError: blocks or groups do not divide the shape.
 
     >>> int(random_mask((4, 8), Format("csr"), 0.75, seed=0).sum())
     8
     """
-    seed = require_seed("a sparse layer", seed)
     block, groups = structure_of(format, shape)
     own = 1 - groups.keep / groups.of if groups.is_grouped else None
     if sparsity is None and own is None:

@@ -144,11 +144,14 @@ def _nothing_stored(
         return made
     requires_grad = _own_options(factory.__name__, kwargs)
     given = (*size, kwargs.pop("size")) if "size" in kwargs else size
+    if not given:
+        asked = f"{factory.__name__}(format={str(format)!r})"
+        raise ShapeError(f"{asked} has no size", f"extents, {factory.__name__}(3, 4, format={str(format)!r})")
     is_one = len(given) == 1 and isinstance(given[0], Sequence) and not isinstance(given[0], str)
     shape = given[0] if is_one else given
-    if not len(shape):
-        raise ShapeError(f"{factory.__name__} of no modes in the format {format}", "extents, 3, 4")
     dtype = _dtype(factory.__name__, kwargs)
+    if not shape:
+        return in_format(torch.zeros((), dtype=dtype), format, requires_grad)
     coordinates = torch.zeros(len(shape), 0, dtype=torch.int64)
     return _stored((coordinates, torch.zeros(0, dtype=dtype), tuple(shape)), format, requires_grad)
 
