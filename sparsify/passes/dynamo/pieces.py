@@ -97,9 +97,10 @@ class PieceCompiler:
         self.made: dict[Any, Chosen] = {}
         # One context for all mirrors of the model, with a cache of its own beside those of other models of the class.
         own_cache = {OWN_CACHE: True} if OWN_CACHE in signature(_optimize).parameters else {}
-        self.context: Any = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
+        context: Any = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
         self.long: set[CodeType] = set()
-        self.context.callback = Without(self.context.callback, self.long)
+        context.callback = Without(context.callback, self.long)
+        self.context = context
 
     def begin(self) -> None:
         """Reports are of pieces that are found or met from here on."""
