@@ -5,6 +5,7 @@ In: a row of Figure 5 and a `Setting`. Out: its `Outcome`: times of ours and of 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import nan
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -56,7 +57,9 @@ class Outcome:
     note: str = ""
 
     def ratio(self, peer: str) -> float:
-        """How many times the time of ours a peer takes."""
+        """How many times the time of ours a peer takes; not a number where ours is 0, too short for the clock."""
+        if not self.times[OURS].median_ms:
+            return nan
         return self.times[peer].median_ms / self.times[OURS].median_ms
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import sparsify.models
+import sparsify.recipes
 from sparsify.bench.environment import facts
 from sparsify.runner.machine import version
 
@@ -33,6 +35,19 @@ def hashes(root: Path | None, patterns: Sequence[str]) -> dict[str, str]:
         return {}
     files = sorted({file for pattern in patterns for file in root.glob(pattern) if file.is_file()})
     return {str(file.relative_to(root)): digest(file, file.stat().st_mtime_ns) for file in files}
+
+
+def sources(*folders: Path) -> str:
+    """A digest of the sources that rows run, those of sparsify without an argument: edited code is measured anew."""
+    roots = folders or [
+        Path(place) for m in (sparsify, sparsify.models, sparsify.recipes) for place in m.__path__
+    ]
+    found = hashlib.sha256()
+    for root in dict.fromkeys(roots):
+        for file in sorted(root.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                found.update(f"{file.relative_to(root)} {digest(file, file.stat().st_mtime_ns)}\n".encode())
+    return found.hexdigest()
 
 
 @cache

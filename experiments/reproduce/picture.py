@@ -5,7 +5,7 @@ In: a `Figure` and its records. Out: `svg(...)`, a text; `write_png(...)`, a fil
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 from pathlib import Path
 from typing import Any, Final
 from xml.sax.saxutils import escape
@@ -29,7 +29,7 @@ class Panel:
 
 
 def panels(figure: Figure, records: Sequence[Record]) -> list[Panel]:
-    """The panels of a figure; rows that were not measured are not drawn."""
+    """The panels of a figure; neither rows that were not measured nor numbers without a logarithm are drawn."""
     measured = [record for record in records if record.outcome is not None]
     groups = list(dict.fromkeys(figure.panels(record.row) for record in measured))
     found = []
@@ -41,7 +41,11 @@ def panels(figure: Figure, records: Sequence[Record]) -> list[Panel]:
                 assert record.outcome is not None, "rows of panels are measured"
                 if name in record.outcome.times:
                     x = float(record.outcome.facts[figure.across]) if figure.across else float(place)
-                    series.setdefault(name, []).append((x, record.outcome.times[name].median_ms))
+                    y = record.outcome.times[name].median_ms
+                    if 0 < y < inf and (not figure.across or 0 < x < inf):
+                        series.setdefault(name, []).append((x, y))
+        if not series:
+            continue
         labels = () if figure.across else tuple(record.row for record in rows)
         title = f"{figure.title}{f': {group}' if group else ''}"
         found.append(Panel(title, figure.across, {n: sorted(p) for n, p in series.items()}, labels))

@@ -47,16 +47,23 @@ def run(paper: str, names: Sequence[str], setting: Setting, out: Path, *, fresh:
                     records[name].append(record)
                     progress.finish(record.reused or record.outcome is None)
     finally:
-        for name, figure in figures.items():
-            write(figure, records[name], out)
+        out.mkdir(parents=True, exist_ok=True)
         content = manifest.manifest(paper, setting, records, conditions)
         (out / "manifest.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        for name, figure in figures.items():
+            write(figure, records[name], out)
     return records
 
 
 def conditions_of(setting: Setting) -> dict[str, Any]:
     """What the rows of a run have in common; a row of an earlier run counts as long as it is the same."""
-    return {"quick": setting.quick, "seed": setting.seed, **machine(), "packages": manifest.versions()}
+    return {
+        "quick": setting.quick,
+        "seed": setting.seed,
+        **machine(),
+        "packages": manifest.versions(),
+        "sources": manifest.sources(),
+    }
 
 
 def measured(
@@ -82,9 +89,8 @@ def measured(
 
 def write(figure: Figure, records: Sequence[Record], out: Path) -> None:
     """Writes what is shown of a figure."""
-    out.mkdir(parents=True, exist_ok=True)
     table.write_csv(figure, records, out / f"{figure.name}.csv")
     (out / f"{figure.name}.txt").write_text(table.text(figure, records) + "\n", encoding="utf-8")
-    if any(record.outcome is not None for record in records):
+    if picture.panels(figure, records):
         (out / f"{figure.name}.svg").write_text(picture.svg(figure, records), encoding="utf-8")
         picture.write_png(figure, records, out / f"{figure.name}.png")

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from .figure import Outcome
 
@@ -22,8 +23,8 @@ class Store:
         self.folder = folder
 
     def place(self, figure: str, row: str) -> Path:
-        """The file of a row; names of matrices have slashes."""
-        return self.folder / figure / f"{row.replace('/', '__').replace(' ', '_')}.json"
+        """The file of a row, another one for each name; names of matrices have slashes."""
+        return self.folder / figure / f"{quote(row, safe='')}.json"
 
     def read(self, figure: str, row: str, key: str) -> Outcome | None:
         """The outcome of a row that was measured under the same conditions, `None` without one."""

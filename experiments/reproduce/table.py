@@ -5,7 +5,7 @@ In: a `Figure` and its records. Out: text with a line a row, and notes: missing 
 
 import csv
 from collections.abc import Sequence
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
 
 from tabulate import tabulate
@@ -55,10 +55,15 @@ def _line(figure: Figure, record: Record, names: Sequence[str]) -> Cells:
         f"{outcome.times[name].median_ms:.4g}" if name in outcome.times else _absent(outcome, name)
         for name in names
     ]
-    ratio = f"{outcome.ratio(figure.against):.2f}x" if figure.against in outcome.times else ""
+    ratio = f"{outcome.ratio(figure.against):.2f}x" if _has_ratio(outcome, figure) else ""
     ahead = ", ".join(faster(outcome))
     facts = [_shown(outcome.facts.get(name, "")) for name in figure.facts]
     return [record.row, *times, ratio, cited, ahead, *facts, record.data, outcome.note]
+
+
+def _has_ratio(outcome: Outcome, figure: Figure) -> bool:
+    """Whether the times of a row can be divided; a time of 0 has no logarithm."""
+    return figure.against in outcome.times and 0 < outcome.ratio(figure.against) < inf
 
 
 def _absent(outcome: Outcome, name: str) -> str:
@@ -91,7 +96,7 @@ def notes(figure: Figure, records: Sequence[Record]) -> list[str]:
     """The mean ratio beside the paper's, peers that are missing, and why peers are ahead."""
     measured = [record.outcome for record in records if record.outcome is not None]
     found = [f"The paper reports, on its authors' machine: {figure.cited}"]
-    ratios = [outcome.ratio(figure.against) for outcome in measured if figure.against in outcome.times]
+    ratios = [outcome.ratio(figure.against) for outcome in measured if _has_ratio(outcome, figure)]
     if ratios:
         mean = exp(sum(map(log, ratios)) / len(ratios))
         found.append(f"Geometric mean of {len(ratios)} rows on this machine: {mean:.2f}x of {figure.against}")

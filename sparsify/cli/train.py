@@ -33,9 +33,7 @@ def train(
     steps: Annotated[
         int | None, typer.Option(help="Steps; by default a third more than the schedules of the recipe have.")
     ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="The highest learning rate of AdamW: 0.001 (default).")
-    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate of AdamW: 0.001 (default).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts or images of a step.")] = None,
     seq: Annotated[
         int | None, typer.Option("--seq", "--seq-len", help="Tokens of a text: 128 (default).")

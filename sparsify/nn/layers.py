@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sparsify.errors import SparsifierError, public
-from sparsify.nn.weight import random_mask, weight_format
+from sparsify.nn.weight import random_mask, require_exact, stored_inside, weight_format
 from sparsify.sparsification.apply import sparsify
 from sparsify.sparsification.materializing import SameFormat
 from sparsify.sparsification.sparsifier import of_entries
+from sparsify.sparsification.streaming import require_seed
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
@@ -37,6 +38,7 @@ class SparseWeight(nn.Module):
 
         Raises:
             SparsifierError: a layer of another class, or one whose lookups change the table.
+            FormatError: a format that stores entries beside those that the sparsifier keeps, which would train.
             FormatError, ShapeError: as `sparsify.sparsify` raises them.
 
         >>> from sparsify.sparsification.sparsifiers import ScalarFraction
@@ -54,6 +56,11 @@ class SparseWeight(nn.Module):
             )
         weight = layer.get_parameter("weight")
         made = sparsify(weight.detach(), sparsifier, weight_format(format, weight.dim()))
+        assert isinstance(made, SparseTensor), "the format is one of sparse tensors"
+        if int(made.values().count_nonzero()) < stored_inside(made.pattern):  # zeros are kept or padding
+            kept = sparsify(weight.detach(), sparsifier, "coo")
+            assert isinstance(kept, SparseTensor), "coo is a format of sparse tensors"
+            require_exact(made.pattern, kept.nnz)
         found = copy.deepcopy(layer)
         found.__class__ = cls  # its attributes are those of torch's layer
         found.weight = nn.Parameter(made, requires_grad=weight.requires_grad)
@@ -80,15 +87,18 @@ class SparseWeight(nn.Module):
         weight = self.weight
         if not isinstance(weight, SparseTensor):
             return super().extra_repr()
-        return f"{super().extra_repr()}, format={str(weight.format)!r}, sparsity={1 - weight.density:.3g}"
+        density = stored_inside(weight.pattern) / max(1, weight.numel())
+        return f"{super().extra_repr()}, format={str(weight.format)!r}, sparsity={1 - density:.3g}"
 
     def make_sparse(self, format: Format | str, sparsity: float | None, seed: int | None) -> None:
         """Replaces the dense weight, just drawn, by its entries at random places."""
         dense: Tensor = self.weight.detach()
         stored = weight_format(format, dense.dim())
-        drawn = int(torch.randint(2**31, ())) if seed is None else seed
+        drawn = int(torch.randint(2**31, ())) if seed is None else require_seed(type(self).__name__, seed)
         at = random_mask(dense.shape, stored, sparsity, drawn).nonzero().T
-        self.weight = nn.Parameter(of_entries(at, dense[tuple(at)], dense.shape, stored))
+        made = of_entries(at, dense[tuple(at)], dense.shape, stored)
+        require_exact(made.pattern, at.shape[1])
+        self.weight = nn.Parameter(made)
 
 
 class Linear(SparseWeight, nn.Linear):
@@ -101,8 +111,9 @@ class Linear(SparseWeight, nn.Linear):
         seed: of the places of the entries; without it drawn from torch's generator. Values are drawn as torch's.
 
     Raises:
-        SparsifierError: no share of zeros, one that is none, or one that contradicts the groups of the format.
-        FormatError: a format of another number of modes, or a dense one.
+        SparsifierError: no share of zeros, one that is none, or one that contradicts the groups of the format; a seed
+            that is no integer.
+        FormatError: a format of another number of modes, a dense one, or one that pads, as `dia` and `ell` do.
         ShapeError: blocks or groups that do not divide the weight.
 
     Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, section 2.1.
@@ -217,3 +228,16 @@ class Embedding(SparseWeight, nn.Embedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, device=device, dtype=dtype)
         self.make_sparse(format, sparsity, seed)
+
+    @classmethod
+    @public
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refused: a dense table does not say which of its entries are kept; `from_dense` takes a sparsifier.
+
+        Raises:
+            SparsifierError: always.
+        """
+        raise SparsifierError(
+            "sparsify.nn.Embedding.from_pretrained of a table without a sparsifier",
+            "Embedding.from_dense(torch.nn.Embedding.from_pretrained(table), sparsifier)",
+        )

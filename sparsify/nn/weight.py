@@ -17,6 +17,7 @@ from sparsify.sparsification.largest import spread
 from sparsify.sparsification.streaming import require_fraction
 from sparsify.storage.format import Format
 from sparsify.storage.levels import Dense, Grouped
+from sparsify.storage.pattern import Pattern
 
 OF_KERNELS = {"csr": "dense, coordinate, coordinate, coordinate"}
 """Names of matrix formats, for the weights of convolutions: the columns of a row are places of its kernel."""
@@ -92,3 +93,28 @@ def random_mask(shape: Sequence[int], format: Format, sparsity: float | None, se
     plan = Plan("random", Schedule("constant", to=share), structure=groups)
     drawn = new_masks(plan, {"weight": torch.zeros(()).expand(blocks)}, seed=seed)["weight"]
     return spread(drawn, block)
+
+
+def stored_inside(pattern: Pattern) -> int:
+    """The number of stored entries; the ends of diagonals outside of the shape are none.
+
+    >>> import sparsify
+    >>> stored_inside(sparsify.tensor(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), format="dia").pattern)
+    1
+    """
+    inside = pattern.kept_inside()
+    return pattern.nnz if inside is None else int(inside.sum())
+
+
+def require_exact(pattern: Pattern, kept: int) -> None:
+    """Raises where a format stores other entries beside those of a mask, which would train, too.
+
+    Raises:
+        FormatError: it pads rows, diagonals or blocks.
+    """
+    stored = stored_inside(pattern)
+    if stored != kept:
+        raise FormatError(
+            f"{pattern.format} stores {stored} entries for a mask of {kept}",
+            "csr, or entries that fill the diagonals, rows or blocks of the format",
+        )

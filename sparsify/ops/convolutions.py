@@ -5,6 +5,7 @@ In: `torch.nn.functional.conv2d(x, weight, bias, stride=2, padding=1)`, weight a
 """
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def _convolution(
         given = (weight, bias, stride, padding, dilation, groups)
         return _convolution(rank, input.unsqueeze(0), *given).squeeze(0)
     _require_fit(rank, input, weight, bias, groups)
-    strides, dilations = _numbers(stride, rank), _numbers(dilation, rank)
+    strides, dilations = _numbers("stride", stride, rank, 1), _numbers("dilation", dilation, rank, 1)
     before, after = _paddings(padding, strides, dilations, weight.shape[2:])
     sizes = [
         (extent + low + high - apart * (taps - 1) - 1) // step + 1
@@ -92,7 +93,9 @@ def _convolution(
 
 def _require_fit(rank: int, input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
     """Raises where the shapes of a convolution do not fit each other."""
-    fits = input.dim() == weight.dim() == rank + 2 and input.shape[1] == weight.shape[1] * groups
+    fits = (
+        groups > 0 and input.dim() == weight.dim() == rank + 2 and input.shape[1] == weight.shape[1] * groups
+    )
     if not fits or weight.shape[0] % groups or (bias is not None and bias.shape != weight.shape[:1]):
         beside = "" if bias is None else f", a bias {list(bias.shape)}"
         raise ShapeError(
@@ -101,10 +104,20 @@ def _require_fit(rank: int, input: Tensor, weight: Tensor, bias: Tensor | None, 
         )
 
 
-def _numbers(given: Any, rank: int) -> list[int]:
-    """A number for each mode."""
-    several = list(given) if isinstance(given, Sequence) else [given]
-    return [int(n) for n in several] * (rank if len(several) == 1 else 1)
+def _numbers(name: str, given: Any, rank: int, least: int) -> list[int]:
+    """A number for each mode.
+
+    Raises:
+        ShapeError: something else, another count of numbers, or a number below `least`.
+    """
+    several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    try:
+        numbers = [index(n) for n in several if not isinstance(n, bool)]
+    except TypeError:
+        numbers = []
+    if len(numbers) != len(several) or len(numbers) not in (1, rank) or min(numbers) < least:
+        raise ShapeError(f"{name}={given!r} of conv{rank}d", f"one integer or {rank}, each {least} or more")
+    return numbers * (rank if len(numbers) == 1 else 1)
 
 
 def _paddings(
@@ -114,7 +127,9 @@ def _paddings(
     if padding == "valid":
         padding = 0
     if padding != "same":
-        numbers = _numbers(padding, len(taps))
+        if isinstance(padding, str):
+            raise ShapeError(f"padding={padding!r} of conv{len(taps)}d", "'same', 'valid' or integers")
+        numbers = _numbers("padding", padding, len(taps), 0)
         return numbers, numbers
     if any(step != 1 for step in strides):
         raise refuse("padding='same' of a convolution with strides", "numbers as padding")

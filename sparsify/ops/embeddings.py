@@ -43,6 +43,10 @@ def embedding(
     if input.dtype not in (torch.int32, torch.int64):
         raise DtypeError(f"an embedding at {input.dtype} indices", "indices of torch.int64 or torch.int32")
     words, count = weight.shape[0], input.numel()
+    if padding_idx is not None and not -words <= padding_idx < words:
+        raise IndexError(
+            f"an embedding with padding_idx={padding_idx} of a table of {words}; a row from {-words} to {words - 1}"
+        )
     at = _inside(input.reshape(-1), words)
     rows = torch.arange(count + 1, dtype=at.dtype)
     pattern = shared(Format("csr"), (count, words), (None, rows), (None, at), is_private=True).trusted()

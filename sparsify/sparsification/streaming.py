@@ -56,6 +56,18 @@ class KeepAll(Streaming):
         return Condition("")
 
 
+def require_seed(name: str, seed: Any) -> int:
+    """An integer of 64 bits.
+
+    Raises:
+        SparsifierError: anything else.
+    """
+    is_whole = isinstance(seed, int) and not isinstance(seed, bool)
+    if not is_whole or not -LARGEST_SEED <= seed <= LARGEST_SEED:
+        raise SparsifierError(f"{name}(seed={seed!r})", "an integer of 64 bits")
+    return int(seed)
+
+
 @dataclass(frozen=True, slots=True)
 class RandomFraction(Streaming):
     """Drops each entry with a probability, drawn by its coordinates.
@@ -86,8 +98,7 @@ class RandomFraction(Streaming):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fraction", require_fraction("RandomFraction", self.fraction))
-        if not isinstance(self.seed, int) or not -LARGEST_SEED <= self.seed <= LARGEST_SEED:
-            raise SparsifierError(f"RandomFraction(seed={self.seed!r})", "an integer of 64 bits")
+        require_seed("RandomFraction", self.seed)
         is_place = isinstance(self.origin, Sequence) and all(isinstance(at, int) for at in self.origin)
         if not is_place:
             raise SparsifierError(

@@ -5,7 +5,7 @@ In: `eye(10**6, format="csr")`. Out: a `SparseTensor` with 10**6 stored entries.
 `zeros`, `empty` and `eye` never make the dense tensor; every other factory makes it and drops what equals 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -143,8 +143,15 @@ def _nothing_stored(
         made: Tensor = factory(*size, **kwargs)
         return made
     requires_grad = _own_options(factory.__name__, kwargs)
-    shape = kwargs.pop("size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+    given = (*size, kwargs.pop("size")) if "size" in kwargs else size
+    if not given:
+        asked = f"{factory.__name__}(format={str(format)!r})"
+        raise ShapeError(f"{asked} has no size", f"extents, {factory.__name__}(3, 4, format={str(format)!r})")
+    is_one = len(given) == 1 and isinstance(given[0], Sequence) and not isinstance(given[0], str)
+    shape = given[0] if is_one else given
     dtype = _dtype(factory.__name__, kwargs)
+    if not shape:
+        return in_format(torch.zeros((), dtype=dtype), format, requires_grad)
     coordinates = torch.zeros(len(shape), 0, dtype=torch.int64)
     return _stored((coordinates, torch.zeros(0, dtype=dtype), tuple(shape)), format, requires_grad)
 

@@ -9,7 +9,7 @@ from math import prod
 
 from torch import Tensor
 
-from sparsify.errors import EinsumError, ShapeError
+from sparsify.errors import DtypeError, EinsumError, ShapeError
 
 REMEDY = '"bd->bnd" with n=, or "b (h d) -> b h d" with h='
 
@@ -28,6 +28,7 @@ def rearrange(x: Tensor, pattern: str, **sizes: int) -> Tensor:
     Raises:
         EinsumError: a pattern that cannot be read, a mode that the result lacks (sum it with einsum).
         ShapeError: an extent that is missing or does not fit.
+        DtypeError: `x` is no tensor.
 
     >>> import torch
     >>> rearrange(torch.ones(8, 16), "bd->bnd", n=4).shape
@@ -35,6 +36,8 @@ def rearrange(x: Tensor, pattern: str, **sizes: int) -> Tensor:
 
     Source: Scorch slides, 2023; patterns as in Rogozhnikov, Einops, 2022.
     """
+    if not isinstance(x, Tensor):
+        raise DtypeError(f"rearrange of {x!r} of type {type(x).__name__}", "a tensor")
     before, after = _sides(pattern, x.dim())
     extents = _extents(x, pattern, before, sizes)
     given, wanted = [name for group in before for name in group], [name for group in after for name in group]

@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from experiments.reproduce import registry, table
+from experiments.reproduce import manifest, picture, registry, table
 from experiments.reproduce.figure import OURS, Figure, Outcome, Row, Setting, Time
 from experiments.reproduce.run import run
+from experiments.reproduce.store import Store
 from sparsify.cli import reproduce
 from sparsify.errors import DataError, SparsifyError
 
@@ -128,6 +129,60 @@ def test_rows_depend_on_the_files_that_they_read(measured, tmp_path):
     assert list(written["data"]) == ["a.bin"] and len(written["data"]["a.bin"]) == 64
     assert written["seed"] == 0 and written["machine"]["threads"] and written["versions"]["numpy"]
     assert written["rows"]["figure1"]["first"]["reused"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"kind": "points", "across": "size"}])
+@pytest.mark.parametrize("ours, peer, marks", [(0.0, 3.0, 1), (2.0, 0.0, 1), (0.0, 0.0, 0)])
+def test_times_too_short_for_the_clock_are_not_drawn(
+    measured, monkeypatch, tmp_path, changes, ours, peer, marks
+):
+    figure, _ = measured
+    outcome = Outcome(times(sparsify=ours, torch_CSR=peer), {}, {"accuracy": 0.5, "size": 10.0}, "")
+    made = figure("first", **changes)
+    row = Row("first", "data", lambda setting: outcome, ())
+    monkeypatch.setattr(registry, "find", lambda paper, name: replace(made, rows=lambda setting: [row]))
+    run("paper", ["figure1"], Setting(), tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_text())["rows"]["figure1"]["first"]["measured"]
+    assert (tmp_path / "figure1.svg").exists() == (marks > 0)
+    if marks:
+        root = ElementTree.parse(tmp_path / "figure1.svg").getroot()
+        assert len(root.findall(".//{*}circle" if changes else ".//{*}g//{*}rect")) == marks
+    line = next(
+        line for line in (tmp_path / "figure1.txt").read_text().splitlines() if line.startswith("first")
+    )
+    assert not any(text in line for text in ("0.00x", "infx", "nan"))
+
+
+def test_the_manifest_outlives_a_picture_that_cannot_be_drawn(measured, monkeypatch, tmp_path):
+    def svg(*given):
+        raise ValueError("math domain error")
+
+    figure, _ = measured
+    figure("first")
+    monkeypatch.setattr(picture, "svg", svg)
+    with pytest.raises(ValueError, match="domain"):
+        run("paper", ["figure1"], Setting(), tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_text())["rows"]["figure1"]["first"]["measured"]
+
+
+def test_each_row_has_its_own_file(tmp_path):
+    names = ["a/b c", "a__b_c", "a__b c", "a%2Fb c", ".."]
+    assert len({Store(tmp_path).place("figure1", name) for name in names}) == len(names)
+    assert {Store(tmp_path).place("figure1", name).parent for name in names} == {tmp_path / "figure1"}
+
+
+def test_rows_depend_on_the_sources(measured, monkeypatch, tmp_path):
+    figure, calls = measured
+    figure("first")
+    code, sources = tmp_path / "code", manifest.sources
+    (code / "inside").mkdir(parents=True)
+    (code / "inside" / "a.py").write_text("a = 1")
+    monkeypatch.setattr(manifest, "sources", lambda: sources(code))
+    for text in ("a = 1", "a = 22", "a = 22"):
+        (code / "inside" / "a.py").write_text(text)
+        run("paper", ["figure1"], Setting(), tmp_path)
+    assert calls == ["first", "first"]
+    assert sources() == sources() != sources(code)
 
 
 def test_status(measured, tmp_path):

@@ -12,11 +12,12 @@ import scipy.sparse
 import torch
 
 from experiments.reproduce.figure import OURS, Setting
-from experiments.scorch import figure6, figure7, figure8, slides
+from experiments.scorch import figure5, figure6, figure7, figure8, slides
 from experiments.scorch.pictures import grey_png
 from experiments.scorch.texts import FOLDERS, VOCABULARY, texts
 from sparsify import options
 from sparsify.errors import DataError
+from sparsify.models.data.synthetic import synthetic
 from tests.cli.conftest import cli  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
@@ -116,6 +117,16 @@ def test_autoencoders(tmp_path):
     outcome = figure6.measure("faces", Setting(tmp_path, quick=True))
     assert set(outcome.times) == {OURS, "torch CSR", "torch dense"}
     assert outcome.facts["loss"] == pytest.approx(outcome.facts["loss of torch"], rel=1e-4)
+
+
+def test_graph_networks(tmp_path, monkeypatch):
+    pytest.importorskip("torch_geometric")
+    graph = synthetic(nodes=120, edges=400, features=20)
+    monkeypatch.setattr(figure5.data, "load", lambda name, root, seed: graph)
+    with options.override(cache_dir=tmp_path):
+        outcome = figure5.measure("cora", Setting(quick=True))
+    assert set(outcome.times) == {OURS, figure5.TORCH, figure5.PYG}
+    assert outcome.facts["accuracy"] == outcome.facts["accuracy of PyG"]
 
 
 def test_a_mixture_of_experts():

@@ -168,8 +168,38 @@ def test_pruners_change_their_masks(method, is_applied):
         (lambda: Linear(18, 8, format="nm(2, 4)"), ShapeError, "groups of 4 do not divide"),
         (lambda: Linear(18, 8, format="bcsr(4, 4)", sparsity=0.5), ShapeError, "blocks of 4 x 4"),
         (lambda: Conv2d(4, 4, 3, format="csc", sparsity=0.5), FormatError, "2 modes"),
+        (lambda: Linear(16, 16, format="dia", sparsity=0.5, seed=0), FormatError, "for a mask of 128; csr"),
+        (
+            lambda: Linear(16, 16, format="ell", sparsity=0.5, seed=0),
+            FormatError,
+            "stores 176 .* of 128; csr",
+        ),
+        (
+            lambda: Linear.from_dense(nn.Linear(16, 16), sparsifiers.ScalarFraction(0.5), "bcsr(2, 2)"),
+            FormatError,
+            "for a mask of 128",
+        ),
+        (lambda: Linear(16, 8, sparsity=0.5, seed="a"), SparsifierError, r"Linear\(seed='a'\); an integer"),
+        (lambda: Embedding.from_pretrained(torch.ones(3, 4)), SparsifierError, r"Embedding\.from_dense"),
     ],
 )
 def test_layers_that_cannot_be(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+def test_padded_formats_hold_entries_that_fill_them():
+    """Whole diagonals in `dia`, a zero among them: the ends outside of the shape count as no entries."""
+    dense = nn.Linear(6, 6)
+    band = torch.ones(6, 6).triu(-1).tril(1).bool()
+    with torch.no_grad():
+        dense.weight.mul_(band)
+        dense.weight[2, 2] = 1e-3
+    layer = Linear.from_dense(dense, sparsifiers.ScalarThreshold(1e-6), "dia")
+    assert "sparsity=0.556" in repr(layer)
+    layer(torch.randn(4, 6)).square().sum().backward()
+    torch.optim.SGD(layer.parameters(), 0.1).step()
+    assert int((layer.weight.detach().to_dense() != 0).sum()) == 16
+    zeros = nn.Linear(4, 4)
+    nn.init.zeros_(zeros.weight)
+    assert Linear.from_dense(zeros, sparsifiers.ScalarFraction(0.5)).weight.nnz == 8  # kept zeros are entries

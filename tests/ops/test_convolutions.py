@@ -41,6 +41,25 @@ def test_gradients(groups):
         )
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"stride": 0}, "stride=0 of conv2d; one integer or 2, each 1 or more"),
+        ({"stride": (1, 2, 3)}, r"stride=\(1, 2, 3\) of conv2d"),
+        ({"dilation": 0}, "dilation=0"),
+        ({"dilation": (1, -1)}, r"dilation=\(1, -1\)"),
+        ({"padding": -1}, "padding=-1 of conv2d; one integer or 2, each 0 or more"),
+        ({"padding": "foo"}, "padding='foo' of conv2d; 'same', 'valid' or integers"),
+        ({"groups": 0}, "in 0 groups"),
+    ],
+)
+def test_numbers_that_torch_refuses(options, message):
+    with pytest.raises(RuntimeError):
+        functional.conv2d(full(2, 3, 7, 7), full(4, 3, 3, 3), **options)
+    with pytest.raises(ShapeError, match=message):
+        functional.conv2d(full(2, 3, 7, 7), sparse(4, 3, 3, 3, format="csf"), **options)
+
+
 def test_convolutions_that_cannot_be():
     kernel = sparse(4, 3, 3, 3, format="csf")
     with pytest.raises(ShapeError, match="weight \\[4, 3, 3, 3\\]"):

@@ -34,5 +34,8 @@ def test_lookups_that_cannot_be():
     for index in (torch.tensor([1, 7]), torch.tensor([-1, 2])):
         with pytest.raises(IndexError, match="indices from 0 to 6"):
             functional.embedding(index, table)
+    for row in (7, -8):
+        with pytest.raises(IndexError, match=f"padding_idx={row} of a table of 7; a row from -7 to 6"):
+            functional.embedding(torch.tensor([1]), table, padding_idx=row)
     with sparsify.strict(), pytest.raises(UnsupportedOperatorError, match="max_norm"):
         functional.embedding(torch.tensor([1]), table, max_norm=1.0)

@@ -8,7 +8,7 @@ import torch as real
 
 import sparsify.torch as torch
 from sparsify import SparseTensor
-from sparsify.errors import FormatError, ShapeError
+from sparsify.errors import FormatError, InvalidTensorError, ShapeError
 from sparsify.torch.nn import functional as F
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
@@ -119,6 +119,9 @@ def test_factories_of_layouts():
         (lambda: torch.rand(3, 3, format="csr", device="meta"), FormatError, "on meta in a format; the CPU"),
         (lambda: torch.ones(3, 3, format="csr", layout=real.sparse_csr), FormatError, "one of the two"),
         (lambda: torch.zeros(3, 3, format="csr", pin_memory=True), FormatError, "zeros with pin_memory"),
+        (lambda: torch.zeros(format="csr"), ShapeError, "has no size; extents, zeros"),
+        (lambda: torch.empty((), format="csr"), FormatError, "a format of 2 modes"),
+        (lambda: torch.zeros(None, format="csr"), InvalidTensorError, "None in mode 0"),
         (lambda: torch.eye(-1, format="csr"), ShapeError, "eye of -1 by -1"),
         (lambda: torch.ones(3, format="csr"), FormatError, "a format of 2 modes"),
         (lambda: F.one_hot(real.tensor([3]), 2), ShapeError, "with the class 3; num_classes=4"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.errors import EinsumError, ShapeError
+from sparsify.errors import DtypeError, EinsumError, ShapeError
 from sparsify.torch import rearrange
 
 x = torch.arange(2.0 * 3 * 4).reshape(2, 3, 4)
@@ -54,3 +54,8 @@ def test_repeating_copies_nothing():
 def test_refused(pattern, sizes, error, message):
     with pytest.raises(error, match=message):
         rearrange(x, pattern, **sizes)
+
+
+def test_what_is_no_tensor_is_refused():
+    with pytest.raises(DtypeError, match="rearrange of 'x' of type str; a tensor"):
+        rearrange("x", "ab->ba")
