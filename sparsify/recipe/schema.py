@@ -114,6 +114,8 @@ class PatternSpec(Section):
 
     @model_validator(mode="after")
     def _one(self) -> "PatternSpec":
+        if self.block is not None and min(self.block) < 1:
+            raise ValueError(f"`block: {list(self.block)}`: at least 1 row and 1 column; `block: [16, 16]`")
         if (self.nm is not None) + (self.block is not None) + self.row != 1:
             raise ValueError(
                 "a pattern is one of `nm: {keep: 2, of: 4}`, `block: [16, 16]`, `row` or `unstructured`"

@@ -10,7 +10,7 @@ contradict each other are refused.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sparsify.recipe.schema import GRADUAL, Prune, Rule, ScheduleSpec, Stage
+from sparsify.recipe.schema import GRADUAL, OF_SIZE, Prune, Rule, ScheduleSpec, Stage
 from sparsify.recipe.source import nearest
 
 NEAR = 1e-6
@@ -120,6 +120,17 @@ def _at_once(rule: Rule, prune: Prune, stage: Stage, label: str, start: int, kno
         if known.parts:
             raise ValueError(f"{label}: zeros are made at step 0 twice; a `run: train` between both")
         return rule
+    if prune.method in OF_SIZE:
+        raise ValueError(
+            f"{label}: `method: {prune.method}` has no share of zeros to go on from; in the first stage alone"
+        )
+    if stage.rewind is not None and any(
+        part.prune is not None and part.prune.regrows for part in known.parts
+    ):
+        raise ValueError(
+            f"{label}: `rewind: {stage.rewind}` after {known.label}, which regrows entries; "
+            "a method that does not regrow"
+        )
     if prune.is_calibrated:
         raise ValueError(
             f"{label}: `method: {prune.method}` needs inputs of the model, in the first stage alone"

@@ -5,9 +5,10 @@ is `weight != 0`. Gradients of weights that remember a mask are 0 outside of it.
 
 A dense tensor cannot say which of its zeros are entries: those that grew a moment ago start at 0. Copies of a weight
 have its mask where `follow` says so. A weight that somebody writes to outside of its mask trains where it is not 0;
-steps of optimizers write where gradients were, and `trust` notes that they need no check.
+`clear_outside` puts its zeros back after steps of optimizers.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,6 +26,10 @@ Clear = Callable[[Tensor], None]
 # Gives that function for a number of entries of a dtype and their bits; None where it cannot.
 MakeClear = Callable[[int, torch.dtype, Tensor], Clear | None]
 _make_clear: MakeClear | None = None
+# References of C++ and Python to a gradient, and to the tensor that it is a view of.
+Held = tuple[tuple[int, int], tuple[int, int] | None]
+# Those of gradients that nothing but a backward pass holds, as this Python and this torch count them.
+_clean: set[Held] = set()
 # Bits are followed by so many bytes at least: they are read in words.
 WORD = 8
 
@@ -79,16 +84,57 @@ class Mask:
         return masked(gradient, self.entries)
 
 
-def is_unshared(gradient: Tensor) -> bool:
-    """Whether a gradient lies in memory of its own, which no graph of a second derivative reads either."""
+def is_unshared(gradient: Tensor, noted: set[Held] | None = None) -> bool:
+    """Whether a gradient lies in memory of its own, which no graph of a second derivative reads either.
+
+    Other nodes of the graph, hooks, functions of the user, and callers that gave the gradient of a result may hold
+    it, or the tensor that it is a view of: then it has more references than one that nothing holds.
+
+    Args:
+        gradient: in a hook of its weight.
+        noted: takes the references of a gradient that nothing holds.
+    """
     if type(gradient) is not Tensor or not gradient.is_cpu or not gradient.is_contiguous():
         return False
     if torch.is_grad_enabled() or gradient.requires_grad or torch._C._are_functorch_transforms_active():
         return False
-    # One reference is Python's and one that of the backward pass; a view has one to its base besides.
     storage = gradient.untyped_storage()
+    if not storage.resizable():
+        return False  # memory of numpy, or of another library
+    base = gradient._base
+    found = _references(gradient), None if base is None else _references(base)
+    if noted is not None:
+        noted.add(found)
     count: int = torch._C._storage_Use_Count(storage._cdata)
-    return gradient._use_count() <= 2 and count <= 2 + gradient._is_view()  # type: ignore[attr-defined]
+    return found in _clean and count <= 2 + gradient._is_view()  # type: ignore[attr-defined]
+
+
+def _references(tensor: Tensor) -> tuple[int, int]:
+    """How many references C++ and Python have to a tensor."""
+    return tensor._use_count(), sys.getrefcount(tensor)  # type: ignore[attr-defined]
+
+
+class _Probe(Mask):
+    """Notes the references of the gradients that it is applied to."""
+
+    __slots__ = ()
+
+    def applied(self, gradient: Tensor) -> Tensor:
+        """The gradient as it is."""
+        is_unshared(gradient, _clean)
+        return gradient
+
+
+def _count_references() -> None:
+    """Notes the references of gradients of products that nothing but their backward pass holds."""
+    one = torch.ones(2, 2)
+    with torch.inference_mode(False), torch.enable_grad():
+        for product in (torch.nn.functional.linear, torch.matmul):
+            weight = torch.ones(2, 2, requires_grad=True)
+            probe = _Probe(torch.zeros(2, 2, dtype=torch.bool), _version(weight))
+            probe.is_full = False
+            weight.register_hook(_hook(weakref.ref(weight), probe))
+            product(one, weight).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def remember(weight: Tensor, mask: Tensor) -> None:
@@ -99,6 +145,8 @@ def remember(weight: Tensor, mask: Tensor) -> None:
     else:
         known = _masks[weight] = Mask(mask, _version(weight))
     if weight.requires_grad and not known.is_full and not known.is_hooked:
+        if not _clean and not torch._C._are_functorch_transforms_active():
+            _count_references()
         known.is_hooked = True
         weight.register_hook(_hook(weakref.ref(weight), known))
 
@@ -139,10 +187,19 @@ def unwritten(weights: Iterable[Tensor]) -> list[Tensor]:
     return [weight for weight, mask in found if mask is not None and mask.version == _version(weight)]
 
 
-def trust(weights: Iterable[Tensor]) -> None:
-    """Notes that what was written to these weights lies in their masks."""
+def clear_outside(weights: Iterable[Tensor]) -> None:
+    """Sets weights that were written to, as by the step of an optimizer, to 0 outside of their masks."""
     for weight in weights:
-        _masks[weight].version = _version(weight)
+        mask: Mask = _masks[weight]
+        if mask.is_full:
+            continue
+        found = weight.detach()
+        clear = mask.clear(found.dtype) if found.is_cpu and found.is_contiguous() else None
+        if clear is None:
+            found.masked_fill_(~mask.entries, 0)
+        else:
+            clear(found)
+        mask.version = _version(weight)
 
 
 def entries(weight: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class Pruner:
         seed: int | None = None,
     ) -> None:
         self.model = model
-        self.optimizers = [optimizer] if isinstance(optimizer, optim.Optimizer) else list(optimizer)
+        self.optimizers = optimizers_of(optimizer)
         self.recipe = recipe_of(model, recipe)
         self.rules = list(pruned_rules(model, self.recipe, steps_per_epoch))
         self.seed = seed if seed is not None else self.recipe.seed or 0
@@ -201,6 +201,11 @@ class Pruner:
         Raises:
             SparsifyError: masks of other weights, or of other shapes. Nothing has changed then.
         """
+        if not isinstance(state, Mapping) or not isinstance(state.get("masks"), Mapping):
+            raise SparsifyError(
+                f"a {type(state).__name__} without masks is no state of a Pruner",
+                "what its `state_dict()` gave",
+            )
         weights, masks = self._weights(), state["masks"]
         if weights.keys() != masks.keys():
             names = ", ".join(sorted(weights.keys() ^ masks.keys()))
@@ -400,6 +405,23 @@ def sum_over_ranks(gradients: Iterable[Tensor]) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         for gradient in gradients:
             torch.distributed.all_reduce(gradient)
+
+
+def optimizers_of(given: Any) -> list[optim.Optimizer]:
+    """One optimizer or several as a list.
+
+    Raises:
+        SparsifyError: something else.
+    """
+    found = (
+        [given] if isinstance(given, optim.Optimizer) else list(given) if isinstance(given, Iterable) else []
+    )
+    if not found or not all(isinstance(one, optim.Optimizer) for one in found):
+        raise SparsifyError(
+            f"Pruner with a {type(given).__name__} as its optimizer",
+            "a torch.optim.Optimizer, or several in a list",
+        )
+    return found
 
 
 def recipe_of(model: nn.Module, recipe: Any) -> Recipe:

@@ -73,6 +73,35 @@ def test_lottery_tickets_prune_behind_a_training():
         ),
         ([{"run": "train"}, AT_ONCE], "without an end before another stage"),
         ([{"run": "train", "steps": 9}, AT_ONCE], "needs inputs of the model, in the first stage"),
+        (
+            [
+                {"run": "train", "steps": 9},
+                AT_ONCE
+                | {"sparsify": [{"targets": "param:w", "prune": {"method": "threshold", "threshold": 0.1}}]},
+            ],
+            "`method: threshold` has no share of zeros to go on from",
+        ),
+        (
+            [
+                {"run": "train", "steps": 9}
+                | {
+                    "sparsify": [
+                        {
+                            "id": "w",
+                            "targets": "param:w",
+                            "prune": {"method": "rigl", "sparsity": 0.5},
+                            "schedule": {"end": 9, "every": 3},
+                        }
+                    ]
+                },
+                {
+                    "run": "oneshot",
+                    "rewind": 1,
+                    "sparsify": [{"ref": "w", "prune": {"method": "magnitude", "sparsity": 0.9}}],
+                },
+            ],
+            "which regrows entries",
+        ),
         ([AT_ONCE | {"steps": 5}], "takes no step"),
         ([AT_ONCE | {"rewind": 5}], "is no step of the trainings before"),
         ([{"run": "oneshot", "sparsify": training()["sparsify"]}], "`ref: w` is no rule of an earlier stage"),
@@ -133,3 +162,10 @@ def test_rewinding_needs_steps_and_masks_that_shrink():
         recipe.load(
             {"name": "own", "sparsify": [regrowing | {"schedule": {"end": 10, "every": 5, "rewind": 2}}]}
         )
+
+
+@pytest.mark.parametrize("block", [[0, 4], [-1, 4]], ids=str)
+def test_blocks_have_entries(block):
+    rule = {"targets": "param:w", "prune": {"method": "gmp", "sparsity": 0.5, "pattern": {"block": block}}}
+    with pytest.raises(RecipeError, match="at least 1 row and 1 column"):
+        recipe.load({"name": "own", "sparsify": [rule | {"schedule": {"end": 10}}]})

@@ -1,5 +1,6 @@
 """Gradients of dense weights under masks: cleared where they lie, unless something else reads their memory."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,17 +20,16 @@ def under_mask(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Para
     return weight, mask
 
 
-def is_in_place(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each gradient that is masked from now on stays the same tensor."""
-    found: list[bool] = []
-    applied = trained_masks.Mask.applied
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The gradients that are masked from now on by a copy."""
+    found: list[Tensor] = []
+    masked = trained_masks.masked
 
-    def noted(mask: trained_masks.Mask, gradient: Tensor) -> Tensor:
-        result = applied(mask, gradient)
-        found.append(result is gradient)
-        return result
+    def noted(gradient: Tensor, entries: Tensor) -> Tensor:
+        found.append(gradient)
+        return masked(gradient, entries)
 
-    monkeypatch.setattr(trained_masks.Mask, "applied", noted)
+    monkeypatch.setattr(trained_masks, "masked", noted)
     return found
 
 
@@ -39,21 +39,21 @@ def test_gradients_of_products_are_masked_in_place(shape, dtype, monkeypatch) ->
     weight, mask = under_mask(*shape, dtype=dtype)
     plain = weight.detach().clone().requires_grad_()
     x = torch.randn(5, shape[1], dtype=dtype)
-    found = is_in_place(monkeypatch)
+    found = copies(monkeypatch)
     for one in (weight, plain):
         nn.functional.linear(x, one).square().sum().backward()
-    assert found == [True]
+    assert not found
     assert torch.equal(weight.grad, plain.grad * mask)
 
 
 def test_gradients_that_others_read_stay(monkeypatch) -> None:
     weight, mask = under_mask(8, 8)
     other, seed = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8)
-    found = is_in_place(monkeypatch)
+    found = copies(monkeypatch)
     (weight + other).backward(seed)
-    (weight * 1.0).sum().backward()
     ((weight + other) * seed).sum().backward()
-    assert found[0] is False and found[2] is False
+    assert len(found) == 2
+    (weight * 1.0).sum().backward()
     assert torch.equal(other.grad, 2 * seed)
     torch.testing.assert_close(weight.grad, (2 * seed + 1) * mask)
 
@@ -88,3 +88,81 @@ def test_weights_that_are_written_to_outside_of_their_masks_train_where_they_are
     weight.grad = None
     weight.sum().backward()
     assert weight.grad.all()
+
+
+def test_gradients_of_others_stay_where_memory_is_shared() -> None:
+    weight, _ = under_mask(8, 8)
+    other = nn.Parameter(torch.randn(64))
+    (other * 2 + weight.flatten()).pow(2).sum().backward()
+    torch.testing.assert_close(other.grad, (4 * (weight.flatten() + 2 * other)).detach())
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda weight: weight.flatten(),
+        lambda weight: weight.unsqueeze(0),
+        lambda weight: torch.cat([weight, torch.ones(1, 8)]),
+    ],
+    ids=["flatten", "unsqueeze", "cat"],
+)
+def test_gradients_that_a_caller_gives_stay(result) -> None:
+    weight, mask = under_mask(8, 8)
+    found = result(weight)
+    given = torch.ones_like(found)
+    found.backward(given)
+    assert bool((given == 1).all())
+    torch.testing.assert_close(weight.grad, mask.float())
+
+
+def test_gradients_that_hooks_keep_stay() -> None:
+    weight = nn.Parameter(torch.randn(8, 8))
+    kept: list[Tensor] = []
+    weight.register_hook(kept.append)
+    mask = torch.rand(8, 8) < 0.5
+    trained_masks.remember(weight, mask)
+    x = torch.randn(4, 8)
+    (x @ weight).sum().backward()
+    torch.testing.assert_close(kept[0], x.sum(0)[:, None].expand(8, 8))
+    torch.testing.assert_close(weight.grad, kept[0] * mask)
+
+
+def test_buffers_of_functions_stay() -> None:
+    constant = torch.ones(8, 8)
+    outside = np.ones((8, 8), dtype=np.float32)
+
+    class Constant(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight):
+            return weight.sum()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return constant
+
+    class OfNumpy(Constant):
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.from_numpy(outside)
+
+    for function in (Constant, OfNumpy):
+        weight, mask = under_mask(8, 8)
+        function.apply(weight).backward()
+        torch.testing.assert_close(weight.grad, mask.float())
+    assert bool((constant == 1).all())
+    assert (outside == 1).all()
+
+
+def test_steps_of_optimizers_hold_the_mask_of_momentum_from_before() -> None:
+    weight = nn.Parameter(torch.randn(8, 8))
+    optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
+    weight.sum().backward()
+    optimizer.step()
+    mask = torch.rand(8, 8) < 0.5
+    with torch.no_grad():
+        weight.mul_(mask)
+    trained_masks.remember(weight, mask)
+    weight.sum().backward()
+    optimizer.step()
+    assert torch.equal(weight != 0, mask)
+    assert torch.equal(trained_masks.entries(weight), mask)

@@ -263,3 +263,16 @@ def test_dense_gradients_of_weights_that_torch_reads_come_from_the_source_model(
     pruner._gradients.settle()
     for name, gradient in pruner._gradients.found.items():
         torch.testing.assert_close(gradient, twin.get_parameter(name).grad)
+
+
+def test_what_is_no_optimizer_and_no_state():
+    model = nn.Linear(8, 8)
+    rule = {"targets": "param:weight", "prune": {"method": "gmp", "sparsity": 0.75}, "schedule": {"end": 1}}
+    asked = {"name": "x", "sparsify": [rule]}
+    for given in (None, [], [3]):
+        with pytest.raises(SparsifyError, match="as its optimizer"):
+            sparsify.Pruner(model, given, asked)
+    pruner = sparsify.Pruner(model, torch.optim.SGD(model.parameters(), 0.1), asked)
+    for state in ({}, None, {"masks": 3}):
+        with pytest.raises(SparsifyError, match="is no state of a Pruner"):
+            pruner.load_state_dict(state)

@@ -40,7 +40,8 @@ def note_extents(
                 given = inputs[str(info(node).input_name or node.target)].detach()
                 found[node] = given.clone() if writers else given
             elif node.op == "get_attr":
-                found[node] = attribute(str(node.target)).detach()
+                kept = attribute(str(node.target)).detach()
+                found[node] = kept.clone() if writers else kept  # or the buffers of the model would change
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
                 found[node] = node.target(*args, **kwargs)

@@ -102,8 +102,9 @@ def _before(optimizer: optim.Optimizer, *_: Any) -> None:
 
 
 def _after(optimizer: optim.Optimizer, *_: Any) -> None:
-    """Puts these zeros back; what was written to weights whose gradients are masked needs no check."""
-    trained_masks.trust(_inside.pop(optimizer, ()))
+    """Puts these zeros back."""
     with torch.no_grad():
+        # Momentum from before a mask, and gradients that were changed since, write outside of it.
+        trained_masks.clear_outside(_inside.pop(optimizer, ()))
         for weight, is_zero in _masks.pop(optimizer, ()):
             weight.masked_fill_(is_zero, 0)

@@ -22,7 +22,7 @@ from sparsify.runner.train.log import Row
 from sparsify.runner.train.outcome import Outcome, Zeros
 from sparsify.runner.train.prepare import Times, Trained, new_model, prepare
 from sparsify.runner.train.progress import Progress
-from sparsify.runner.train.settings import Settings, last_update
+from sparsify.runner.train.settings import Settings, last_update, usual_steps
 from sparsify.runner.train.task import Task, hits, loss_of, task_of
 
 
@@ -174,8 +174,11 @@ def concluded(settings: Settings, trained: Trained, task: Task, rows: list[Row])
         spent = sum(update.seconds for update in pruner.report)
         outcome.update_share = spent / (sum(row.ms for row in rows) / 1e3)
     if (end := last_update(settings.loaded)) > settings.steps:
+        remedy = f"--steps {usual_steps(settings.loaded)} goes on beyond it"
+        if "end" in settings.recipe.get("args", {}):
+            remedy = f"end={round(0.75 * settings.steps)} ends it before"
         outcome.notes.append(
             f"the schedule of {settings.recipe['name']} ends at step {end}, after the last of {settings.steps} steps; "
-            f"end={round(0.75 * settings.steps)} ends it before"
+            + remedy
         )
     return outcome

@@ -73,3 +73,30 @@ def test_schedules_are_timed_for_edges_that_are_left(layer, monkeypatch):
         sparse = apply(model, "gcn", graph(40, 300))
     assert sparse.report.regions
     torch.testing.assert_close(sparse(*graph(30, 200, seed=3)), model(*graph(30, 200, seed=3)))
+
+
+class Averaged(nn.Module):
+    """A product with an adjacency without self loops, and the mean of its results over calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, edges):
+        if self.training:
+            self.calls.add_(1)
+        source, target = edges[:, edges[0] != edges[1]]
+        return self.norm(torch.zeros_like(x).index_add(0, target, x[source]))
+
+
+def test_apply_leaves_buffers_as_they_are():
+    model = Averaged().train()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    x, edges = torch.randn(9, 4), torch.randint(9, (2, 30))
+    sparse = apply(model, "gcn", (x, edges))
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    sparse(x, edges)
+    sparse(x, edges)
+    assert int(model.norm.num_batches_tracked) == int(model.calls) == 2
