@@ -106,7 +106,7 @@ def is_unshared(gradient: Tensor, noted: set[Held] | None = None) -> bool:
     if noted is not None:
         noted.add(found)
     count: int = torch._C._storage_Use_Count(storage._cdata)
-    return found in _clean and count <= 2 + gradient._is_view()  # type: ignore[attr-defined]
+    return found in _clean and count <= 2 + gradient._is_view()
 
 
 def _references(tensor: Tensor) -> tuple[int, int]:
@@ -134,7 +134,7 @@ def _count_references() -> None:
             probe = _Probe(torch.zeros(2, 2, dtype=torch.bool), _version(weight))
             probe.is_full = False
             weight.register_hook(_hook(weakref.ref(weight), probe))
-            product(one, weight).sum().backward()  # type: ignore[no-untyped-call]
+            product(one, weight).sum().backward()
 
 
 def remember(weight: Tensor, mask: Tensor) -> None:
