@@ -329,7 +329,7 @@ def test_programs_in_half_precision(name, dtype):
 
 @torch.no_grad()
 def test_weights_that_are_made_once_beside_other_operands():
-    w, s, v = weight(32, 24), torch.randn(32), torch.randn(32, 24)
+    w, s, v = weight(32, 24, density=0.02), torch.randn(32), torch.randn(32, 24)
     made = model(lambda self, x: (x @ (self.w * self.s[:, None]).T).tanh() + x @ self.v.T, w=w, s=s, v=v)
     _, texts = applied(made, (torch.randn(40, 24),), {"param:w": "csr"})
     assert texts == ["Y[i,k] = tanh(sum(j, X[i,j] * W[k,j])) + X1[i,k]"]
