@@ -11,14 +11,12 @@ import argparse
 import copy
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from sparsify import apply
 from sparsify import recipe as recipes
@@ -26,6 +24,7 @@ from sparsify.models import data, registry
 from sparsify.models.data import Graph
 from sparsify.models.neighbours import NeighbourSampler
 from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.runner.training import Stepper, sampled
 
 MODELS: Final = ("gcn", "sage", "gin", "gat")
 FIRST: Final = 10
@@ -34,7 +33,7 @@ RATE: Final = 0.01
 
 @dataclass(frozen=True)
 class Study:
-    """How a graph is sampled.
+    """The sampling of a graph, and the arguments of its models.
 
     Attributes:
         batch_size: nodes of a batch.
@@ -81,15 +80,6 @@ class Losses:
         )
 
 
-def sampled(graph: Graph, study: Study, epochs: int, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """The batches of all epochs: features, edges, and the classes of the nodes that come first."""
-    sampler = NeighbourSampler(graph.edge_index, graph.nodes, study.fanout, seed=0)
-    x = graph.x.to(dtype)
-    for _ in range(epochs):
-        for nodes, found in sampler.batches(graph.train, study.batch_size):
-            yield x[found.nodes], found.edge_index, graph.y[nodes]
-
-
 def losses(name: str, graph: Graph, study: Study, epochs: int, dtype: torch.dtype) -> Losses:
     """Trains a model and its sparse twin with Adam on equal samples.
 
@@ -106,19 +96,14 @@ def losses(name: str, graph: Graph, study: Study, epochs: int, dtype: torch.dtyp
     recipe = recipes.load(entry.recipe)
     rules = [rule for rule in recipe.rules if not rule.optional]
     sparse: SparseModule = apply(copy.deepcopy(dense), recipe.with_rules(rules), verify=False, trainable=True)
-    both: list[nn.Module] = [dense, sparse]
-    optimizers = [torch.optim.Adam(model.parameters(), lr=RATE) for model in both]
+    steppers = [Stepper(model, torch.optim.Adam(model.parameters(), lr=RATE)) for model in (dense, sparse)]
+    sampler = NeighbourSampler(graph.edge_index, graph.nodes, study.fanout)
+    typed = replace(graph, x=graph.x.to(dtype))
     pairs: list[tuple[float, float]] = []
     early = 0
-    for x, edge_index, classes in sampled(graph, study, epochs, dtype):
-        found = []
-        for model, optimizer in zip(both, optimizers, strict=True):
-            loss = F.cross_entropy(model(x, edge_index)[: len(classes)], classes)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(float(loss.detach()))
-        pairs.append((found[0], found[1]))
+    for batch in sampled(sampler, typed, study.batch_size, epochs, []):
+        expected, found = [float(step(batch)) for step in steppers]
+        pairs.append((expected, found))
         if len(pairs) == FIRST:
             early = len(sparse.variants)
     return Losses(tuple(pairs), len(sparse.report.regions), len(sparse.variants) - early)

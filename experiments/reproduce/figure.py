@@ -1,4 +1,4 @@
-"""What a figure of a paper states: its rows, how each is measured, and what the paper says of it.
+"""A figure of a paper: its rows, the measurement of a row, and the numbers of the paper.
 
 In: a row of Figure 5 and a `Setting`. Out: its `Outcome`: times of ours and of peers, facts such as accuracies.
 """
@@ -18,7 +18,7 @@ Fact = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How figures are measured.
+    """The setting of a measurement.
 
     Attributes:
         root: the folder of real data, only read; `None` without one.
@@ -42,7 +42,7 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was measured for a row.
+    """The result of a row.
 
     Attributes:
         times: by contender, ours among them.
@@ -57,7 +57,7 @@ class Outcome:
     note: str = ""
 
     def ratio(self, peer: str) -> float:
-        """How many times the time of ours a peer takes; not a number where ours is 0, too short for the clock."""
+        """The time of a peer over that of sparsify; NaN where the latter is 0, too short for the clock."""
         if not self.times[OURS].median_ms:
             return nan
         return self.times[peer].median_ms / self.times[OURS].median_ms

@@ -63,7 +63,7 @@ def digest(file: Path, changed: int) -> str:
 def manifest(
     paper: str, setting: Setting, records: Mapping[str, Sequence[Record]], conditions: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a reader needs to judge and to repeat the numbers."""
+    """Versions, machine, seeds and digests of data, with which a reader can repeat the numbers."""
     every = [record for found in records.values() for record in found]
     return {
         "schema": 1,

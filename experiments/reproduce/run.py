@@ -56,7 +56,7 @@ def run(paper: str, names: Sequence[str], setting: Setting, out: Path, *, fresh:
 
 
 def conditions_of(setting: Setting) -> dict[str, Any]:
-    """What the rows of a run have in common; a row of an earlier run counts as long as it is the same."""
+    """The conditions of all rows of a run; a stored row is reused while its conditions are equal."""
     return {
         "quick": setting.quick,
         "seed": setting.seed,

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import sparsify
 from sparsify.bench.harness import Case, Contender
 from sparsify.errors import SparsifyError
+from sparsify.runner.attention import DENSE
 
 from ..reproduce.figure import OURS, Figure, Outcome, Row, Setting, timed
 from .texts import FOLDERS, VOCABULARY, Part, texts
@@ -34,14 +35,7 @@ RECIPE: Final = {
     "name": "bigbird-own-pattern",
     "sparsify": [
         {"id": "attention", "targets": ["op:scaled_dot_product_attention"], "mask": {"kind": "given"}},
-        {
-            "id": "linear",
-            "targets": ["param:*.weight"],
-            "types": ["Linear"],
-            "role": "weight",
-            "source": "given",
-            "optional": True,
-        },
+        DENSE,
     ],
 }
 

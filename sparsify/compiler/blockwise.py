@@ -1,4 +1,4 @@
-"""Results thinned out block by block: the condition of an entry counts the larger ones of its block.
+"""n:m sparsity of results within the kernel that writes: an entry stays if few of its block are larger.
 
 In: `Y[i,k] = relu(T[i,k])`, `csr` and two of every four neighbours. Out: the statements `all_of_Y[i,k] = relu(T[i,k])`
 and `Y[i,k] = all_of_Y[i,k]`, the latter with the format `csr where sum(p, where(..., 1, 0)) < 2`: the kernel that
@@ -26,7 +26,7 @@ PLACE, ALL = "place_in_block", "all_of_"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Of every `size` neighbours along the last mode the `kept` largest stay, the first ones among equals."""
+    """Groups of `size` neighbours along the last mode, of which the `kept` largest stay; the first among equals."""
 
     kept: int
     size: int

@@ -50,7 +50,7 @@ def plan_of(rule: Rule, steps_per_epoch: int | None = None) -> Plan:
 
 
 def plans_of(rule: Rule, steps_per_epoch: int | None = None) -> tuple[Plan, ...]:
-    """How a rule and later stages choose masks, in the order of their steps.
+    """The plans by which a rule and later stages choose masks, in the order of their steps.
 
     Raises:
         SparsifyError: as `plan_of`.

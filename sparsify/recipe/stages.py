@@ -67,7 +67,7 @@ def _require_stage(stage: Stage, label: str, start: int) -> None:
 
 
 def _known(found: Sequence[Known], rule: Rule, label: str, start: int) -> Known:
-    """What is known of the tensors of a rule.
+    """The earlier rule and stages for the tensors of a rule.
 
     Raises:
         ValueError: it refers to none, or to one that does not prune; a rule that does not prune in a later stage.

@@ -133,11 +133,14 @@ class Stepper:
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch) -> Tensor:
+        """The loss before the step, which is taken."""
         self.model.train()
         self.optimizer.zero_grad()
-        self.loss(batch).backward()
+        loss = self.loss(batch)
+        loss.backward()
         self.optimizer.step()
+        return loss.detach()
 
     def loss(self, batch: Batch) -> Tensor:
         """The loss of a batch, with gradients."""

@@ -110,7 +110,7 @@ def is_unshared(gradient: Tensor, noted: set[Held] | None = None) -> bool:
 
 
 def _references(tensor: Tensor) -> tuple[int, int]:
-    """How many references C++ and Python have to a tensor."""
+    """The numbers of references that C++ and Python have to a tensor."""
     return tensor._use_count(), sys.getrefcount(tensor)  # type: ignore[attr-defined]
 
 
@@ -152,7 +152,7 @@ def remember(weight: Tensor, mask: Tensor) -> None:
 
 
 def _hook(reference: "weakref.ref[Tensor]", mask: Mask) -> Callable[[Tensor], Tensor]:
-    """What masks the gradients of a weight."""
+    """The hook that masks the gradients of a weight."""
 
     def mask_gradient(gradient: Tensor) -> Tensor:
         if mask.is_full:
@@ -180,7 +180,7 @@ def is_remembered(weight: Tensor) -> bool:
 
 
 def unwritten(weights: Iterable[Tensor]) -> list[Tensor]:
-    """Those of some weights that remember a mask, and that nobody has written to since it was checked."""
+    """The weights that remember a mask and that nobody has written to since the mask was checked."""
     if not len(_masks):
         return []
     found = ((weight, _masks.get(weight)) for weight in weights)

@@ -157,10 +157,9 @@ class Pruner:
         rewinds = [plan.rewind for rule, plan in plans if self._update(rule, plan)]
         if (wanted := next((step for step in rewinds if step is not None), None)) is not None:
             self._rewind(self._kept[wanted])
-        if plans:
-            self._hold()
-            self._turn()
         self._hold()
+        if plans:
+            self._turn()
         self._last.clear()
         self._prepare()
 
@@ -390,7 +389,7 @@ class Pruner:
                     weight.masked_fill_(self._outside(name, weight.device), 0)
 
     def _outside(self, name: str, device: torch.device) -> Tensor:
-        """Where a weight is 0; kept where it is not in main memory, as masks are."""
+        """The entries outside of a mask, bool [*shape] on a device; a copy on another device than the CPU is kept."""
         mask = self.masks[name]
         if device.type == "cpu":
             return ~mask

@@ -49,7 +49,7 @@ LOGGERS: Final = ("torch._dynamo", "torch._subclasses.fake_tensor")
 
 
 def compilers(module: "SparseModule") -> Iterator["PieceCompiler"]:
-    """What may cut the model into pieces, the one with the fewest pieces first."""
+    """The compilers that cut a model into pieces, the one with the fewest pieces first."""
     for has_data_sizes in WITH_DATA_SIZES:
         yield PieceCompiler(module, has_data_sizes)
 
@@ -99,7 +99,7 @@ class PieceCompiler:
         own_cache = {OWN_CACHE: True} if OWN_CACHE in signature(_optimize).parameters else {}
         context: Any = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
         self.long: set[CodeType] = set()
-        context.callback = Without(context.callback, self.long)
+        context.callback = FrameFilter(context.callback, self.long)
         self.context = context
 
     def begin(self) -> None:
@@ -124,20 +124,20 @@ class PieceCompiler:
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """Within this context Dynamo cuts where these pieces are cut."""
-        with QUIET, dynamo.patch(capture_dynamic_output_shape_ops=self.has_data_sizes):
+        with SILENCED, dynamo.patch(capture_dynamic_output_shape_ops=self.has_data_sizes):
             yield
 
     def count(self) -> int:
-        """How many graphs Dynamo found so far."""
+        """The number of graphs that Dynamo has found so far."""
         return len(self.pieces)
 
     def reports(self) -> list[tuple[PieceEntry, Report | None]]:
-        """What became of the pieces, each once; a report for those with regions."""
+        """The entry of each piece, with the report of its kernels where it has regions."""
         known = self.made.items()
         return [(one.entry, one.report) for key, one in known if key in self.current or not self.current]
 
 
-class Without:
+class FrameFilter:
     """Dynamo's function of each frame, which leaves out frames of some functions.
 
     Nothing is noted on the functions: another `torch.compile` traces them.
@@ -152,14 +152,14 @@ class Without:
         self.callback, self.codes = callback, codes
 
     def __call__(self, frame: Any, *rest: Any) -> Any:
-        """What becomes of a frame."""
+        """The traced code of a frame, none for a frame that is left out."""
         if frame.f_code in self.codes:
             return ConvertFrameReturn(apply_to_code=False)
         return self.callback(frame, *rest)
 
 
-class Quiet:
-    """Within this context torch does not log what Dynamo meets; one for all threads.
+class SilencedLogs:
+    """A context in which torch logs no graph breaks; all threads share one.
 
     Levels that somebody has set below warnings stay.
     """
@@ -188,11 +188,11 @@ class Quiet:
                     log.setLevel(level)
 
 
-QUIET: Final = Quiet()
+SILENCED: Final = SilencedLogs()
 
 
 class LongLists:
-    """Within this context functions of a model that get long lists of numbers are found; no piece has them.
+    """A context that finds the functions of a model which get long lists of numbers; no piece has them.
 
     Dynamo would trace each of the numbers, and trace anew for others: `torch.tensor(random.sample(range(n), k))`.
 
@@ -233,7 +233,7 @@ class LongLists:
 
 
 def size(method: Any) -> int:
-    """How many numbers the owner of a method holds, a tensor or an array."""
+    """The number of entries of the tensor or array that a method belongs to."""
     owner = getattr(method, "__self__", None)
     return owner.numel() if isinstance(owner, Tensor) else int(getattr(owner, "size", 0))
 
@@ -255,7 +255,7 @@ class Piece(Compiled):
         return self.owner.trainable
 
     def versions(self, members: Sequence[Tensor], trainable: bool) -> list[int]:
-        """Those of packed weights; all others are read in each call."""
+        """The versions of packed weights; other parameters are read in each call."""
         places = sorted({at for known in self.known for at in known.places})
         return [members[at]._version for at in places]
 
@@ -313,7 +313,10 @@ class Piece(Compiled):
         regions = len(module.report.regions)
         if not regions:
             return dense
-        run = lambda *given: module(*[given[at] for at in self.inputs])  # noqa: E731
+
+        def run(*given: Any) -> Any:
+            return module(*[given[at] for at in self.inputs])
+
         if entry_note := self.is_slower(run, values, trainable):
             entry.note = entry_note
             return dense
@@ -347,7 +350,7 @@ def apart(value: Any) -> Any:
 
 
 def operators(graph: fx.Graph) -> int:
-    """How many nodes of a graph compute something."""
+    """The number of nodes of a graph that compute something."""
     return sum(node.op not in ("placeholder", "get_attr", "output") for node in graph.nodes)
 
 

@@ -46,7 +46,7 @@ NOISE: Final = 1.05
 
 
 class Compiler(Protocol):
-    """What cuts the code of a model into pieces.
+    """A compiler that cuts the code of a model into pieces.
 
     Attributes:
         trainable: whether sparse parameters of the next call get gradients.
@@ -67,14 +67,14 @@ class Compiler(Protocol):
         """The context in which calls find their pieces."""
 
     def count(self) -> int:
-        """How many graphs were found so far."""
+        """The number of graphs that were found so far."""
 
     def reports(self) -> list[tuple[PieceEntry, Report | None]]:
-        """What became of the pieces; a report for those with regions."""
+        """The entry of each piece, with the report of its kernels where it has regions."""
 
 
-class Standing:
-    """A mirror of the source model that stays from call to call, as long as that has the same parts.
+class KeptMirror:
+    """A mirror of the source model, kept over calls while the source has the same parts.
 
     Args:
         module: the sparse model.
@@ -120,7 +120,7 @@ def run_whole(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, A
     standing = module._captures.standing.get(wanted)
     if standing is None or not standing.is_current(source):
         with weights.lock:
-            standing = module._captures.standing[wanted] = Standing(module, wanted, None)
+            standing = module._captures.standing[wanted] = KeptMirror(module, wanted, None)
     try:
         return calls.run_source(standing.run, args, kwargs)
     finally:
@@ -155,7 +155,7 @@ class Pieces:
 
     def __init__(self, compiler: Compiler) -> None:
         self.compiler = compiler
-        self.standing: dict[Modes, Standing] = {}
+        self.standing: dict[Modes, KeptMirror] = {}
 
     def run(self, module: "SparseModule", mode: Modes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call; the source model's where a caller lends the model other tensors."""
@@ -165,7 +165,7 @@ class Pieces:
         standing = self.standing.get(mode)
         if standing is None or not standing.is_current(source):
             with module._weights.lock:
-                standing = self.standing[mode] = Standing(module, mode, self.compiler)
+                standing = self.standing[mode] = KeptMirror(module, mode, self.compiler)
         self.compiler.trainable = module._asked.is_trainable(mode[0])
         drawn = torch.get_rng_state()
         try:

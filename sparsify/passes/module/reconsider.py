@@ -32,7 +32,7 @@ UNKNOWN: Final = 0.0
 
 @dataclass(frozen=True)
 class Pending:
-    """What the next call with gradients of a model settles.
+    """A decision between dense and sparse weights that the next call with gradients makes.
 
     Attributes:
         outcome: is told what came of it.

@@ -151,7 +151,7 @@ class OnDevice:
 
     @property
     def name(self) -> str:
-        """That of the task."""
+        """The data set, and how it was split."""
         return self.task.name
 
     @property
@@ -184,7 +184,7 @@ def moved(pixels: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def task_of(settings: Settings, model: nn.Module) -> Task:
-    """What a model is to learn, on the device of the training.
+    """The task of a training, its batches on the device of the training.
 
     Raises:
         DataError: files are missing, too short, or of another size than the model takes.
@@ -194,7 +194,7 @@ def task_of(settings: Settings, model: nn.Module) -> Task:
 
 
 def data_of(settings: Settings, model: nn.Module) -> Task:
-    """What a model is to learn, in main memory."""
+    """The task of a training, its batches in main memory."""
     root = Path(settings.data_root) if settings.data_root else None
     if root is not None and not root.is_dir():
         raise DataError(f"there is no folder {root}", "--data-root names an existing one")
