@@ -36,6 +36,8 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7, 9), (64, 64), (300, 257)], ids=str)
 def test_gradients_of_products_are_masked_in_place(shape, dtype, monkeypatch) -> None:
+    first, _ = under_mask(*shape, dtype=dtype)
+    nn.functional.linear(torch.randn(5, shape[1], dtype=dtype), first).sum().backward()  # builds what clears
     weight, mask = under_mask(*shape, dtype=dtype)
     plain = weight.detach().clone().requires_grad_()
     x = torch.randn(5, shape[1], dtype=dtype)
