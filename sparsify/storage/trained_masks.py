@@ -72,11 +72,11 @@ class Mask:
             self._clear[dtype] = _make_clear(count, dtype, packed(flags))
         return self._clear.get(dtype)
 
-    def applied(self, gradient: Tensor) -> Tensor:
+    def applied(self, gradient: Tensor, held: Held) -> Tensor:
         """A gradient that is 0 outside of the mask: in place where nothing else reads its memory."""
         if self.is_full:
             return gradient
-        if is_unshared(gradient):
+        if held in _clean and has_own_memory(gradient):
             clear = self._clear.get(gradient.dtype) or self.clear(gradient.dtype)
             if clear is not None:
                 clear(gradient)
@@ -84,16 +84,8 @@ class Mask:
         return masked(gradient, self.entries)
 
 
-def is_unshared(gradient: Tensor, noted: set[Held] | None = None) -> bool:
-    """Whether a gradient lies in memory of its own, which no graph of a second derivative reads either.
-
-    Other nodes of the graph, hooks, functions of the user, and callers that gave the gradient of a result may hold
-    it, or the tensor that it is a view of: then it has more references than one that nothing holds.
-
-    Args:
-        gradient: in a hook of its weight.
-        noted: takes the references of a gradient that nothing holds.
-    """
+def has_own_memory(gradient: Tensor) -> bool:
+    """Whether a gradient that nothing else refers to lies in memory that no other tensor, nor a graph, reads."""
     if type(gradient) is not Tensor or not gradient.is_cpu or not gradient.is_contiguous():
         return False
     if torch.is_grad_enabled() or gradient.requires_grad or torch._C._are_functorch_transforms_active():
@@ -101,17 +93,8 @@ def is_unshared(gradient: Tensor, noted: set[Held] | None = None) -> bool:
     storage = gradient.untyped_storage()
     if not storage.resizable():
         return False  # memory of numpy, or of another library
-    base = gradient._base
-    found = _references(gradient), None if base is None else _references(base)
-    if noted is not None:
-        noted.add(found)
     count: int = torch._C._storage_Use_Count(storage._cdata)
-    return found in _clean and count <= 2 + gradient._is_view()
-
-
-def _references(tensor: Tensor) -> tuple[int, int]:
-    """The numbers of references that C++ and Python have to a tensor."""
-    return tensor._use_count(), sys.getrefcount(tensor)  # type: ignore[attr-defined]
+    return count <= 2 + gradient._is_view()
 
 
 class _Probe(Mask):
@@ -119,9 +102,10 @@ class _Probe(Mask):
 
     __slots__ = ()
 
-    def applied(self, gradient: Tensor) -> Tensor:
+    def applied(self, gradient: Tensor, held: Held) -> Tensor:
         """The gradient as it is."""
-        is_unshared(gradient, _clean)
+        if has_own_memory(gradient):
+            _clean.add(held)
         return gradient
 
 
@@ -152,15 +136,25 @@ def remember(weight: Tensor, mask: Tensor) -> None:
 
 
 def _hook(reference: "weakref.ref[Tensor]", mask: Mask) -> Callable[[Tensor], Tensor]:
-    """The hook that masks the gradients of a weight."""
+    """The hook that masks the gradients of a weight.
+
+    Other nodes of the graph, hooks, functions of the user, and callers that gave the gradient of a result may hold
+    it, or the tensor that it is a view of: then it has more references than one that nothing holds.
+    """
 
     def mask_gradient(gradient: Tensor) -> Tensor:
         if mask.is_full:
             return gradient
+        # Counted in this function: further calls would hold references of their own, more where functions are traced.
+        base = gradient._base
+        held: Held = (
+            (gradient._use_count(), sys.getrefcount(gradient)),  # type: ignore[attr-defined]
+            None if base is None else (base._use_count(), sys.getrefcount(base)),  # type: ignore[attr-defined]
+        )
         owner = reference()
         if owner is not None and mask.version != owner._version:
             check(owner, mask)
-        return mask.applied(gradient)
+        return mask.applied(gradient, held)
 
     return mask_gradient
 

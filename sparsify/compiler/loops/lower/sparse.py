@@ -253,8 +253,8 @@ class Cursor:
         return replace(self, reach=Range(begin, end), declarations=(*self.declarations, *first, *last))
 
     def within(self, limits: Range | None) -> Range:
-        """The positions of both."""
-        if limits is None or self.shift == ZERO:
+        """The positions of both; those of a cursor outside of a window are all of its level."""
+        if limits is None or not self.declarations:
             return limits or self.reach
         begin, end = larger(limits.begin, self.reach.begin), smaller(limits.end, self.reach.end)
         return Range(begin, end)
