@@ -23,8 +23,8 @@ from sparsify.compiler.cpp import directories, target
 from sparsify.compiler.cpp.build import find_compiler
 from sparsify.errors import CompilerNotFoundError, SparsifyError
 from sparsify.providers import require_sole_provider
-from sparsify.runner.machine import machine
 from sparsify.runtime import openmp
+from sparsify.runtime.machine import machine
 
 EXTRAS: Final = {
     "graph": ("torch_geometric",),

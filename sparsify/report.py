@@ -1,17 +1,20 @@
 """What became of a model: its sparse regions, the nodes left dense, conversions, rules and timings.
 
-In: the passes fill a `Report`. Out: `print(report)`, `report.to_dict()`, `report.to_html("report.html")`.
+In: the passes fill a `Report`. Out: `print(report)`, `report.to_dict()`, `report.to_html("report.html")`, which
+`report_page` fills.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from html import escape
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tabulate import tabulate
-
+from sparsify.errors import SparsifyError
+from sparsify.page.contents import Details
 from sparsify.report_text import fitted, fold, fold_rows, terminal_width, wrapped
+
+NO_MODEL: Final = "this report is of no model that could be called"
+HOW: Final = "use the report of what sparsify.apply returned, sparse.report, while that is alive"
 
 
 @dataclass(slots=True)
@@ -240,6 +243,35 @@ class RuleEntry:
     note: str = ""
 
 
+class Origin:
+    """The model that a report is of, as far as the page of the report wants to know more of it; here of none."""
+
+    def details(self, inputs: Any = None, *, compares: bool = True) -> Details:
+        """What the page shows besides the report.
+
+        Args:
+            inputs: of a call to look at, None for none.
+            compares: whether calls of both models are timed and their outputs compared.
+
+        Raises:
+            SparsifyError: there is no model for the inputs.
+        """
+        if inputs is not None:
+            raise SparsifyError(NO_MODEL, HOW)
+        return Details()
+
+    def trace(self, path: str | Path, inputs: Any) -> Path:
+        """Writes the trace of a call.
+
+        Raises:
+            SparsifyError: there is no model.
+        """
+        raise SparsifyError(NO_MODEL, HOW)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Origin":
+        return self
+
+
 @dataclass(slots=True)
 class Report:
     """Everything that `apply` did to a model.
@@ -248,7 +280,7 @@ class Report:
     is captured. `peak_bytes` are those of the results and intermediates of a call that live at a time,
     `dense_peak_bytes` the same of the dense model; 0 where nothing was run. Calls whose graphs come for the first time
     and have at most `new_graphs` coordinates of edges run torch's operators; `by_torch` says why all do.
-    `compared_rows` is the number of rows in which results were compared, `None` for all.
+    `compared_rows` is the number of rows in which results were compared, `None` for all. Pages ask `origin` for more.
 
     >>> report = Report(model="GCN")
     >>> report.left_dense("softmax", "softmax", "", "no sparse operand")
@@ -279,6 +311,7 @@ class Report:
     largest_error: float | None = None
     compared_rows: int | None = None
     warnings: list[str] = field(default_factory=list)
+    origin: Origin | None = field(default=None, repr=False, compare=False)
 
     def left_dense(self, node: str, op: str, scope: str, reason: str) -> None:
         """Lists a node as dense; the first reason given for a node stays. One that is a `Choice` gives no warning."""
@@ -294,7 +327,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, with `"schema": 1`."""
-        return {"schema": 1, "coverage": self.coverage, **asdict(self)}
+        data = asdict(replace(self, origin=None))
+        del data["origin"]
+        return {"schema": 1, "coverage": self.coverage, **data}
 
     def tables(self, names: Callable[[list[str]], str]) -> list[tuple[str, Sequence[str], list[list[str]]]]:
         """Title, headers and rows of every table that has rows; `names` joins names."""
@@ -438,22 +473,41 @@ class Report:
     def __str__(self) -> str:
         return self.text()
 
-    def to_html(self, path: str | Path) -> Path:
-        """Writes the report as one self-contained page and returns its path."""
-        body = "".join(f"<p>{escape(line)}</p>\n" for line in self.lines(", ".join))
-        for title, headers, rows in self.tables(", ".join):
-            table = tabulate(
-                [[escape(cell) for cell in row] for row in rows], headers=headers, tablefmt="unsafehtml"
-            )
-            body += f"<h2>{escape(title)}</h2>\n{table}\n"
-        style = (
-            "body{font-family:sans-serif;margin:2em}"
-            "td,th{padding:.2em .8em;text-align:left;vertical-align:top;white-space:pre-wrap}"
-        )
-        head = f"<meta charset='utf-8'><title>sparsify report</title><style>{style}</style>"
-        target = Path(path)
-        target.write_text(f"<!doctype html>\n{head}\n<h1>sparsify report</h1>\n{body}", encoding="utf-8")
-        return target
+    def to_html(self, path: str | Path, inputs: Any = None) -> Path:
+        """Writes the report as one self-contained page and returns its path.
+
+        Args:
+            path: of the file.
+            inputs: of a call of the model, a tensor, a sequence or a mapping by name. The page then has the times of
+                both models, the difference of their outputs, the time of each layer, patterns and a roofline.
+
+        Raises:
+            SparsifyError: the file cannot be written, the model is gone, or it does not run with the inputs.
+
+        >>> page = Report(model="GCN").to_html("/dev/null")
+        """
+        from sparsify.page.html import write
+        from sparsify.report_page import page_of
+
+        return write(page_of(self, self._origin().details(inputs)), path)
+
+    def to_trace(self, path: str | Path, inputs: Any) -> Path:
+        """Writes the trace of a call, with the names of regions, for Perfetto and `chrome://tracing`; returns its path.
+
+        Args:
+            path: of the file, JSON trace events.
+            inputs: of the call, a tensor, a sequence or a mapping by name.
+
+        Raises:
+            SparsifyError: as `to_html`.
+
+        Source: Trace Event Format, Google, 2016; the events are those of `torch.profiler`.
+        """
+        return self._origin().trace(path, inputs)
+
+    def _origin(self) -> "Origin":
+        """The model that the report is of; of a report of no model, one that knows nothing more."""
+        return self.origin or Origin()
 
 
 def folded_names(names: list[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import sparsify.models
 import sparsify.recipes
 from sparsify.bench.environment import facts
-from sparsify.runner.machine import version
+from sparsify.runtime.machine import version
 
 from .figure import Record, Setting
 

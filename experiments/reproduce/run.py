@@ -13,7 +13,7 @@ import torch
 
 from sparsify.bench.harness import WrongResultError
 from sparsify.errors import DataError, SparsifyError
-from sparsify.runner.machine import machine
+from sparsify.runtime.machine import machine
 
 from . import manifest, picture, registry, table
 from .figure import Figure, Record, Row, Setting

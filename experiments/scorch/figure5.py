@@ -19,7 +19,7 @@ from sparsify.models import by_hand, data, registry
 from sparsify.models.inputs import training_inputs
 from sparsify.models.train import BIG_EDGES, Settings, accuracy, settings_for
 from sparsify.models.trained import trained
-from sparsify.runner.machine import version
+from sparsify.runtime.machine import version
 
 from ..reproduce.figure import OURS, Figure, Outcome, Row, Setting, timed
 

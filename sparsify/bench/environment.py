@@ -31,7 +31,7 @@ def facts() -> dict[str, str | int | float]:
     """The machine, its caches, the threads and the versions."""
     from sparsify.compiler.cpp import build, target
     from sparsify.options import current
-    from sparsify.runner.machine import machine
+    from sparsify.runtime.machine import machine
 
     return {
         **machine(),

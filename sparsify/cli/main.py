@@ -3,6 +3,7 @@
 In: the arguments of the command line. Out: an exit status: 0 fine, 1 a negative result, 2 usage, 3 environment.
 """
 
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -57,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.formatwarning = as_message
     try:
         require_sole_provider()
-        app(args=None if arguments is None else list(arguments), prog_name="sparsify")
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        app(args=given, prog_name="sparsify", obj=shlex.join(["sparsify", *given]))
     except SparsifyError as error:
         print(f"sparsify: {error}", file=sys.stderr)
         sys.exit(exit_status(error))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparsify.cli.printing import Json, print_json
+from sparsify.errors import SparsifyError
 from sparsify.options import current, override
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ Seq = Annotated[int | None, typer.Option("--seq", "--seq-len", help="Tokens of e
 
 
 def run(
+    context: typer.Context,
     model: Model,
     pairs: Pairs = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe: built-in name or file.")] = None,
@@ -87,6 +89,10 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")] = False,
     as_json: Json = False,
     out: Annotated[Path | None, typer.Option(help="Write JSON, CSV and the report into this folder.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page, this file.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the trace of a call, for ui.perfetto.dev or chrome://tracing.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would become sparse.")] = False,
 ) -> None:
     """Make a model sparse by its recipe, verify it, time both, print one table.
@@ -112,6 +118,7 @@ def run(
         sparse=sparse,
     )
     if dry_run:
+        refuse_files(html=html, trace=trace)
         from sparsify.runner.preview import preview
 
         show(preview(request), as_json)
@@ -119,9 +126,20 @@ def run(
     from sparsify.runner.run import run_request
 
     with override(quiet=quiet or current().quiet):
-        result = run_request(request, retrain=retrain, out=out)
+        result = run_request(
+            request, retrain=retrain, out=out, html=html, trace=trace, command=context.obj or ""
+        )
     show(result, as_json)
     raise typer.Exit(result.exit_status)
+
+
+def refuse_files(**files: Path | None) -> None:
+    """Raises for a file that only a run can fill."""
+    for name, path in files.items():
+        if path is not None:
+            raise SparsifyError(
+                f"--{name} {path} is of a run, and --dry-run runs nothing", "leave one of the two out"
+            )
 
 
 def show(found: "Preview | Result", as_json: bool) -> None:

@@ -3,15 +3,15 @@
 In: a `SparseModule`. Out: `Section`s: the model, then a section for each region.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sparsify.compiler.explain import SECTIONS, Section, explain_kernel
-from sparsify.passes.call.region_call import RegionCall
+from sparsify.compiler.explain import SECTIONS, Section
+from sparsify.passes.call.region_text import region_section
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.region.printer import aligned
-from sparsify.report import RegionEntry, folded_names
+from sparsify.report import folded_names
 from sparsify.report_text import UNLIMITED, fold_rows, paragraphs, terminal_width, wrapped
 
 STAGES: Final = ("graph", "marked", *SECTIONS)
@@ -44,30 +44,6 @@ def explain_model(module: SparseModule) -> Explanation:
         which = mode if len(module.variants) > 1 else ""
         sections += [region_section(calls[entry.name], entry, which) for entry in variant.report.regions]
     return Explanation(model_section(module), tuple(sections))
-
-
-def region_section(region: RegionCall, entry: RegionEntry, which: str) -> Section:
-    """The section of a region; `which` tells the variants of a model apart."""
-    scopes = ", ".join(dict.fromkeys(scope.split(".")[0] for scope in entry.scopes))
-    found = []
-    if region.origin is not None:
-        found = [Section("graph", region.origin.graph), Section("marked", region.origin.marked)]
-    sources = region.origin.sources if region.origin is not None else {}
-    cost = "\n".join(cost_lines(entry))
-    if region.library is None:
-        found += explain_kernel(region.kernel, sources=sources, cost=cost)
-    else:
-        found.append(Section("cost", cost))
-    return Section(f"{entry.name} of {scopes or 'the model itself'}{which}", inner=tuple(found))
-
-
-def cost_lines(entry: RegionEntry) -> Iterator[str]:
-    """Expected and measured times of a region, and the decisions about it."""
-    if entry.estimated_us is not None:
-        yield f"estimated {entry.estimated_us:.0f} us a call"
-    if entry.measured_us is not None:
-        yield f"measured {entry.measured_us:.0f} us a call"
-    yield from entry.notes
 
 
 def model_section(module: SparseModule) -> Section:

@@ -6,14 +6,12 @@ In: `save(sparse, "model/")`, later `load("model/", model)`. Out: a folder as `s
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import StringIO
 from os import PathLike
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
 import torch
-from ruamel.yaml import YAML
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -27,8 +25,7 @@ from sparsify.passes.capture.shell import modes
 from sparsify.passes.module.prepare import Kind
 from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.module.sparse_module import SparseModule
-from sparsify.recipe import Recipe
-from sparsify.sparsification.mask_spec import FILE
+from sparsify.passes.rules.recipe_text import recipe_text
 
 
 @public
@@ -221,18 +218,6 @@ def require_storable(name: str, value: Any) -> None:
     if value.dtype == torch.complex128 or value.layout != torch.strided:
         what = f"a tensor of {value.dtype}" if value.layout == torch.strided else f"a {value.layout} tensor"
         raise DataError(f"{name} is {what}, which is not saved", "convert it to a dense tensor of complex64")
-
-
-def recipe_text(recipe: Recipe) -> str:
-    """The recipe as YAML that reads back equal, with absolute paths of mask files."""
-    data = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    for rule in data.get("sparsify", ()):
-        mask = rule.get("mask") or {}
-        if mask.get("kind") == FILE and isinstance(mask.get("path"), str):
-            mask["path"] = str(Path(mask["path"]).absolute())
-    stream = StringIO()
-    YAML(typ="safe", pure=True).dump(data, stream)
-    return stream.getvalue()
 
 
 def version() -> str:

@@ -6,13 +6,17 @@ share, `RunResult` that of a model on a graph.
 
 import csv
 import json
-from dataclasses import dataclass, field
+import shlex
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from sparsify.page.contents import Details, Fact
+from sparsify.page.html import write
 from sparsify.report import Report
+from sparsify.report_page import page_of
 from sparsify.report_text import UNLIMITED, paragraphs, terminal_width, wrapped
 from sparsify.runner.alternatives import BY_HAND, Alternative
 from sparsify.runner.measure import Timing, agreement
@@ -59,6 +63,7 @@ class Result:
         conversions_ms: the time that operands took to be converted in `apply`, and in the first call.
         report: what `apply` did.
         machine: where it ran.
+        details: what a page shows besides, where one was asked for.
     """
 
     model: str
@@ -75,6 +80,7 @@ class Result:
     conversions_ms: tuple[float, float]
     report: Report
     machine: dict[str, str | int] = field(default_factory=dict)
+    details: Details = field(default_factory=Details)
 
     @property
     def verified(self) -> bool:
@@ -189,8 +195,8 @@ class Result:
         """The times of all contenders, each with its name."""
         return [("dense", self.dense.timing), ("sparse", self.sparse.timing)]
 
-    def write(self, folder: str | Path) -> Path:
-        """Writes result.json, times.csv, report.txt and report.html into `folder` and returns it."""
+    def write(self, folder: str | Path, command: str = "") -> Path:
+        """Writes result.json, times.csv, report.txt and report.html into `folder` and returns it; see `to_html`."""
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         (place / "result.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
@@ -201,8 +207,35 @@ class Result:
                 for turn, value in enumerate(timing.runs_ms):
                     writer.writerow([self.model, self.data["name"], name, turn, f"{value:.6f}"])
         (place / "report.txt").write_text(f"{self}\n\n{self.report.text(UNLIMITED)}\n", encoding="utf-8")
-        self.report.to_html(place / "report.html")
+        self.to_html(place / "report.html", command)
         return place
+
+    def to_html(self, path: str | Path, command: str = "") -> Path:
+        """Writes the report as a page, with the times and the difference of this run, and returns its path.
+
+        Args:
+            path: of the file.
+            command: that makes the run again.
+
+        Raises:
+            SparsifyError: the file cannot be written.
+        """
+        dense, sparse = self.dense, self.sparse
+        medians = " dense, ".join(pair(dense.timing.median_ms, sparse.timing.median_ms))
+        turns = agreement(dense.timing, sparse.timing).partition(", ")[2]
+        limits = f"allowed {self.tolerance['atol']:g} + {self.tolerance['rtol']:g} of the value"
+        faster = Fact("Faster by", f"{self.ratio:.2f}x", f"{medians} now: medians of {turns}")
+        differs = Fact(
+            "Differs by", f"{self.largest_error:.2g}", f"largest difference of an output; {limits}"
+        )
+        given = replace(self.details, faster=faster, differs=differs, command=command or self.command())
+        return write(page_of(self.report, given), path)
+
+    def command(self) -> str:
+        """A command that makes the run again, with the recipe in a file."""
+        arguments = [f"{key}={value}" for key, value in self.arguments.items() if value != ""]
+        data = ["--dataset", str(self.data["name"]), "--seed", str(self.seed)]
+        return shlex.join(["sparsify", "run", self.model, *arguments, "--recipe", "recipe.yaml", *data])
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 In: `run("gcn", dataset="synthetic")`. Out: a `RunResult`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -18,19 +18,22 @@ from sparsify.models.data import Graph
 from sparsify.models.train import Training
 from sparsify.models.trained import Trained, trained
 from sparsify.options import current, override
+from sparsify.page.contents import Details
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import shared_copy
 from sparsify.passes.module.prune_and_capture import pruned, sparse_module
+from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.recipe import Recipe
+from sparsify.report import Origin
 from sparsify.runner import measure
 from sparsify.runner.alternatives import alternatives, difference, one_pass
-from sparsify.runner.machine import machine
 from sparsify.runner.progress import Progress
 from sparsify.runner.pruned_result import PrunedResult, masks, weights
 from sparsify.runner.request import Request, resolve
 from sparsify.runner.result import Contender, Result, RunResult, conversion_ms
 from sparsify.runner.subject import Subject, subject
 from sparsify.runner.training import EPOCHS, Steps, full_steps, sampled_steps, sparse_twin
+from sparsify.runtime.machine import machine
 
 # Passes of which each region's time is a median; of long ones, one pass tells it.
 REPEATS: Final = 5
@@ -56,6 +59,8 @@ def run(
     seconds: float = 4.0,
     quiet: bool = False,
     out: str | PathLike[str] | None = None,
+    html: str | PathLike[str] | None = None,
+    trace: str | PathLike[str] | None = None,
 ) -> Result:
     """The dense model against the one that the recipe makes of it: difference, time, memory, on graphs accuracy.
 
@@ -74,6 +79,8 @@ def run(
         seconds: how long to time both models; five turns, three where they take five times as long.
         quiet: show no progress on standard error.
         out: a folder for result.json, times.csv, report.txt and report.html.
+        html: the file of a report page.
+        trace: the file of the trace of a call, for Perfetto.
 
     Raises:
         SparsifyError: something asked for is not known, or data, packages or a compiler are missing.
@@ -95,7 +102,7 @@ def run(
         sparse=sparse,
     )
     with override(quiet=quiet or current().quiet):
-        return run_request(request, retrain=retrain, seconds=seconds, out=out)
+        return run_request(request, retrain=retrain, seconds=seconds, out=out, html=html, trace=trace)
 
 
 def run_request(
@@ -104,9 +111,13 @@ def run_request(
     retrain: bool = False,
     seconds: float = 4.0,
     out: str | PathLike[str] | None = None,
+    html: str | PathLike[str] | None = None,
+    trace: str | PathLike[str] | None = None,
+    command: str = "",
 ) -> Result:
-    """As `run`, for a request that is complete."""
+    """As `run`, for a request that is complete; `command` is what pages say makes them again."""
     place = None if out is None else output_folder(out)
+    page, events = (None if file is None else output_file(file) for file in (html, trace))
     asked, training, steps = subject(request), None, None
     graph, example = asked.graph, asked.example
     if graph is not None and request.batch_size is not None:
@@ -116,11 +127,14 @@ def run_request(
         training = dense_model(request, graph, retrain=retrain)
         asked = replace(asked, model=training.model)
         steps = full_steps(request, training.model, example, graph, seconds)
-    result = compare(request, asked, training, seconds)
+    has_page = place is not None or page is not None
+    result = compare(request, asked, training, seconds, has_page=has_page, trace=events)
     if isinstance(result, RunResult):
         result.steps = steps
     if place is not None:
-        result.write(place)
+        result.write(place, command)
+    if page is not None:
+        result.to_html(page, command)
     return result
 
 
@@ -132,6 +146,15 @@ def output_folder(out: str | PathLike[str]) -> Path:
     except OSError as error:
         raise SparsifyError(f"cannot write results into {place}: {error}", "choose another folder") from None
     return place
+
+
+def output_file(file: str | PathLike[str]) -> Path:
+    """The path of a file for results, in a folder that is made before anything takes time."""
+    path = Path(file).expanduser()
+    if path.is_dir():
+        raise SparsifyError(f"cannot write results to {path}: a folder", "give the path of a file in it")
+    output_folder(path.parent)
+    return path
 
 
 def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
@@ -157,7 +180,15 @@ def of_steps(request: Request, model: nn.Module, steps: Steps) -> Trained:
     return Trained(model, Training(epochs, seconds, 0.0, steps.text), Path(), reused=False)
 
 
-def compare(request: Request, asked: Subject, training: Trained | None, seconds: float) -> Result:
+def compare(
+    request: Request,
+    asked: Subject,
+    training: Trained | None,
+    seconds: float,
+    *,
+    has_page: bool = False,
+    trace: Path | None = None,
+) -> Result:
     """The result of making a model sparse and of running both, with the same pruned weights.
 
     Args:
@@ -165,6 +196,8 @@ def compare(request: Request, asked: Subject, training: Trained | None, seconds:
         asked: the model before it is pruned, and its inputs.
         training: of a model on a graph.
         seconds: how long to time both.
+        has_page: whether pages need more of the model than the report.
+        trace: a file for the trace of a call.
     """
     recipe = request.recipe
     how = Asked(recipe, verify=False, trainable=False)
@@ -211,12 +244,22 @@ def compare(request: Request, asked: Subject, training: Trained | None, seconds:
         "report": sparse.report,
         "machine": machine(),
     }
+    if has_page:
+        shared["details"] = details_of(sparse, asked.example)
+    if trace is not None:
+        sparse.report.to_trace(trace, asked.example)
     if asked.graph is not None and training is not None:
         told = described_training(request, training)
         return RunResult(**shared, data=described(asked.graph), training=told, others=others)
     data = {"name": request.dataset, "inputs": asked.text}
     known = weights(asked.model, dense, request.arguments.get("checkpoint", ""))
     return PrunedResult(**shared, data=data, weights=known, masks=masks(sparse.report))
+
+
+def details_of(sparse: SparseModule, example: Sequence[Tensor]) -> Details:
+    """What a page shows of the model besides the report; of a call where a graph holds the model."""
+    origin = sparse.report.origin or Origin()
+    return origin.details(tuple(example) if sparse.variants else None, compares=False)
 
 
 def accuracy(graph: Graph | None, scores: Tensor) -> float | None:

@@ -16,6 +16,7 @@ from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.runner.request import resolve
 from sparsify.runner.run import dense_model, run
+from tests.page.pages import checked
 
 QUICK = {"epochs": 2, "hidden": 8}
 NOTHING = {"schema": 1, "name": "nothing", "sparsify": [{"targets": ["input:none"], "optional": True}]}
@@ -87,6 +88,24 @@ def test_files_are_written(small, tmp_path):
         "report.txt",
         "report.html",
     }
+
+
+def test_a_page_and_a_trace_are_written(small, tmp_path):
+    page, trace = tmp_path / "pages/gcn.html", tmp_path / "gcn.json"
+    result = run("gcn", overrides=QUICK, seconds=0.0, quiet=True, html=page, trace=trace)
+    seen = checked(page.read_text(encoding="utf-8"))
+    assert f"Faster by {result.ratio:.2f}x" in seen.text
+    assert f"Differs by {result.largest_error:.2g}" in seen.text
+    assert "sparsify run gcn" in seen.text and "not known" not in seen.text
+    assert {"region_1", "call", "sparsity"} <= set(seen.ids)
+    names = [event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]]
+    assert any(name.startswith("region_1: ") for name in names)
+
+
+def test_a_page_that_cannot_be_written_is_said_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("data were loaded first"))
+    with pytest.raises(SparsifyError, match="a folder"):
+        run("gcn", html=tmp_path, quiet=True)
 
 
 def test_output_folder_is_tried_before_any_work(tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ from sparsify.passes.module.optimizer_steps import tell_of_replaced
 from sparsify.passes.module.packed_weights import Held, Weights, dense_state
 from sparsify.passes.module.piecewise import run_whole
 from sparsify.passes.module.reconsider import Pending, settle
+from sparsify.passes.module.report_origin import ReportOrigin
 from sparsify.passes.module.variant import CallIndex, Captures, Variant, pruned_among
 from sparsify.passes.module.verify import compare
 from sparsify.passes.operands.content_memo import SparseInputs, reading_once
@@ -53,6 +54,7 @@ class SparseModule(fx.GraphModule):
         fill_shell(self, model)
         self.training = model.training
         self.report: Report = asked.report(type(model).__name__)
+        self.report.origin = ReportOrigin(self)
         self._weights = weights or Weights(model, asked.inplace)
         self._signature = calls.signature(model)
         self._taking = traced_calls.parameters_of(self._signature)
@@ -102,6 +104,7 @@ class SparseModule(fx.GraphModule):
     def show(self, variant: Variant) -> None:
         """Makes a variant the one that `.graph` and `.report` are about."""
         self._graph, self._code, self.report = variant.captured.graph, variant.code, variant.report
+        self.report.origin = ReportOrigin(self)
 
     @property
     def graph(self) -> fx.Graph:

@@ -1,0 +1,270 @@
+"""What the page of a report shows of the model that the report is of: graph, stages, patterns, and a call.
+
+In: a `SparseModule`, inputs of a call. Out: `Details`.
+"""
+
+import statistics
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler import calibrate
+from sparsify.compiler.explain import Section
+from sparsify.compiler.schedule.operation_count import counted
+from sparsify.compiler.schedule.sizes import sizes_of
+from sparsify.errors import SparsifyError
+from sparsify.options import current
+from sparsify.page.contents import Details, Fact, GraphNode, Roof, SpyPlot, Stage, Work
+from sparsify.page.drawings import microseconds
+from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.call.region_text import region_section
+from sparsify.passes.capture.calls import anew
+from sparsify.passes.capture.draft import kept_buffers
+from sparsify.passes.capture.shell import modes
+from sparsify.passes.graph.node_info import info
+from sparsify.passes.graph.operators import operator_name, scope
+from sparsify.passes.module.variant import Variant
+from sparsify.passes.module.verify import pairs
+from sparsify.passes.module.watch_call import Watched, given, in_turns, module_spans, traced, watched
+from sparsify.passes.region.printer import extent_names, shape_text
+from sparsify.passes.rules.recipe_text import recipe_text
+from sparsify.report import HOW, Origin
+from sparsify.report_page import ancestor
+from sparsify.runtime.machine import machine
+from sparsify.storage.tensor import SparseTensor
+
+if TYPE_CHECKING:
+    from sparsify.passes.module.sparse_module import SparseModule
+
+# Cells of a picture along its longer side.
+CELLS: Final = 64
+# Operators without a line in the drawn graph.
+SILENT: Final = ("getitem", "sym_size", "size")
+TITLES: Final = {"cpp": "C++"}
+AGAIN: Final = "sparse = sparsify.apply(model, recipe, inputs)\nsparse.report.to_html(path, inputs=inputs)"
+
+
+class ReportOrigin(Origin):
+    """The model of a report, as long as it lives."""
+
+    def __init__(self, module: "SparseModule") -> None:
+        self._module = weakref.ref(module)
+
+    def __reduce__(self) -> Any:
+        return Origin, ()
+
+    def details(self, inputs: Any = None, *, compares: bool = True) -> Details:
+        """What the page shows besides the report; of a call where inputs are given.
+
+        Raises:
+            SparsifyError: there is no model any more, or the inputs are none that it runs with.
+        """
+        module = self._module()
+        if module is None:
+            return Origin().details(inputs)
+        with kept_buffers(module._source):
+            return self._details(module, inputs, compares=compares)
+
+    def _details(self, module: "SparseModule", inputs: Any, *, compares: bool) -> Details:
+        """The same, of a module that lives; buffers may change."""
+        variant = shown(module) if inputs is None else for_inputs(module, inputs)
+        found = Details(recipe=recipe_text(module._asked.recipe), versions=versions())
+        found.shapes = {name: parameter_text(value) for name, value in module.named_parameters()}
+        if variant is not None:
+            found.nodes = nodes_of(variant)
+            found.stages = dict(stages_of(variant))
+        if inputs is not None and variant is not None:
+            look_at_call(module, variant, inputs, found)
+            if compares:
+                compare(module, inputs, found)
+        return found
+
+    def trace(self, path: str | Path, inputs: Any) -> Path:
+        """Writes the trace of a call that is not the first.
+
+        Raises:
+            SparsifyError: there is no model any more, the inputs are none that it runs with, or the file cannot be
+                written.
+        """
+        module = self._module()
+        if module is None:
+            return Origin().trace(path, inputs)
+        target = Path(path).expanduser()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch()
+        except OSError as error:
+            raise SparsifyError(f"cannot write a trace to {target}: {error}", "choose another path") from None
+        with kept_buffers(module._source):
+            variant = for_inputs(module, inputs)
+            traced(module, variant, tensors_of(module, inputs)).export_chrome_trace(str(target))
+        return target
+
+
+def shown(module: "SparseModule") -> Variant | None:
+    """The variant that the module's graph is of."""
+    return next((variant for variant in module.variants if variant.report is module.report), None)
+
+
+def tensors_of(module: "SparseModule", inputs: Any) -> list[torch.Tensor]:
+    """The tensors of a call."""
+    args, kwargs = given(inputs)
+    return module.taken_apart(args, kwargs).tensors(module._matrices)
+
+
+def for_inputs(module: "SparseModule", inputs: Any) -> Variant:
+    """The variant for a call, captured now if need be; its kernels and operands are there afterwards.
+
+    Raises:
+        SparsifyError: the model does not run with the inputs, or no graph holds it whole.
+    """
+    args, kwargs = given(inputs)
+    try:
+        module.measure(*args, repeats=1, **kwargs)
+    except SparsifyError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:  # of the model
+        raise SparsifyError(
+            f"{type(module).__name__} does not run with the inputs of its page: {error}",
+            "give the inputs of a call, inputs=(x, edge_index) or inputs={'x': x}",
+        ) from error
+    call = module.taken_apart(args, kwargs)
+    variant = module.variant_for(call, call.tensors(module._matrices))
+    if variant is None:
+        raise SparsifyError(f"no graph holds a call with these inputs whole: {module.report.coverage}", HOW)
+    return variant
+
+
+def look_at_call(module: "SparseModule", variant: Variant, inputs: Any, found: Details) -> None:
+    """Puts into the details what a call shows: spans, patterns, work, and the times of the dense model's modules."""
+    seen = watched(module, variant, tensors_of(module, inputs))
+    scopes = {entry.name: entry.scopes for entry in variant.report.regions}
+    found.spans = [replace(s, where=", ".join(scopes.get(s.region, [s.where]))) for s in seen.spans]
+    regions = {region.name: region for region in variant.regions}
+    found.spies = [spy for name in seen.operands for spy in spies_of(regions[name], seen.operands[name])]
+    found.works = list(works_of(regions, seen))
+    known = calibrate.known(current())
+    found.roof = Roof(known.fma_all, known.reads_all.points[-1][1], known.is_measured)
+    args, kwargs = given(inputs)
+    with module._weights.mirrored(module) as own:
+        dense = own(module._source)
+        if not module._asked.has_masks:  # the dense model has no patterns in its attention
+            found.dense_spans, found.dense_ms = module_spans(dense, lambda: dense(*args, **kwargs))
+
+
+def compare(module: "SparseModule", inputs: Any, found: Details) -> None:
+    """Times calls of both models in turns and compares their outputs."""
+    args, kwargs = given(inputs)
+    may_write = module._captures.may_write(modes(module))
+    dense, sparse = (anew(model, args, kwargs, may_write) for model in (module.original, module))
+    expected, have, times = in_turns(dense, sparse)
+    before, after = (statistics.median(column) for column in zip(*times, strict=True))
+    note = f"{microseconds(before)} dense, {microseconds(after)} now: medians of {len(times)} calls in turns"
+    found.faster = Fact("Faster by", f"{before / after:.2f}x", note)
+    errors = [float((want - got).abs().max()) for _, want, got in pairs(expected, have) if want.numel()]
+    note = "largest absolute difference of an output in this call"
+    found.differs = Fact("Differs by", f"{max(errors, default=0.0):.2g}", note)
+    found.command = AGAIN
+
+
+def nodes_of(variant: Variant) -> list[GraphNode]:
+    """The operators of a graph; parts of results are read as the results themselves."""
+    graph = variant.captured.graph
+    scopes = {entry.name: ancestor(entry.scopes) for entry in variant.report.regions}
+    sizes = extent_names(graph)
+    whole: dict[fx.Node, str] = {}
+    found = []
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            continue
+        operator = operator_of(node)
+        read = list(dict.fromkeys(whole[one] for one in node.all_input_nodes if one in whole))
+        if operator in SILENT:
+            if operator == "getitem" and read:
+                whole[node] = read[0]
+            continue
+        whole[node] = node.name
+        call = info(node).call
+        region = call.name if call is not None else ""
+        where = str(info(node).input_name or node.name) if node.op == "placeholder" else scope(node)
+        where = scopes.get(region) or where
+        found.append(GraphNode(node.name, operator, shape_text(node, sizes), where, read, region))
+    return found
+
+
+def operator_of(node: fx.Node) -> str:
+    """What a node computes, in a word."""
+    match node.op:
+        case "call_function":
+            return operator_name(node)
+        case "placeholder":
+            return "input"
+        case "call_method":
+            return str(node.target)
+    return node.op
+
+
+def stages_of(variant: Variant) -> Iterator[tuple[str, list[Stage]]]:
+    """The stages of each region, by its name."""
+    calls = {region.name: region for region in variant.regions}
+    for entry in variant.report.regions:
+        section = region_section(calls[entry.name], replace(entry, measured_us=None), "")
+        yield entry.name, [stage for stage in flat(section.inner) if stage.title != "einsum"]
+
+
+def flat(sections: Sequence[Section], before: str = "") -> Iterator[Stage]:
+    """The texts of sections, those inside others under both titles."""
+    for section in sections:
+        title = before + TITLES.get(section.title, section.title)
+        if section.text:
+            yield Stage(title, section.text)
+        yield from flat(section.inner, f"{title.partition(':')[0]}: ")
+
+
+def spies_of(region: RegionCall, operands: Sequence[Any]) -> Iterator[SpyPlot]:
+    """The patterns of the sparse operands of a region."""
+    sources = region.origin.sources if region.origin is not None else {}
+    for name, operand in zip(region.program.inputs, operands, strict=False):
+        if isinstance(operand, SparseTensor) and operand.dim() >= 2 and operand.numel():
+            text = sources.get(name, name)
+            shape = " x ".join(map(str, operand.shape))
+            yield SpyPlot(text, region.name, shape, operand.pattern.nnz, operand.numel(), cells_of(operand))
+
+
+def cells_of(tensor: SparseTensor) -> tuple[tuple[float, ...], ...]:
+    """The shares of stored entries in cells of the last two modes, over all others."""
+    at = tensor.coordinates()[-2:]
+    rows, columns = tensor.shape[-2:]
+    cell = max(1, -(-max(rows, columns) // CELLS))
+    lines, across = -(-rows // cell), -(-columns // cell)
+    at = at[:, (at[0] < rows) & (at[1] < columns)]  # blocks reach beyond the end
+    count = torch.bincount((at[0] // cell) * across + at[1] // cell, minlength=lines * across)
+    shares = count.view(lines, across) / (cell**2 * max(1, tensor.numel() // (rows * columns)))
+    return tuple(tuple(line) for line in shares.tolist())
+
+
+def works_of(regions: Mapping[str, RegionCall], seen: Watched) -> Iterator[Work]:
+    """What regions compute and move, of those whose sizes are all known."""
+    for name, operands in seen.operands.items():
+        program = regions[name].program
+        sizes = sizes_of(program, operands)
+        try:
+            operations, moved = counted(program, sizes.extents, sizes.stored)
+        except KeyError:  # an extent that no operand has
+            continue
+        yield Work(name, operations, moved)
+
+
+def parameter_text(value: torch.Tensor) -> str:
+    """The dtype and the shape of a parameter."""
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+
+
+def versions() -> dict[str, str]:
+    """The machine and the versions of packages."""
+    return {name: str(value) for name, value in machine().items() if value != ""}

@@ -1,0 +1,24 @@
+"""A recipe as YAML that reads back equal, wherever it is read.
+
+In: a `Recipe`. Out: text; paths of mask files are absolute.
+"""
+
+from io import StringIO
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from sparsify.recipe import Recipe
+from sparsify.sparsification.mask_spec import FILE
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The recipe as YAML that reads back equal, with absolute paths of mask files."""
+    data = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for rule in data.get("sparsify", ()):
+        mask = rule.get("mask") or {}
+        if mask.get("kind") == FILE and isinstance(mask.get("path"), str):
+            mask["path"] = str(Path(mask["path"]).absolute())
+    stream = StringIO()
+    YAML(typ="safe", pure=True).dump(data, stream)
+    return stream.getvalue()
