@@ -108,7 +108,7 @@ def test_groups_keep_at_least_one():
     with pytest.raises(SparsifierError, match=r"PerBlockFraction: n=0; a whole number, 1 or more"):
         sparsifiers.PerBlockFraction(0, 4)
     rule = {"targets": "param:w", "prune": {"method": "magnitude", "pattern": "0:4"}}
-    with pytest.raises(RecipeError, match="keeps none of every 4.*`1:4` at least"):
+    with pytest.raises(RecipeError, match=r"keeps none of every 4.*`1:4` at least"):
         recipe.load({"name": "x", "sparsify": [rule]})
 
 
