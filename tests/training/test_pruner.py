@@ -276,3 +276,49 @@ def test_what_is_no_optimizer_and_no_state():
     for state in ({}, None, {"masks": 3}):
         with pytest.raises(SparsifyError, match="is no state of a Pruner"):
             pruner.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "part, value, text",
+    [
+        ("step", None, "has 'step', which is missing here"),
+        ("seed", None, "has 'seed', which is missing here"),
+        ("statistics", [], "has 'statistics', which is a list here"),
+        ("report", [{"stage": 3}], "other entries"),
+        ("masks", {"0.weight": 1, "3.weight": 1}, r"the mask of 0\.weight is int"),
+    ],
+)
+def test_a_state_with_a_wrong_part_changes_nothing(part, value, text):
+    run = Run("gmp")
+    for at in range(4):
+        run.step(at)
+    state = Run("gmp").pruner.state_dict()
+    if value is None:
+        del state[part]
+    else:
+        state[part] = value
+    weights, masks = copy.deepcopy(run.model.state_dict()), dict(run.pruner.masks)
+    with pytest.raises(SparsifyError, match=text):
+        run.pruner.load_state_dict(state)
+    assert run.pruner.at == 4 and all(run.pruner.masks[name] is mask for name, mask in masks.items())
+    assert all(torch.equal(value, weights[name]) for name, value in run.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "key, value, text",
+    [
+        ("format", "crs", "no format is called 'crs'; did you mean csr"),
+        ("dtype", "int8", r"`dtype: int8` stores param:0\.weight rounded.*train with `dtype: same`"),
+        ("dtype", "bfloat16", r"`dtype: bfloat16` stores param:0\.weight rounded"),
+    ],
+)
+@pytest.mark.parametrize("is_applied", [False, True])
+def test_a_recipe_that_finish_cannot_apply_is_refused_at_once(key, value, text, is_applied):
+    asked, dense = recipe("gmp"), model()
+    asked["sparsify"][0][key] = value
+    before = copy.deepcopy(dense.state_dict())
+    found = sparsify.apply(dense, asked) if is_applied else dense  # captured at the first call
+    optimizer = torch.optim.SGD(found.parameters(), 0.1)
+    with pytest.raises(SparsifyError, match=text):
+        sparsify.Pruner(found, optimizer, None if is_applied else asked)
+    assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
