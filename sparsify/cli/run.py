@@ -63,6 +63,14 @@ Fanout = Annotated[
         metavar="10,10", help="How many neighbours are sampled, step by step away from those nodes."
     ),
 ]
+Sparse = Annotated[
+    bool, typer.Option("--sparse", help="Of graph models: train the sparse model instead of the dense one.")
+]
+Out = Annotated[Path | None, typer.Option(help="Write JSON, CSV and the report into this folder.")]
+Html = Annotated[Path | None, typer.Option(help="Write the report as one HTML page, this file.")]
+Trace = Annotated[
+    Path | None, typer.Option(help="Write the trace of a call, for ui.perfetto.dev or chrome://tracing.")
+]
 Seq = Annotated[int | None, typer.Option("--seq", "--seq-len", help="Tokens of each text: 128 (default).")]
 
 
@@ -81,18 +89,13 @@ def run(
     dataset: Dataset = None,
     data_root: Annotated[Path | None, typer.Option(help="The folder of real data; only read.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, weights and training.")] = None,
-    sparse: Annotated[
-        bool,
-        typer.Option("--sparse", help="Of graph models: train the sparse model instead of the dense one."),
-    ] = False,
+    sparse: Sparse = False,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train although the cache has weights.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")] = False,
     as_json: Json = False,
-    out: Annotated[Path | None, typer.Option(help="Write JSON, CSV and the report into this folder.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page, this file.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write the trace of a call, for ui.perfetto.dev or chrome://tracing.")
-    ] = None,
+    out: Out = None,
+    html: Html = None,
+    trace: Trace = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would become sparse.")] = False,
 ) -> None:
     """Make a model sparse by its recipe, verify it, time both, print one table.

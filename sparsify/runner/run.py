@@ -4,7 +4,7 @@ In: `run("gcn", dataset="synthetic")`. Out: a `RunResult`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -65,22 +65,18 @@ def run(
     """The dense model against the one that the recipe makes of it: difference, time, memory, on graphs accuracy.
 
     Args:
-        model: a registered name.
-        recipe: a path, a built-in name, a mapping or a `Recipe`; the model's own when not given.
+        model, recipe: a registered name; a path, a built-in name, a mapping or a `Recipe`, else the model's own.
         dataset, data_root: one of the model's data sets, and the folder of real data, which is only read.
         overrides, seed: arguments of the recipe, the model or the training; the seed of all that is random.
         sparse_weights: how linear layers are pruned, as `0.9` or `2:4`; as the recipe says when not given.
-        sparse_attn: the pattern of attention, as `bigbird` or `window`; without `sparse_weights` nothing is pruned.
-        layers: those with the pattern, `0,2-5`; all when not given.
-        batch, seq: rows and tokens of the input of a model that runs on no graph.
+        sparse_attn, layers: the pattern of attention, as `bigbird`, of all layers or `0,2-5`; alone it prunes nothing.
+        batch, seq: rows and tokens of the input without a graph.
         batch_size, fanout: nodes of a step on sampled neighbourhoods, and how many are sampled, as `10,10`.
-        sparse: train the sparse model of a graph instead of the dense one.
-        retrain: train although there are weights in the cache.
+        sparse, retrain: train the sparse model of a graph; train although there are weights in the cache.
         seconds: how long to time both models; five turns, three where they take five times as long.
         quiet: show no progress on standard error.
         out: a folder for result.json, times.csv, report.txt and report.html.
-        html: the file of a report page.
-        trace: the file of the trace of a call, for Perfetto.
+        html, trace: files for a report page, and for the trace of a call.
 
     Raises:
         SparsifyError: something asked for is not known, or data, packages or a compiler are missing.
@@ -127,8 +123,8 @@ def run_request(
         training = dense_model(request, graph, retrain=retrain)
         asked = replace(asked, model=training.model)
         steps = full_steps(request, training.model, example, graph, seconds)
-    has_page = place is not None or page is not None
-    result = compare(request, asked, training, seconds, has_page=has_page, trace=events)
+    looks = Looks(place is not None or page is not None, events)
+    result = compare(request, asked, training, seconds, looks)
     if isinstance(result, RunResult):
         result.steps = steps
     if place is not None:
@@ -180,14 +176,25 @@ def of_steps(request: Request, model: nn.Module, steps: Steps) -> Trained:
     return Trained(model, Training(epochs, seconds, 0.0, steps.text), Path(), reused=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What a run wants to know of a sparse model: details for a page, the trace of a call in a file."""
+
+    has_page: bool = False
+    trace: Path | None = None
+
+    def at(self, sparse: SparseModule, example: Sequence[Tensor]) -> Details:
+        """The details, of a call where a graph holds the model; the trace is written."""
+        if self.trace is not None:
+            sparse.report.to_trace(self.trace, tuple(example))
+        if not self.has_page:
+            return Details()
+        origin = sparse.report.origin or Origin()
+        return origin.details(tuple(example) if sparse.variants else None, compares=False)
+
+
 def compare(
-    request: Request,
-    asked: Subject,
-    training: Trained | None,
-    seconds: float,
-    *,
-    has_page: bool = False,
-    trace: Path | None = None,
+    request: Request, asked: Subject, training: Trained | None, seconds: float, looks: Looks
 ) -> Result:
     """The result of making a model sparse and of running both, with the same pruned weights.
 
@@ -195,9 +202,7 @@ def compare(
         request: what was asked for.
         asked: the model before it is pruned, and its inputs.
         training: of a model on a graph.
-        seconds: how long to time both.
-        has_page: whether pages need more of the model than the report.
-        trace: a file for the trace of a call.
+        seconds, looks: how long to time both, and what else to find out.
     """
     recipe = request.recipe
     how = Asked(recipe, verify=False, trainable=False)
@@ -243,23 +248,19 @@ def compare(
         "conversions_ms": (in_apply_ms, in_first_ms),
         "report": sparse.report,
         "machine": machine(),
+        "details": looks.at(sparse, asked.example),
     }
-    if has_page:
-        shared["details"] = details_of(sparse, asked.example)
-    if trace is not None:
-        sparse.report.to_trace(trace, asked.example)
     if asked.graph is not None and training is not None:
         told = described_training(request, training)
         return RunResult(**shared, data=described(asked.graph), training=told, others=others)
+    return pruned_result(request, asked, dense, shared)
+
+
+def pruned_result(request: Request, asked: Subject, dense: nn.Module, shared: dict[str, Any]) -> PrunedResult:
+    """The result of a model without a graph."""
     data = {"name": request.dataset, "inputs": asked.text}
     known = weights(asked.model, dense, request.arguments.get("checkpoint", ""))
-    return PrunedResult(**shared, data=data, weights=known, masks=masks(sparse.report))
-
-
-def details_of(sparse: SparseModule, example: Sequence[Tensor]) -> Details:
-    """What a page shows of the model besides the report; of a call where a graph holds the model."""
-    origin = sparse.report.origin or Origin()
-    return origin.details(tuple(example) if sparse.variants else None, compares=False)
+    return PrunedResult(**shared, data=data, weights=known, masks=masks(shared["report"]))
 
 
 def accuracy(graph: Graph | None, scores: Tensor) -> float | None:
