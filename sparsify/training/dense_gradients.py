@@ -137,14 +137,13 @@ class DenseGradients:
         Reentrant checkpoints run graph tasks within that of the pass: these belong to the pass that began last.
         """
 
-        @unserializable_hook
         def note(gradient: Tensor) -> None:
             if self._passes and not self._is_inside:
                 task = graph_task()
                 is_own = any(one.task == task for one in self._passes)
                 self._asked.setdefault(name, {})[task] = task if is_own else self._passes[-1].task
 
-        return note
+        return cast(Callable[[Tensor], None], unserializable_hook(note))
 
     def _passes_for(self, name: str) -> list[Pass]:
         """The passes that computed the gradient of a weight."""
