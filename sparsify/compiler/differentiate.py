@@ -18,7 +18,7 @@ from sparsify.storage.tensor import SparseTensor, values_at, wrap
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What backward reads of a call.
+    """The tensors of a call that its backward pass reads.
 
     Attributes:
         kernel: that was called.
@@ -38,7 +38,7 @@ class Kept:
 
     @property
     def temporaries(self) -> set[str]:
-        """Those that are kept."""
+        """The temporaries that are kept."""
         program = self.kernel.program
         return set(self.names) - {*program.inputs, *program.outputs}
 
@@ -91,7 +91,9 @@ def read_by_gradients(kernel: Any, wrt: tuple[str, ...]) -> set[str]:
 
 
 def keep(kernel: Any, needs: Sequence[bool]) -> Kept:
-    """What the gradients of a kernel read, by which of its operands need them; everything when it is not known.
+    """The tensors that the gradients of a kernel read, by which of its operands need gradients.
+
+    Where that is not known, all operands and results.
 
     A result that they do not read may be written to in place afterwards: it is not kept.
     """
