@@ -1,8 +1,8 @@
 """Fine-tuning under zeros: a trained ResNet-20 is pruned while it learns, then runs in sparse kernels.
 
-In: a `Setting`. Out: the table: unstructured, n:m:g and blocked zeros, accuracies, times of inference.
+In: a `Setting`. Out: the table: unstructured, n:m:g and blocked zeros (filters), accuracies, times of inference.
 
-Entries and blocks (whole 3 x 3 filters of a pair of channels) go by gradual magnitude pruning. Groups n:m:g have their
+Entries and blocks (filters: all weights of an output channel) go by gradual magnitude pruning. Groups n:m:g have their
 share at once, so the stages of the network are pruned one after the other. Steps are those of `sparsify train`.
 """
 
@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from sparsify.runner.train.settings import Settings, resolve
 from sparsify.runner.train.task import task_of
 
 from ..reproduce.figure import OURS, Fact, Figure, Outcome, Row, Setting, timed
-from .structures import STRUCTURES, Structure
 
 MODEL, DATASET = "resnet20", "cifar10"
 CHECKPOINT: Final = "pretrained/resnet_cifar10/resnet20-12fca82f.th"
@@ -34,6 +33,8 @@ STEPS, QUICK_STEPS, BATCH, UPDATES = 140, 9, 64, 20
 # By the percentage of zeros: the groups that have it.
 GROUPS: Final = {50: "2:4:4", 75: "1:4:4", 90: "1:10:4"}
 QUICK_PERCENT: Final = 75
+Structure = Literal["unstructured", "n:m:g", "filters"]
+STRUCTURES: Final[tuple[Structure, ...]] = ("unstructured", "n:m:g", "filters")
 STAGES: Final = ("layer1", "layer2", "layer3")
 TUNE_SECONDS: Final = 0.3  # for candidates of a region when quick
 DENSE: Final = "torch dense"
@@ -59,7 +60,7 @@ def recipe(structure: Structure, percent: int, count: int) -> dict[str, Any]:
             for stage, start in zip(STAGES, (0, end // 2, end), strict=True)
         ]
     else:
-        pattern = {"pattern": {"block": [3, 3]}} if structure == "blocked" else {}
+        pattern = {"pattern": "row"} if structure == "filters" else {}
         prune = {"method": "gmp", "sparsity": percent / 100, **pattern}
         every = max(1, end // UPDATES)
         rules = [_rule("layer", prune, {"kind": "cubic", "from": 0.0, "end": end, "every": every})]

@@ -227,6 +227,6 @@ FIGURE = Figure(
         "extra of torch, weights",
     ),
     why={
-        TORCH: "it keeps any of several equal entries; ours keep the first ones, which takes further passes over a group"
+        TORCH: "it keeps any of several equal entries; ours the first ones, which takes more passes over a group"
     },
 )
