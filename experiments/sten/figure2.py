@@ -47,7 +47,7 @@ class Stored(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., outputs]."""
         product = (self.stored @ x.flatten(0, -2).T).T + self.bias
-        return product.unflatten(0, x.shape[:-1])
+        return product.reshape(*x.shape[:-1], -1)
 
 
 def encoder_layer() -> nn.Module:
