@@ -156,15 +156,21 @@ class Wanted:
     """The gradients of a sparse operand at its zeros, too: backward passes compute them while this object lives.
 
     Attributes:
-        given: the operand and its dense gradient, of each kernel that reads it in a backward pass.
+        given: the operand, its dense gradient and the graph task of autograd, of each kernel that reads the operand in
+            a backward pass.
     """
 
     def __init__(self, operand: SparseTensor) -> None:
-        self.given: list[tuple[SparseTensor, Tensor]] = []
+        self.given: list[tuple[SparseTensor, Tensor, int]] = []
         _wanted[operand._vals.data_ptr()] = self
 
 
 _wanted: Final[WeakValueDictionary[int, Wanted]] = WeakValueDictionary()
+
+
+def graph_task() -> int:
+    """The number of the backward pass that autograd runs now, -1 outside of one; a pass within a pass has its own."""
+    return torch._C._current_graph_task_id()
 
 
 def _give_dense(kernel: Any, values: Mapping[str, Tensor], wrt: Sequence[str]) -> None:
@@ -180,7 +186,7 @@ def _give_dense(kernel: Any, values: Mapping[str, Tensor], wrt: Sequence[str]) -
             backward = kernel.dense_adjoint((name,))
             if all(read in values and read != name for read in backward.program.inputs):
                 gradient = backward(*[values[read] for read in backward.program.inputs])
-                wanted.given.append((operand, gradient))
+                wanted.given.append((operand, gradient, graph_task()))
         except SparsifyError:
             continue  # whoever waits for it sees that it is missing
 

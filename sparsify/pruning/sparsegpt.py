@@ -17,6 +17,8 @@ COLUMNS: Final = 128
 DAMPING: Final = 0.01
 # Damping grows tenfold so often where the matrix cannot be factored.
 ATTEMPTS: Final = 6
+# The largest score of an entry whose input is always 0, of the smallest score of the others.
+NEGLIGIBLE: Final = 1e-6
 
 
 def sparsegpt(
@@ -45,29 +47,48 @@ def sparsegpt(
     structure.require_fit(weight.shape)
     found = weight.detach().to(gram.dtype, copy=True)
     is_read = gram.diagonal() > 0
-    found[:, ~is_read] = 0
     factor = inverse_factor(gram, damping)
     mask = torch.empty(found.shape, dtype=torch.bool)
     if structure.group:
-        mask = structure.select(saliency(found, factor.diagonal()), sparsity, by_row=False)
+        mask = structure.select(saliency(found, factor.diagonal(), is_read), sparsity, by_row=False)
     step = structure.columns_at_once(columns, found.shape)
     for start in range(0, found.shape[1], step):
         stop = min(start + step, found.shape[1])
         own = factor[start:stop, start:stop]
         if not structure.group and not structure.is_along_inputs:
-            scores = saliency(found[:, start:stop], own.diagonal())
+            scores = saliency(found[:, start:stop], own.diagonal(), is_read[start:stop])
             mask[:, start:stop] = structure.select(scores, sparsity, by_row=False)
-        errors = update(found[:, start:stop], own, mask[:, start:stop], structure)
+        errors = update(found[:, start:stop], own, mask[:, start:stop], structure, is_read[start:stop])
         found[:, stop:] -= errors @ factor[start:stop, stop:]
     return mask, torch.where(mask, found, 0).to(weight.dtype)
 
 
-def saliency(weight: Tensor, diagonal: Tensor) -> Tensor:
-    """`score[o, i] = (weight[o, i] / diagonal[i]) ** 2`, the error that a zero makes."""
-    return (weight / diagonal).square()
+def saliency(weight: Tensor, diagonal: Tensor, is_read: Tensor) -> Tensor:
+    """`score[o, i] = (weight[o, i] / diagonal[i]) ** 2`, the error that a zero makes.
+
+    A zero behind an input that is always 0 makes no error: such entries have smaller scores than all others, ordered
+    by magnitude, so that they go first and the number of entries that stay is the one asked for.
+
+    Args:
+        weight: [outputs, inputs].
+        diagonal: [inputs], of the inverse factor.
+        is_read: [inputs], which inputs are not always 0.
+
+    >>> saliency(torch.tensor([[2.0, 9.0, 3.0]]), torch.ones(3), torch.tensor([True, False, False])).argsort().tolist()
+    [[2, 1, 0]]
+    """
+    scores = (weight / diagonal).square()
+    if is_read.all():
+        return scores
+    others, unread = scores[:, is_read], weight[:, ~is_read].square()
+    positive = others[others > 0]
+    least = positive.min() if positive.numel() else torch.ones(())
+    largest = unread.max().clamp(min=torch.finfo(unread.dtype).tiny)
+    scores[:, ~is_read] = unread / largest * (least * NEGLIGIBLE).to(unread.dtype)
+    return scores
 
 
-def update(block: Tensor, factor: Tensor, mask: Tensor, structure: Structure) -> Tensor:
+def update(block: Tensor, factor: Tensor, mask: Tensor, structure: Structure, is_read: Tensor) -> Tensor:
     """Writes zeros into a block of columns, and what makes up for them; the errors that later columns make up for.
 
     `errors[o, i] = (block[o, i] - kept[o, i]) / factor[i, i]`, `block[o, j] -= errors[o, i] * factor[i, j]` for j > i.
@@ -77,12 +98,13 @@ def update(block: Tensor, factor: Tensor, mask: Tensor, structure: Structure) ->
         factor: [columns, columns], upper triangular.
         mask: of the block; groups along the inputs write theirs, each when its first column is reached.
         structure: of the zeros.
+        is_read: [columns], which inputs are not always 0.
     """
     errors = torch.empty_like(block)
     for i in range(block.shape[1]):
         if structure.is_along_inputs and i % structure.of == 0:
             group = slice(i, i + structure.of)
-            scores = saliency(block[:, group], factor.diagonal()[group])
+            scores = saliency(block[:, group], factor.diagonal()[group], is_read[group])
             mask[:, group] = structure.select_in_groups(scores, 0.0)
         errors[:, i] = torch.where(mask[:, i], 0, block[:, i]) / factor[i, i]
         block[:, i:].addr_(errors[:, i], factor[i, i:], alpha=-1)

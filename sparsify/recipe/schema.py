@@ -92,12 +92,17 @@ MASK_NUMBERS: Final[dict[str, tuple[str, ...]]] = {
 class GroupPattern(Section):
     """`keep` entries of every `of` along a dimension; with `group` so many of a chunk's blocks share a pattern."""
 
-    keep: int = Field(ge=0)
+    keep: int = Field(ge=0, json_schema_extra={"minimum": 1})
     of: int = Field(ge=1)
     group: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _fits(self) -> "GroupPattern":
+        if self.keep == 0:
+            raise ValueError(
+                f"keeps none of every {self.of}: n:m means n kept of every m, `1:{self.of}` at least; "
+                "`sparsity: 1` without a pattern prunes all of a weight"
+            )
         if self.keep > self.of:
             raise ValueError(
                 f"keeps {self.keep} of {self.of}: `keep` is at most `of` (n:m means n kept of every m)"

@@ -65,7 +65,7 @@ class PerBlockFraction(Sparsifier):
     group: int | None = None
 
     def __post_init__(self) -> None:
-        require_count("PerBlockFraction: n", self.n)
+        require_count("PerBlockFraction: n", self.n, 1)
         require_count("PerBlockFraction: m", self.m, 1)
         if self.n > self.m:
             raise SparsifierError(f"PerBlockFraction({self.n}, {self.m})", "n of every m stay, n at most m")
@@ -91,7 +91,7 @@ class PerBlockFraction(Sparsifier):
 
     def store(self, tensor: Tensor, format: Format | str | None) -> SparseTensor:
         """The entries that stay; groups in the format of groups as they are, without sorting."""
-        is_rows = tensor.dim() == 2 and self.group is None and self.dim in (None, -1, 1) and self.n > 0
+        is_rows = tensor.dim() == 2 and self.group is None and self.dim in (None, -1, 1)
         if isinstance(tensor, SparseTensor) or not is_rows or format is None:
             return Sparsifier.store(self, tensor, format)
         asked = Format(format, rank=2)

@@ -21,6 +21,7 @@ from sparsify.passes.capture.shell import replace
 from sparsify.passes.module.optimizer_steps import ENTRYWISE, WHOLE
 from sparsify.passes.module.reconsider import reconsider
 from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.passes.rules.mark import format_text, rounded_in_training
 from sparsify.passes.rules.prunable import selected
 from sparsify.passes.rules.prune import choose, is_pruning, unique
 from sparsify.pruning.masks import Plan, new_masks
@@ -39,6 +40,9 @@ MOST_KEPT: Final = 0.5
 FEWER: Final = 0.9
 FEWEST: Final = 0.5
 """Where kernels are slower, they are timed again at this share of the entries at most, and at least."""
+
+STATE: Final[Mapping[str, type]] = {"step": int, "seed": int, "statistics": Mapping, "report": Sequence}
+"""The parts of a state besides masks that each has, and what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,9 @@ class Pruner:
         seed: of random scores and regrowth, by default that of the recipe.
 
     Raises:
-        SparsifyError: no recipe, no rule that prunes, or an optimizer that does not train a pruned weight. Nothing
-            has changed then.
+        SparsifyError: no recipe, no rule that prunes, an optimizer that does not train a pruned weight, or a recipe
+            that `finish` could not apply: a format that does not exist, a `dtype` that rounds weights in training.
+            Nothing has changed then.
 
     >>> model = nn.Linear(8, 8)
     >>> rule = {"targets": "param:weight", "prune": {"method": "gmp", "sparsity": 0.75}, "schedule": {"end": 1}}
@@ -121,6 +126,7 @@ class Pruner:
         self.model = model
         self.optimizers = optimizers_of(optimizer)
         self.recipe = recipe_of(model, recipe)
+        require_applicable(self._source(), self.recipe)
         self.rules = list(pruned_rules(model, self.recipe, steps_per_epoch))
         self.seed = seed if seed is not None else self.recipe.seed or 0
         self.at = 0
@@ -198,31 +204,16 @@ class Pruner:
         """Goes on where a state was taken; the states of the model and the optimizers are loaded before.
 
         Raises:
-            SparsifyError: masks of other weights, or of other shapes. Nothing has changed then.
+            SparsifyError: no complete state, masks of other weights, or of other shapes. Nothing has changed then.
         """
-        if not isinstance(state, Mapping) or not isinstance(state.get("masks"), Mapping):
-            raise SparsifyError(
-                f"a {type(state).__name__} without masks is no state of a Pruner",
-                "what its `state_dict()` gave",
-            )
-        weights, masks = self._weights(), state["masks"]
-        if weights.keys() != masks.keys():
-            names = ", ".join(sorted(weights.keys() ^ masks.keys()))
-            raise SparsifyError(
-                f"a state with masks of other weights: {names}", "the state of the same recipe"
-            )
-        for name, weight in weights.items():
-            if masks[name].shape != weight.shape:
-                raise SparsifyError(
-                    f"the mask of {name} is {list(masks[name].shape)}, the weight {list(weight.shape)}",
-                    "the state of the same model",
-                )
+        weights = self._weights()
+        report = require_state(state, weights)
+        masks = state["masks"]
         for name, weight in weights.items():
             set_mask(weight, masks[name])
-        self.at, self.seed = state["step"], state["seed"]
+        self.at, self.seed, self.report = state["step"], state["seed"], report
         self.masks = {name: masks[name].cpu().clone() for name in weights}
         self.statistics = {name: value.clone() for name, value in state["statistics"].items()}
-        self.report = [Update(**update) for update in state["report"]]
         self._kept = {step: dict(values) for step, values in state.get("kept", {}).items()}
         self._turn_at = state.get("turn_at", MOST_KEPT)
         if set(self._trained_densely()) - set(state.get("dense", weights)):
@@ -365,6 +356,8 @@ class Pruner:
             for old, new in pairs:
                 assert isinstance(new, SparseTensor), "it takes the place of a dense one"
                 follow_parameter(old, new, self.optimizers)
+            if self._gradients is not None:
+                self._gradients.follow_weights()
             # The time of kernels is at most in proportion to the entries.
             self._turn_at = share * min(FEWER, max(FEWEST, gain))
 
@@ -397,6 +390,45 @@ class Pruner:
         if known is None or known[0] is not mask or known[1].device != device:
             known = self._elsewhere[name] = mask, ~mask.to(device)
         return known[1]
+
+
+def require_state(state: Any, weights: Mapping[str, Tensor]) -> list[Update]:
+    """The report of a state, after a check that the state is complete and fits the pruned weights.
+
+    Raises:
+        SparsifyError: it is no state, a part is missing or of another kind, or masks are those of other weights.
+    """
+    if not isinstance(state, Mapping) or not isinstance(state.get("masks"), Mapping):
+        raise SparsifyError(
+            f"a {type(state).__name__} without masks is no state of a Pruner", "what its `state_dict()` gave"
+        )
+    for part, kind in STATE.items():
+        if not isinstance(state.get(part), kind):
+            found = f"a {type(state[part]).__name__}" if part in state else "missing"
+            raise SparsifyError(
+                f"the state of a Pruner has {part!r}, which is {found} here",
+                "all that its `state_dict()` gave",
+            )
+    masks = state["masks"]
+    if weights.keys() != masks.keys():
+        names = ", ".join(sorted(weights.keys() ^ masks.keys()))
+        raise SparsifyError(f"a state with masks of other weights: {names}", "the state of the same recipe")
+    for name, weight in weights.items():
+        mask = masks[name]
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            found = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
+            raise SparsifyError(f"the mask of {name} is {found}, not a tensor of torch.bool", "mask != 0")
+        if mask.shape != weight.shape:
+            raise SparsifyError(
+                f"the mask of {name} is {list(mask.shape)}, the weight {list(weight.shape)}",
+                "the state of the same model",
+            )
+    try:
+        return [Update(**update) for update in state["report"]]
+    except TypeError as error:
+        raise SparsifyError(
+            f"the report of the state has other entries: {error}", "what `state_dict()` gave"
+        ) from None
 
 
 def sum_over_ranks(gradients: Iterable[Tensor]) -> None:
@@ -488,6 +520,21 @@ def finished(recipe: Recipe) -> Recipe:
         rule.model_copy(update={"prune": held, "schedule": None}) if is_pruning(rule) else rule
         for rule in recipe.rules
     )
+
+
+def require_applicable(source: nn.Module, recipe: Recipe) -> None:
+    """Raises where a rule has a format that does not exist, or rounds weights that train.
+
+    Raises:
+        RecipeError: with the place of the rule.
+    """
+    for rule in recipe.rules:
+        format_text(recipe, rule, rank=2)
+        if rule.dtype == "same":
+            continue
+        for name in selected(source, rule):
+            if source.get_parameter(name).requires_grad:
+                raise rounded_in_training(recipe, rule, f"param:{name}")
 
 
 def _label(recipe: Recipe, at: int) -> str:

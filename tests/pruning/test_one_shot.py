@@ -129,6 +129,34 @@ def test_inputs_that_are_always_zero():
     assert int(mask.sum()) == mask.numel() // 2
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"share": 0.5},
+        {"share": 0.5, "block": (2, 2)},
+        {"share": 0.5, "is_by_row": True},
+        {"keep": 2, "of": 4},
+        {"keep": 2, "of": 4, "mode": 0},
+        {"keep": 2, "of": 4, "mode": 0, "group": 1},
+    ],
+)
+@pytest.mark.parametrize("unread", [range(3, 13), range(16)], ids=["many", "all"])
+def test_counts_hold_with_inputs_that_are_always_zero(how, unread):
+    weight, gram = correlated()
+    gram[list(unread)], gram[:, list(unread)] = 0, 0
+    structure, share = asked(**how)
+    mask, updated = sparsegpt(weight, gram, structure, share, columns=8)
+    assert torch.equal(updated != 0, mask)
+    assert int(mask.sum()) == mask.numel() // 2
+    if len(unread) == 16:  # nothing is to be made up for: what stays is as it was, chosen by magnitude
+        assert torch.equal(updated[mask], weight[mask])
+        if structure == Structure():
+            by_size = torch.cat(
+                [structure.select(part.abs(), 0.5, by_row=False) for part in weight.split(8, 1)], 1
+            )
+            assert torch.equal(mask, by_size)
+
+
 def test_fewer_tokens_than_inputs():
     weight, gram = correlated(tokens=3)
     before = weight.clone()

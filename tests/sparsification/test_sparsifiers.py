@@ -7,9 +7,16 @@ import scipy.sparse
 import torch
 
 import sparsify
-from sparsify import options, sparsifiers
+from sparsify import options, recipe, sparsifiers
 from sparsify.compiler.einsum.threefry import uniform
-from sparsify.errors import FormatError, InvalidTensorError, ParseError, ShapeError, SparsifierError
+from sparsify.errors import (
+    FormatError,
+    InvalidTensorError,
+    ParseError,
+    RecipeError,
+    ShapeError,
+    SparsifierError,
+)
 
 FORMATS = ("csr", "csc", "coo", "dcsr", "bcsr(2, 4)", "dia", "dense")
 
@@ -95,6 +102,14 @@ def test_counts_are_exact_and_the_first_of_equals_stay(fraction, dtype, by_kerne
         first = tensor.abs().double().view(-1, size).argsort(dim=1, descending=True, stable=True)[:, :3]
         want = torch.zeros(33 * 40 // size, size, dtype=torch.bool).scatter(1, first, True)
         assert torch.equal(mask, want.view(33, 40))
+
+
+def test_groups_keep_at_least_one():
+    with pytest.raises(SparsifierError, match=r"PerBlockFraction: n=0; a whole number, 1 or more"):
+        sparsifiers.PerBlockFraction(0, 4)
+    rule = {"targets": "param:w", "prune": {"method": "magnitude", "pattern": "0:4"}}
+    with pytest.raises(RecipeError, match=r"keeps none of every 4.*`1:4` at least"):
+        recipe.load({"name": "x", "sparsify": [rule]})
 
 
 def test_groups_are_stored_as_such():

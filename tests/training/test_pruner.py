@@ -230,7 +230,7 @@ def test_dense_gradients_of_kernels_are_those_of_the_dense_model(is_read_twice, 
     applied = sparsify.apply(net, asked, x)
     pruner = sparsify.Pruner(applied, torch.optim.SGD(applied.parameters(), 0.1))
     collected = []
-    monkeypatch.setattr(pruner._gradients, "_collect", collected.append)
+    monkeypatch.setattr(pruner._gradients, "_collect", lambda *args: collected.append(args))
     twin = copy.deepcopy(net)
     for name, value in pruner._dense_weights().items():
         twin.get_parameter(name).data = value
@@ -244,6 +244,52 @@ def test_dense_gradients_of_kernels_are_those_of_the_dense_model(is_read_twice, 
     for name, gradient in pruner._gradients.found.items():
         torch.testing.assert_close(gradient, twin.get_parameter(name).grad)
         assert gradient[~pruner.masks[name]].any()
+
+
+@pytest.mark.parametrize("way", ["kernels", "masks", "reentrant"])
+def test_passes_for_the_gradients_of_inputs_are_no_gradients_of_weights(way, monkeypatch):
+    """`torch.autograd.grad(loss, x)` before, between and after the passes of training adds nothing."""
+    net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 8)).double().train()
+    x = torch.randn(6, 16, dtype=torch.float64)
+    asked = recipe("rigl")
+    asked["sparsify"][0]["schedule"] = {"end": 9, "every": 1}
+    found = sparsify.apply(net, asked, x) if way == "kernels" else copy.deepcopy(net)
+    pruner = sparsify.Pruner(
+        found, torch.optim.SGD(found.parameters(), 0.1), None if way == "kernels" else asked
+    )
+    if way == "kernels":
+        monkeypatch.setattr(pruner._gradients, "_collect", None)
+    twin = copy.deepcopy(net)
+    for name, value in pruner._dense_weights().items():
+        twin.get_parameter(name).data = value
+
+    def loss(one, given):
+        if way == "reentrant":
+            result = torch.utils.checkpoint.checkpoint(one, given, use_reentrant=True)
+        else:
+            result = one(given)
+        return result.square().sum()
+
+    def probe():
+        given = x.clone().requires_grad_()
+        torch.autograd.grad(found(given).square().sum(), given)
+
+    probe()
+    pruner._gradients.settle()
+    assert not pruner._gradients.found
+    for _ in range(2):
+        for one in (found, twin):
+            loss(one, x.clone().requires_grad_()).backward()
+        probe()
+    pruner._gradients.settle()
+    for name in pruner.masks:
+        torch.testing.assert_close(pruner._gradients.found[name], twin.get_parameter(name).grad)
+    part = "0.weight"  # another loss asks for one weight
+    torch.autograd.grad(found(x).square().sum(), found.get_parameter(part))
+    monkeypatch.undo()
+    pruner._gradients.settle()
+    torch.testing.assert_close(pruner._gradients.found[part], 1.5 * twin.get_parameter(part).grad)
+    torch.testing.assert_close(pruner._gradients.found["2.weight"], twin.get_parameter("2.weight").grad)
 
 
 def test_dense_gradients_of_weights_that_torch_reads_come_from_the_source_model(monkeypatch):
@@ -276,3 +322,49 @@ def test_what_is_no_optimizer_and_no_state():
     for state in ({}, None, {"masks": 3}):
         with pytest.raises(SparsifyError, match="is no state of a Pruner"):
             pruner.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "part, value, text",
+    [
+        ("step", None, "has 'step', which is missing here"),
+        ("seed", None, "has 'seed', which is missing here"),
+        ("statistics", [], "has 'statistics', which is a list here"),
+        ("report", [{"stage": 3}], "other entries"),
+        ("masks", {"0.weight": 1, "3.weight": 1}, r"the mask of 0\.weight is int"),
+    ],
+)
+def test_a_state_with_a_wrong_part_changes_nothing(part, value, text):
+    run = Run("gmp")
+    for at in range(4):
+        run.step(at)
+    state = Run("gmp").pruner.state_dict()
+    if value is None:
+        del state[part]
+    else:
+        state[part] = value
+    weights, masks = copy.deepcopy(run.model.state_dict()), dict(run.pruner.masks)
+    with pytest.raises(SparsifyError, match=text):
+        run.pruner.load_state_dict(state)
+    assert run.pruner.at == 4 and all(run.pruner.masks[name] is mask for name, mask in masks.items())
+    assert all(torch.equal(value, weights[name]) for name, value in run.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "key, value, text",
+    [
+        ("format", "crs", "no format is called 'crs'; did you mean csr"),
+        ("dtype", "int8", r"`dtype: int8` stores param:0\.weight rounded.*train with `dtype: same`"),
+        ("dtype", "bfloat16", r"`dtype: bfloat16` stores param:0\.weight rounded"),
+    ],
+)
+@pytest.mark.parametrize("is_applied", [False, True])
+def test_a_recipe_that_finish_cannot_apply_is_refused_at_once(key, value, text, is_applied):
+    asked, dense = recipe("gmp"), model()
+    asked["sparsify"][0][key] = value
+    before = copy.deepcopy(dense.state_dict())
+    found = sparsify.apply(dense, asked) if is_applied else dense  # captured at the first call
+    optimizer = torch.optim.SGD(found.parameters(), 0.1)
+    with pytest.raises(SparsifyError, match=text):
+        sparsify.Pruner(found, optimizer, None if is_applied else asked)
+    assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())

@@ -195,6 +195,7 @@ class LongLists:
     """A context that finds the functions of a model which get long lists of numbers; no piece has them.
 
     Dynamo would trace each of the numbers, and trace anew for others: `torch.tensor(random.sample(range(n), k))`.
+    Under a profiler that Python cannot set again, as `cProfile`, none are looked for.
 
     Args:
         codes: gets the codes of these functions.
@@ -205,10 +206,12 @@ class LongLists:
 
     def __enter__(self) -> None:
         self.before, self.outside = sys.getprofile(), sys._getframe(1)
-        sys.setprofile(self.look)
+        if self.before is None or callable(self.before):
+            sys.setprofile(self.look)
 
     def __exit__(self, *_: object) -> None:
-        sys.setprofile(self.before)
+        if self.before is None or callable(self.before):
+            sys.setprofile(self.before)
         del self.outside
 
     def look(self, frame: FrameType, event: str, value: Any) -> None:

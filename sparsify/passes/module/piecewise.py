@@ -21,9 +21,10 @@ from sparsify import options as settings
 from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import kept_buffers
-from sparsify.passes.capture.shell import Modes, is_lent, modes
+from sparsify.passes.capture.shell import Modes, is_lent, modes, share_again
 from sparsify.passes.module.operator_graph import seconds
 from sparsify.passes.module.sparse_parameters import as_dense
+from sparsify.passes.module.undo_writes import Buffers, versions
 from sparsify.passes.module.verify import (
     compare_gradients,
     gradients,
@@ -89,6 +90,7 @@ class KeptMirror:
         self.run: Callable[..., Any] = model if compiler is None else compiler.compiled(model)
         self.parts = [part for part, _, _ in self.mirror.pairs]
         self.copies = [copy for _, copy, _ in self.mirror.pairs]
+        self.buffers = Buffers(self.copies)
         self.note()
 
     def note(self) -> None:
@@ -105,6 +107,14 @@ class KeptMirror:
         if not are_same(attributes(self.copies), self.known_copies):
             self.mirror.write_back()
             self.note()
+
+    def take_back(self) -> None:
+        """Forgets the attributes that a call has set: the source model never gets them."""
+        for _, copy, known in self.mirror.pairs:
+            own = vars(copy)
+            if own.keys() != known.keys() or not are_same([own[name] for name in known], [*known.values()]):
+                own.clear()
+                own.update(known)
 
 
 def run_whole(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -158,7 +168,13 @@ class Pieces:
         self.standing: dict[Modes, KeptMirror] = {}
 
     def run(self, module: "SparseModule", mode: Modes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a call; the source model's where a caller lends the model other tensors."""
+        """The result of a call; the source model's where a caller lends the model other tensors.
+
+        Where the compiler fails, the source model makes the call, from buffers as they were before.
+
+        Raises:
+            CaptureError: the call that failed has written into parameters or arguments.
+        """
         source = module._source
         if is_lent(source, module):
             return module._run_source(args, kwargs)
@@ -167,22 +183,44 @@ class Pieces:
             with module._weights.lock:
                 standing = self.standing[mode] = KeptMirror(module, mode, self.compiler)
         self.compiler.trainable = module._asked.is_trainable(mode[0])
-        drawn = torch.get_rng_state()
+        drawn, before = torch.get_rng_state(), standing.buffers.noted()
+        kept = [*source.parameters(), *pytree.tree_leaves((args, kwargs))]
+        numbers = versions(kept)
         try:
             with self.compiler.compiling():
-                return calls.run_source(standing.run, args, kwargs)
+                result = calls.run_source(standing.run, args, kwargs)
         except Exception as error:  # of the model, or of the compiler, which raises what its code does
             failure = error
-        finally:
+        except BaseException:
             standing.hand_on()
+            raise
+        else:
+            standing.hand_on()
+            if before.replaced():
+                share_again(module, source)
+            return result
+        standing.take_back()
+        before.restore()
         torch.set_rng_state(drawn)
+        if versions(kept) != numbers:
+            self.leave(module, mode)
+            raise CaptureError(
+                f"torch.compile fails in a call that has written into parameters or arguments: {first_line(failure)}",
+                "make the call once more, from what they were before: the source model runs from now on",
+            ) from failure
         result = module._run_source(args, kwargs)
-        module._captures.leave_pieces(mode)
-        module._call_index.clear()
+        if before.replaced():
+            share_again(module, source)
+        self.leave(module, mode)
         module._notices.warn(
             f"torch.compile fails for a call: {first_line(failure)}; the source model runs from now on"
         )
         return result
+
+    def leave(self, module: "SparseModule", mode: Modes) -> None:
+        """The source model runs calls in a mode from now on."""
+        module._captures.leave_pieces(mode)
+        module._call_index.clear()
 
 
 def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -> Report | None:

@@ -362,12 +362,17 @@ def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
             draft.recipe, rule, f"{asked} rounds parameters, and {candidate} is none; name it as `param:...`"
         )
     if draft.is_trainable:
-        raise rule_error(
-            draft.recipe,
-            rule,
-            f"{asked} stores {candidate} rounded, and steps of training are smaller than that; train with "
-            "`dtype: same`, and apply this rule to the model in evaluation mode or with trainable=False",
-        )
+        raise rounded_in_training(draft.recipe, rule, str(candidate))
+
+
+def rounded_in_training(recipe: Recipe, rule: Rule, parameter: str) -> RecipeError:
+    """The error for a parameter that trains and that a rule stores in a dtype of its own."""
+    return rule_error(
+        recipe,
+        rule,
+        f"`dtype: {rule.dtype}` stores {parameter} rounded, and steps of training are smaller than that; train with "
+        "`dtype: same`, and apply this rule to the model in evaluation mode or with trainable=False",
+    )
 
 
 def require_own_pattern(recipe: Recipe, rule: Rule, candidate: Candidate) -> None:

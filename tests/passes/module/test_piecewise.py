@@ -387,6 +387,102 @@ def test_where_dynamo_fails_later_the_source_model_runs():
     assert not sparse._captures.piecewise
 
 
+class Counting(Branching):
+    """Counts its calls, in an attribute and in a buffer that it replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.count = self.count + 1
+        found = super().forward(x, edge_index)
+        self.note()
+        return found
+
+    @torch._dynamo.disable
+    def note(self) -> None:
+        self.calls += 1
+
+
+def test_a_call_that_dynamo_fails_in_counts_once(monkeypatch):
+    torch.manual_seed(0)
+    source = Counting().train()
+    twin = copy.deepcopy(source)
+    sparse = applied(source)
+
+    def run(model: nn.Module, seed: int) -> None:
+        found = gradients(model, [model.get_parameter("c1.lin.weight")], *graph(seed=seed))
+        assert all(map(torch.is_tensor, found))
+
+    for seed in range(2):
+        run(sparse, seed), run(twin, seed)
+    calls, whole = [0], pieces.Piece.__call__
+
+    def failing(self: Any, *values: Any) -> Any:
+        found = whole(self, *values)
+        calls[0] += 1
+        if calls[0] == 3:  # the statistics of the first piece are written
+            raise AssertionError("an error of the compiler")
+        return found
+
+    monkeypatch.setattr(pieces.Piece, "__call__", failing)
+    with pytest.warns(RuntimeWarning, match="an error of the compiler"):
+        run(sparse, 2)
+    run(twin, 2)
+    assert calls[0] == 3
+    assert source.calls == twin.calls == 3
+    torch.testing.assert_close(sparse.state_dict(), twin.state_dict())
+    assert twin.count == 3
+    run(sparse, 3), run(twin, 3)
+    torch.testing.assert_close(dict(source.named_buffers()), dict(twin.named_buffers()))
+
+
+def test_calls_that_the_model_refuses_leave_it_as_the_model_does():
+    class Refusing(Counting):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            found = super().forward(x, edge_index)
+            if x.max().item() > 1e6:
+                raise ValueError("too large")
+            return found
+
+    source = Refusing().train()
+    twin = copy.deepcopy(source)
+    sparse = applied(source)
+    x, edge_index = graph()
+    for one in (sparse, twin):
+        with pytest.raises(ValueError, match="too large"):
+            one(x * 1e8, edge_index)
+    assert source.calls == twin.calls == 1
+    torch.testing.assert_close(dict(source.named_buffers()), dict(twin.named_buffers()))
+
+
+def test_calls_that_write_into_arguments_are_not_made_twice(monkeypatch):
+    class Writing(Branching):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            x.add_(1)
+            return super().forward(x, edge_index)
+
+    source = Writing().eval()
+    sparse = applied(source)
+    whole = pieces.Piece.__call__
+
+    def failing(self: Any, *values: Any) -> Any:
+        whole(self, *values)
+        raise AssertionError("an error of the compiler")
+
+    x, edge_index = graph()
+    with torch.no_grad():
+        sparse(x.clone(), edge_index)
+        monkeypatch.setattr(pieces.Piece, "__call__", failing)
+        with pytest.raises(
+            CaptureError, match=r"written into parameters or arguments.*make the call once more"
+        ):
+            sparse(x.clone(), edge_index)
+        torch.testing.assert_close(sparse(x.clone(), edge_index), source(x.clone(), edge_index))
+
+
 def test_long_lists_of_numbers_are_not_traced():
     class Sampling(Branching):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
