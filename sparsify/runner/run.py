@@ -225,9 +225,10 @@ def compare(
     error, agrees = difference(expected, found, recipe)
     others, more = alternatives(request, asked, dense, expected, sparse.report)
     del expected, found
-    is_long = dense_first > measure.LONG_MS
     calls = (call, sparse_call, *more)
-    timings = measure.interleave(*calls, seconds=seconds, is_warm=is_long, told=progress.turn)
+    timings = measure.interleave(
+        *calls, seconds=seconds, is_warm=dense_first > measure.LONG_MS, told=progress.turn
+    )
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
     with torch.no_grad():
         sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
