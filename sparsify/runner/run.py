@@ -225,10 +225,8 @@ def compare(
     error, agrees = difference(expected, found, recipe)
     others, more = alternatives(request, asked, dense, expected, sparse.report)
     del expected, found
-    calls = (call, sparse_call, *more)
-    timings = measure.interleave(
-        *calls, seconds=seconds, is_warm=dense_first > measure.LONG_MS, told=progress.turn
-    )
+    warm = dense_first > measure.LONG_MS
+    timings = measure.interleave(call, sparse_call, *more, seconds=seconds, is_warm=warm, told=progress.turn)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
     with torch.no_grad():
         sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
