@@ -10,7 +10,7 @@ TYPING := build/typing/sparsify
 # Threads that wait must not spin: tests run in as many processes as there are cores.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test soak lint types bench wheel constraints clean
+.PHONY: demo test soak lint types docs bench wheel constraints clean
 
 demo: $(STAMP)
 	$(BIN)/sparsify run gcn
@@ -38,6 +38,10 @@ bench: $(STAMP)
 	$(BIN)/python -m pytest -m bench
 	$(BIN)/python -m experiments.foundation --out build/bench.json
 
+# The site, in build/site; index.html opens without a server.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 wheel: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
@@ -50,7 +54,7 @@ constraints: $(STAMP)
 $(STAMP): constraints.txt pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch setuptools
-	$(PIP) --no-build-isolation --editable '.[dev,graph,text]'
+	$(PIP) --no-build-isolation --editable '.[dev,docs,graph,text]'
 	rm -f $(VENV)/.installed-*
 	touch $@
 

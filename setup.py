@@ -5,7 +5,15 @@ They lie beside the package, where people look for them. Everything else is in p
 
 from setuptools import find_packages, setup
 
-INSIDE = ["recipes", "models", "models.*", "experiments", "experiments.reproduce", "experiments.scorch"]
+INSIDE = [
+    "recipes",
+    "models",
+    "models.*",
+    "experiments",
+    "experiments.reproduce",
+    "experiments.scorch",
+    "experiments.sten",
+]
 
 setup(
     packages=[

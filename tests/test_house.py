@@ -18,7 +18,7 @@ from sparsify import recipe
 from . import conftest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = ("sparsify", "recipes", "models", "experiments/reproduce", "experiments/scorch")
+SHIPPED = ("sparsify", "recipes", "models", "experiments/reproduce", "experiments/scorch", "experiments/sten")
 SOURCES = sorted(path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py"))
 LINES_OF_A_FUNCTION = 60
 NO_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}

@@ -1,4 +1,4 @@
-"""`python -m experiments.coverage [NAME ...]`: verifies models and prints the table of the README.
+"""`python -m experiments.coverage [NAME ...]`: verifies models and prints the table of docs/models.md.
 
 In: beginnings of names. Out: a table in Markdown on standard output; 1 where a model is not covered as a whole.
 """

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from sparsify.bench.harness import Case, measure
 
 OURS: Final = "sparsify"
-Kind = Literal["bars", "points"]
+Kind = Literal["bars", "points", "lines"]
 Fact = str | int | float
 
 
@@ -33,11 +33,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """The median of the runs in milliseconds, with the interval of the median."""
+    """The median of the runs in milliseconds, with the interval of the median.
+
+    Attributes:
+        difference: of the result from float64, of the largest value; `None` where results were not compared.
+    """
 
     median_ms: float
     low_ms: float
     high_ms: float
+    difference: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +110,10 @@ class Figure:
         numbers: the same row by row, where the paper gives numbers.
         facts: the columns of facts, in order.
         why: by contender, the reason where it is the faster one.
-        kind: of the picture: bars of times a row, or times against the fact `across`, log-log.
+        kind: of the picture: bars of times a row; times against the fact `across`, points log-log, lines by a plain
+            scale across.
         across: that fact.
-        panels: of pictures of points: the panel of a row.
+        panels: of pictures of points and lines: the panel of a row.
     """
 
     name: str
@@ -148,4 +154,7 @@ def timed(case: Case, setting: Setting, *, seconds: float = 8.0, runs: int = 50)
         seconds, runs = min(seconds, 1.0), 5
     found = measure(case, seconds=seconds, least=3 if setting.quick else 5, most=runs)
     plain = [times.to_dict() for times in found.times.values()]
-    return {t["name"]: Time(t["median_us"] / 1e3, t["low_us"] / 1e3, t["high_us"] / 1e3) for t in plain}
+    return {
+        t["name"]: Time(t["median_us"] / 1e3, t["low_us"] / 1e3, t["high_us"] / 1e3, t["error"])
+        for t in plain
+    }

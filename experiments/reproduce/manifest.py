@@ -22,6 +22,7 @@ PACKAGES: Final = (
     "matplotlib",
 )
 BLOCK: Final = 1 << 20
+EXPERIMENTS: Final = Path(__file__).resolve().parents[1]
 
 
 def versions() -> dict[str, str]:
@@ -38,10 +39,12 @@ def hashes(root: Path | None, patterns: Sequence[str]) -> dict[str, str]:
 
 
 def sources(*folders: Path) -> str:
-    """A digest of the sources that rows run, those of sparsify without an argument: edited code is measured anew."""
-    roots = folders or [
-        Path(place) for m in (sparsify, sparsify.models, sparsify.recipes) for place in m.__path__
-    ]
+    """A digest of the sources that rows run: edited code is measured anew.
+
+    Without an argument those of sparsify, its models and recipes, and of the experiments.
+    """
+    packages = [Path(place) for m in (sparsify, sparsify.models, sparsify.recipes) for place in m.__path__]
+    roots = folders or [*packages, EXPERIMENTS]
     found = hashlib.sha256()
     for root in dict.fromkeys(roots):
         for file in sorted(root.rglob("*")):

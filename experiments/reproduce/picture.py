@@ -1,9 +1,9 @@
-"""Times as a picture: bars of each row, or points against a size, log-log; as SVG without any library.
+"""Times as a picture: bars of each row, or points and lines against a size; as SVG without any library.
 
 In: a `Figure` and its records. Out: `svg(...)`, a text; `write_png(...)`, a file, where matplotlib is installed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, inf, log10
 from pathlib import Path
@@ -14,18 +14,23 @@ from .figure import Figure, Record
 from .table import contenders
 
 COLOURS: Final = ("#2a78b8", "#c8553d", "#3d8c40", "#8a5fb0", "#b08a2a", "#666666")
+TEN: Final = 10
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 460, 320, 62, 58, 48, 12
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One drawing: by contender its points; the places of bars are 0, 1, 2 ... with `labels` below."""
+    """One drawing: by contender its points; the places of bars are 0, 1, 2 ... with `labels` below.
+
+    Points that `is_joined` joins to a line stand on a plain scale, others on a logarithmic one.
+    """
 
     title: str
     across: str
     series: Mapping[str, Sequence[Point]]
     labels: tuple[str, ...] = ()
+    is_joined: bool = False
 
 
 def panels(figure: Figure, records: Sequence[Record]) -> list[Panel]:
@@ -48,7 +53,8 @@ def panels(figure: Figure, records: Sequence[Record]) -> list[Panel]:
             continue
         labels = () if figure.across else tuple(record.row for record in rows)
         title = f"{figure.title}{f': {group}' if group else ''}"
-        found.append(Panel(title, figure.across, {n: sorted(p) for n, p in series.items()}, labels))
+        joined = figure.kind == "lines"
+        found.append(Panel(title, figure.across, {n: sorted(p) for n, p in series.items()}, labels, joined))
     return found
 
 
@@ -117,22 +123,39 @@ def _bars(panel: Panel, up: Any, wide: float) -> list[str]:
 
 
 def _points(panel: Panel, up: Any, wide: float) -> list[str]:
-    """A point for each row, against a size."""
-    left, right = decades([x for points in panel.series.values() for x, _ in points])
+    """A point for each row, against a size; joined to lines where the panel says so."""
+    ticks, across = _scale(panel, wide)
     parts = []
-    for power in range(left, right + 1):
-        x = LEFT + wide * (power - left) / (right - left)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">1e{power}</text>')
+    for value, text in ticks:
+        parts.append(
+            f'<text x="{across(value):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}</text>'
+        )
     for at, points in enumerate(panel.series.values()):
+        colour = COLOURS[at % len(COLOURS)]
+        if panel.is_joined:
+            corners = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
+            parts.append(f'<polyline points="{corners}" fill="none" stroke="{colour}"/>')
         for x, y in points:
-            place = LEFT + wide * (log10(x) - left) / (right - left)
             parts.append(
-                f'<circle cx="{place:.1f}" cy="{up(y):.1f}" r="3" fill="{COLOURS[at % len(COLOURS)]}" '
+                f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3" fill="{colour}" '
                 f'fill-opacity="0.8"><title>{x:g}: {y:.4g} ms</title></circle>'
             )
     middle = LEFT + wide / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 22}" text-anchor="middle">{escape(panel.across)}</text>')
     return parts
+
+
+def _scale(panel: Panel, wide: float) -> tuple[list[tuple[float, str]], Callable[[float], float]]:
+    """The ticks across with their texts, and where a size stands."""
+    sizes = [x for points in panel.series.values() for x, _ in points]
+    if panel.is_joined:
+        low, high = TEN * floor(min(sizes) / TEN), TEN * ceil(max(sizes) / TEN)
+        high = max(high, low + TEN)
+        ticks = [(float(size), f"{size}") for size in range(low, high + 1, TEN * ceil((high - low) / 100))]
+        return ticks, lambda size: LEFT + wide * (size - low) / (high - low)
+    left, right = decades(sizes)
+    powers = [(10.0**power, f"1e{power}") for power in range(left, right + 1)]
+    return powers, lambda size: LEFT + wide * (log10(size) - left) / (right - left)
 
 
 def write_png(figure: Figure, records: Sequence[Record], file: Path) -> bool:
@@ -151,14 +174,14 @@ def write_png(figure: Figure, records: Sequence[Record], file: Path) -> bool:
                 width = 0.8 / len(panel.series)
                 axes.bar([x + width * at for x in xs], ys, width, label=name, color=colour)
             else:
-                axes.plot(xs, ys, "o", label=name, color=colour, markersize=4)
+                axes.plot(xs, ys, "o-" if panel.is_joined else "o", label=name, color=colour, markersize=4)
         axes.set_yscale("log")
         axes.set_ylabel("ms")
         axes.set_title(panel.title, fontsize=9)
         if panel.labels:
             axes.set_xticks([n + 0.3 for n in range(len(panel.labels))], panel.labels, fontsize=8)
         else:
-            axes.set_xscale("log")
+            axes.set_xscale("linear" if panel.is_joined else "log")
             axes.set_xlabel(panel.across)
         axes.legend(fontsize=7)
     drawing.savefig(file, dpi=150)

@@ -40,7 +40,9 @@ class Steps:
             self.bar.update(self.task, description=name, end=f"ends about {self.end()}")
         elif self.console is not None:
             place = f"{self.done + 1} of {len(self.seconds)}"
-            self.console.print(f"{name}, {place}, ends about {self.end()}", highlight=False)
+            self.console.print(
+                f"{name}, {place}, ends about {self.end()}", highlight=False, markup=False, emoji=False
+            )
 
     def finish(self, reused: bool) -> None:
         """Counts a row; those of earlier runs say nothing about how long the others take."""
@@ -60,7 +62,7 @@ def steps(seconds: Sequence[float]) -> Iterator[Steps]:
         yield Steps(seconds, None, None if current().quiet else console)
         return
     shown = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[end]}"),

@@ -24,6 +24,11 @@ FIGURES: Final[Mapping[str, Mapping[str, str]]] = {
         "figure8": "scorch.figure8",
         "slides": "scorch.slides",
     },
+    "sten": {
+        "figure2": "sten.figure2",
+        "table1": "sten.table1",
+        "finetuning": "sten.finetuning",
+    },
 }
 
 

@@ -31,6 +31,7 @@ def headers(figure: Figure, records: Sequence[Record]) -> Cells:
         f"faster than {figure.against}",
         "paper (theirs)",
         "ahead of ours",
+        "largest difference",
         *figure.facts,
         "data",
         "note",
@@ -49,7 +50,7 @@ def _line(figure: Figure, record: Record, names: Sequence[str]) -> Cells:
         empty = [""] * (len(names) + 1)
         how = "failed" if record.failed else "not measured"
         facts = [""] * len(figure.facts)
-        return [record.row, *empty, cited, "", *facts, record.data, f"{how}: {record.reason}"]
+        return [record.row, *empty, cited, "", "", *facts, record.data, f"{how}: {record.reason}"]
     outcome = record.outcome
     times = [
         f"{outcome.times[name].median_ms:.4g}" if name in outcome.times else _absent(outcome, name)
@@ -58,7 +59,9 @@ def _line(figure: Figure, record: Record, names: Sequence[str]) -> Cells:
     ratio = f"{outcome.ratio(figure.against):.2f}x" if _has_ratio(outcome, figure) else ""
     ahead = ", ".join(faster(outcome))
     facts = [_shown(outcome.facts.get(name, "")) for name in figure.facts]
-    return [record.row, *times, ratio, cited, ahead, *facts, record.data, outcome.note]
+    difference = outcome.times[OURS].difference
+    error = "" if difference is None else f"{difference:.1e}"
+    return [record.row, *times, ratio, cited, ahead, error, *facts, record.data, outcome.note]
 
 
 def _has_ratio(outcome: Outcome, figure: Figure) -> bool:

@@ -20,7 +20,7 @@ Out = Annotated[
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="scorch.")],
+    paper: Annotated[str, typer.Argument(help="scorch or sten.")],
     figure: Annotated[str | None, typer.Argument(help="figure5, ...; all without one.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small: fewer epochs, turns and rows.")] = False,
     data_root: Root = None,

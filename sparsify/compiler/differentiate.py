@@ -18,7 +18,7 @@ from sparsify.storage.tensor import SparseTensor, values_at, wrap
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What backward reads of a call.
+    """The tensors of a call that its backward pass reads.
 
     Attributes:
         kernel: that was called.
@@ -38,7 +38,7 @@ class Kept:
 
     @property
     def temporaries(self) -> set[str]:
-        """Those that are kept."""
+        """The temporaries that are kept."""
         program = self.kernel.program
         return set(self.names) - {*program.inputs, *program.outputs}
 
@@ -91,7 +91,9 @@ def read_by_gradients(kernel: Any, wrt: tuple[str, ...]) -> set[str]:
 
 
 def keep(kernel: Any, needs: Sequence[bool]) -> Kept:
-    """What the gradients of a kernel read, by which of its operands need them; everything when it is not known.
+    """The tensors that the gradients of a kernel read, by which of its operands need gradients.
+
+    Where that is not known, all operands and results.
 
     A result that they do not read may be written to in place afterwards: it is not kept.
     """
@@ -156,15 +158,21 @@ class Wanted:
     """The gradients of a sparse operand at its zeros, too: backward passes compute them while this object lives.
 
     Attributes:
-        given: the operand and its dense gradient, of each kernel that reads it in a backward pass.
+        given: the operand, its dense gradient and the graph task of autograd, of each kernel that reads the operand in
+            a backward pass.
     """
 
     def __init__(self, operand: SparseTensor) -> None:
-        self.given: list[tuple[SparseTensor, Tensor]] = []
+        self.given: list[tuple[SparseTensor, Tensor, int]] = []
         _wanted[operand._vals.data_ptr()] = self
 
 
 _wanted: Final[WeakValueDictionary[int, Wanted]] = WeakValueDictionary()
+
+
+def graph_task() -> int:
+    """The number of the backward pass that autograd runs now, -1 outside of one; a pass within a pass has its own."""
+    return torch._C._current_graph_task_id()
 
 
 def _give_dense(kernel: Any, values: Mapping[str, Tensor], wrt: Sequence[str]) -> None:
@@ -180,7 +188,7 @@ def _give_dense(kernel: Any, values: Mapping[str, Tensor], wrt: Sequence[str]) -
             backward = kernel.dense_adjoint((name,))
             if all(read in values and read != name for read in backward.program.inputs):
                 gradient = backward(*[values[read] for read in backward.program.inputs])
-                wanted.given.append((operand, gradient))
+                wanted.given.append((operand, gradient, graph_task()))
         except SparsifyError:
             continue  # whoever waits for it sees that it is missing
 

@@ -21,7 +21,7 @@ from sparsify.sparsification.largest import magnitudes
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of one weight.
+    """Facts about one weight from which scores are computed.
 
     Attributes:
         weight: dense, zero outside of its mask.

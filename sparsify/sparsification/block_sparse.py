@@ -38,7 +38,7 @@ def block_sparse(
     longest: int = 4096,
     training: bool = False,
 ) -> SparseTensor:
-    """What is added to the scores of a layer of Hugging Face's BigBird, [rows, columns] or [heads, rows, columns].
+    """The bias added to the scores of a layer of Hugging Face's BigBird, [rows, columns] or [heads, rows, columns].
 
     Args:
         rows, columns: how many queries and keys, as many of both.

@@ -76,12 +76,15 @@ def given_out(scores: Tensor, group: int) -> Tensor:
     tensor([[1, 0]])
     """
     chunks, count, patterns = scores.shape
-    at = torch.arange(chunks)
-    left = torch.full((chunks, patterns), group)
-    found = torch.full((chunks, count), -1)
-    for pair in scores.flatten(1).argsort(dim=1, descending=True, stable=True).unbind(1):
-        block, pattern = pair // patterns, pair % patterns
-        is_given = (found[at, block] < 0) & (left[at, pattern] > 0)
-        found[at[is_given], block[is_given]] = pattern[is_given]
-        left[at[is_given], pattern[is_given]] -= 1
-    return found
+    order = scores.flatten(1).argsort(dim=1, descending=True, stable=True).t().contiguous()  # [pairs, chunks]
+    pattern = order % patterns
+    block = order.div_(patterns, rounding_mode="floor").add_(torch.arange(chunks) * count)
+    place = pattern + torch.arange(chunks) * patterns  # of a pattern among those of all chunks
+    found = torch.full((chunks * count,), -1)
+    left = torch.full((chunks * patterns,), group)
+    for blocks, places, wanted in zip(block, place, pattern, strict=True):  # one pair of each chunk at once
+        own, room = found.index_select(0, blocks), left.index_select(0, places)
+        is_given = (own < 0) & (room > 0)
+        found.scatter_(0, blocks, torch.where(is_given, wanted, own))
+        left.scatter_(0, places, room - is_given.to(room.dtype))
+    return found.view(chunks, count)

@@ -54,7 +54,7 @@ def _require_size(size: int) -> None:
 
 
 def _read(file: Path) -> Any:
-    """What a file of a known kind holds."""
+    """The array, matrix or tensor in a file of a known kind."""
     match file.suffix:
         case ".npy":
             import numpy

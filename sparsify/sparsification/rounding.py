@@ -97,7 +97,7 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def scales(weight: Tensor) -> Tensor:
-    """What the whole numbers of each row are multiplied with [rows]."""
+    """The scale of each row of whole numbers [rows]."""
     kind = scale_dtype(weight.dtype)
     rows = weight.flatten(1)
     if not rows.shape[1]:

@@ -108,7 +108,7 @@ class Sparsifier(ABC):
 class Streaming(Sparsifier):
     """Decides by each entry and its coordinates: its condition is part of the kernel that computes the tensor.
 
-    What equals the fill is not stored, whether it would stay or not.
+    Entries that equal the fill are not stored, whether they would stay or not.
     """
 
     kind: ClassVar[Kind] = "streaming"

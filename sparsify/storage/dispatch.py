@@ -1,4 +1,4 @@
-"""What torch's dispatcher asks of a `SparseTensor`: copies, optimizer steps and pointwise operators on one pattern.
+"""Operators of torch's dispatcher on a `SparseTensor`: copies, optimizer steps and pointwise operators on one pattern.
 
 In: `aten.addcdiv_(p, m, v)` with tensors of one pattern. Out: the same operator on their values; the fill of the
 result is the operator on their fills.
@@ -363,7 +363,7 @@ def _same_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 def _empty_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SparseTensor:
-    """What autograd copies a gradient into that others hold, too: a tensor of the same pattern."""
+    """A tensor of the same pattern, into which autograd copies a gradient that others hold, too."""
     tensor, size = args[:2]
     if not isinstance(tensor, SparseTensor) or tuple(size) != tuple(tensor.shape):
         raise unsupported(func)

@@ -18,7 +18,7 @@ Kind = Literal["whole", "block", "within", "difference"]
 
 @dataclass(frozen=True, slots=True)
 class LevelExpression:
-    """What a level stores of a mode: `i`, `i/16` (block), `i%16` (within) or `j-i` (difference).
+    """The part of a mode that a level stores: `i`, `i/16` (block), `i%16` (within) or `j-i` (difference).
 
     Coordinates count from 0: those of `j-i` from the lowest difference, 1 less the extent of `i`.
     """
@@ -48,7 +48,7 @@ class LevelExpression:
         return whole
 
     def lowest(self, shape: Sequence[int]) -> int:
-        """What coordinate 0 stands for: the lowest difference, else 0."""
+        """The value of coordinate 0: the lowest difference, else 0."""
         return 0 if self.other is None else min(1 - shape[self.other], 0)
 
     def can_lie_outside(self, shape: Sequence[int]) -> bool:

@@ -93,7 +93,7 @@ def _levels(spelled: list[tuple[str, tuple[str, ...]]], text: str) -> list[Level
 
 
 def _expressions(texts: list[str], form: str) -> list[LevelExpression]:
-    """What the levels store; letters number the modes in alphabetical order."""
+    """The level expressions of texts; letters number the modes in alphabetical order."""
     found = []
     for text in texts:
         match = EXPRESSION.match(text)

@@ -58,7 +58,7 @@ def register_level(cls: type[Level]) -> type[Level]:
 
 
 def registered() -> str:
-    """What flags and functions of registered levels say, "" without any: part of the keys of kernels."""
+    """Flags and functions of registered levels as text, "" without any: part of the keys of kernels."""
     texts = []
     for name, cls in sorted(LEVELS.items()):
         if name not in BUILT_IN:

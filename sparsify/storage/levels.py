@@ -25,7 +25,7 @@ Number = Any
 
 
 class Stored(Protocol):
-    """What the functions of a level read.
+    """Arguments that the functions of a level read.
 
     Attributes:
         extent: how many coordinates there are.
@@ -139,7 +139,7 @@ class Level:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What is written in parentheses: `("nonunique", "crd=int16")`."""
+        """The parameters in parentheses: `("nonunique", "crd=int16")`."""
         words = []
         for f in fields(self):
             value = getattr(self, f.name)

@@ -44,7 +44,7 @@ def has_entries(tensor: torch.Tensor) -> bool:
 
 
 def without_memory(tensor: torch.Tensor) -> str:
-    """What a tensor is of which `has_memory` does not hold, and what to give in its place."""
+    """The kind of a tensor for which `has_memory` does not hold, and what to give in its place."""
     if not tensor.is_cpu:
         return f"is on the device {tensor.device}, kernels are for tensors in main memory"
     kind = type(tensor).__name__

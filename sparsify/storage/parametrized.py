@@ -59,7 +59,7 @@ def take_apart(module: nn.Module) -> None:
 def install() -> None:
     """Makes `run_decompositions` take sparse parameters apart this way, where this torch does it as known.
 
-    What torch does it with takes a second to import: it is changed when torch imports it.
+    The module of torch that does it takes a second to import: it is changed when torch imports it.
     """
     if MODULE in sys.modules:
         replace(sys.modules[MODULE])

@@ -1,4 +1,4 @@
-"""What a pattern is made of: a shape of extents, and one array or none per level and role.
+"""Parts of a pattern: a shape of extents, and one array or none per level and role.
 
 In: `[3, 4]`, `pos` and `crd`. Out: the shape `(3, 4)`, or the error that names the part that does not fit.
 """
@@ -71,7 +71,7 @@ def check_levels(format: Format, shape: tuple[int, ...], pos: Arrays, crd: Array
 
 
 def _array_problem(role: str, array: Tensor | None, roles: Sequence[str]) -> tuple[str, str] | None:
-    """What is wrong with the array of a level, and what should be there; `None` when nothing is."""
+    """The fault of the array of a level, and what should be there; `None` for an array without one."""
     if array is None:
         is_missing = role == "crd" and role in roles
         return ("is missing", "an array of integers for crd") if is_missing else None

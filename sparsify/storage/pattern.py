@@ -188,7 +188,7 @@ class Pattern:
         return _existing(self._pos, self._crd)
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
-        """What `make` returned the first time for `key`: everything derived from the structure is made once."""
+        """The memoized result of `make` for `key`: everything derived from the structure is made once."""
         found = self._cache.get(key, _MISSING)
         if found is _MISSING:
             with self._untraced():
@@ -206,7 +206,7 @@ class Pattern:
         return untraced()
 
     def recall(self, key: object) -> Any:
-        """What `cached` made for `key`, `None` when it has not been asked for."""
+        """The result that `cached` made for `key`, `None` when it has not been asked for."""
         return self._cache.get(key)
 
     def validated(self) -> "Pattern":

@@ -1,4 +1,4 @@
-"""What the arrays of a pattern tell about its entries: distinct coordinates, and a key for them.
+"""Facts about entries from the arrays of a pattern: distinct coordinates, and a key for them.
 
 In: CSR with the entries (0, 1), (0, 2), (2, 1). Out: 2 distinct rows, 2 distinct columns.
 

@@ -84,7 +84,7 @@ class SparseTensor(torch.Tensor):
 
     @property
     def fill(self) -> Fill:
-        """What an unstored entry is."""
+        """The value of an unstored entry."""
         return self._fill
 
     @property
@@ -293,7 +293,7 @@ def take_place(tensor: SparseTensor, data: SparseTensor) -> None:
 
 
 def _of_tensors(pattern: Pattern) -> tuple[list[int], list[tuple[str, Tensor]]]:
-    """What tensors over a pattern have of it: strides, and its arrays as attributes."""
+    """Strides of tensors over a pattern, and its arrays as attributes."""
     named = [(f"{role}{n}", a) for role in ("_pos", "_crd") for n, a in enumerate(getattr(pattern, role))]
     return strides(pattern.shape), [(name, array) for name, array in named if array is not None]
 

@@ -11,7 +11,7 @@ from sparsify.errors import public
 
 
 class Steps(Protocol):
-    """What follows the steps of an optimizer, as `sparsify.Pruner` does."""
+    """An object that follows the steps of an optimizer, as `sparsify.Pruner` does."""
 
     def step(self) -> Any:
         """Goes on by one step."""

@@ -5,6 +5,9 @@ In: a model whose call gave `y`, and the gradient of `y`. Out: by name the gradi
 Kernels whose backward reads a sparse weight compute its gradient densely, too: one more product. Where something else
 reads a weight, the source model runs once more, with dense weights and the random numbers of the call, so that any
 layer has its gradient. The forward result passes through `Tap` for that, whose backward gets the gradients of results.
+
+A backward pass counts for the weights whose gradients it computes: hooks of the weights say which. A pass for the
+gradients of inputs alone, as `torch.autograd.grad(loss, x)`, adds nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +18,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import unserializable_hook
 
-from sparsify.compiler.differentiate import Wanted
+from sparsify.compiler.differentiate import Wanted, graph_task
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.module.sparse_parameters import takes_sparse
@@ -40,10 +44,11 @@ class Tap(torch.autograd.Function):
         return (None, *gradients)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pass:
-    """A backward pass of the model: the call, the gradients of its results by place, and what the call began with."""
+    """A backward pass of a call: the graph task, the call, the gradients of its results by place, its random state."""
 
+    task: int
     args: Any
     kwargs: Any
     gradients: Mapping[int, Tensor]
@@ -70,6 +75,8 @@ class DenseGradients:
         self.found: dict[str, Tensor] = {}
         self._is_inside = False
         self._passes: list[Pass] = []
+        self._asked: dict[str, dict[int, int]] = {}
+        self._weight_hooks: list[Any] = []
         self._wanted: dict[str, Wanted] = {}
         self.is_collecting = False
         self._random = torch.get_rng_state()
@@ -80,29 +87,80 @@ class DenseGradients:
         """Follows the passes of the next step, or none any more; what was found is forgotten."""
         self.is_collecting = is_wanted
         self.found.clear()
-        self._passes.clear()
-        weights = {name: self.source().get_parameter(name) for name in self.names if is_wanted}
-        self._wanted = {n: Wanted(found) for n, found in weights.items() if isinstance(found, SparseTensor)}
+        self._forget()
+        self._wanted.clear()
+        self.follow_weights()
+
+    def follow_weights(self) -> None:
+        """Follows the parameters that the weights are now, in a step that collects."""
+        for hook in self._weight_hooks:
+            hook.remove()
+        weights = {name: self.source().get_parameter(name) for name in self.names if self.is_collecting}
+        self._weight_hooks = [weight.register_hook(self._noted(name)) for name, weight in weights.items()]
+        for name, weight in weights.items():
+            if isinstance(weight, SparseTensor) and name not in self._wanted:
+                self._wanted[name] = Wanted(weight)
 
     def settle(self) -> None:
         """Finds the gradients for the passes so far, before the weights change."""
-        if not self._passes:
+        asked = {name: self._passes_for(name) for name in self.names}
+        if not any(asked.values()):
+            self._forget()
             return
         readers = readers_of(self.model, self.names)
-        wanted = {name: self._wanted[name].given if name in self._wanted else [] for name in self.names}
-        whole = {name: count * len(self._passes) for name, count in readers.items()}
-        if all(len(given) == whole.get(name) for name, given in wanted.items()):
-            for name, given in wanted.items():
-                form = cast(SparseTensor, self.source().get_parameter(name)).format
-                parts = [part if operand.format == form else part.t() for operand, part in given]
-                total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-                self.found[name] = self.found[name] + total if name in self.found else total
+        parts = {name: self._parts(name) for name in self.names}
+        if all(len(parts[name]) == readers.get(name, -1) * len(asked[name]) for name in self.names):
+            for name in self.names:
+                if parts[name]:
+                    self._add(
+                        name, parts[name][0] if len(parts[name]) == 1 else torch.stack(parts[name]).sum(0)
+                    )
         else:  # something reads a weight that is no kernel
             for one in self._passes:
-                self._collect(one)
+                if names := [name for name in self.names if one in asked[name]]:
+                    self._collect(one, names)
+        for name in self.names:
+            if name not in self.found:  # no pass reads it
+                self.found[name] = torch.zeros_like(dense(self.source().get_parameter(name)))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops the passes so far."""
         self._passes.clear()
-        for given in wanted.values():
-            given.clear()
+        self._asked.clear()
+        for wanted in self._wanted.values():
+            wanted.given.clear()
+
+    def _noted(self, name: str) -> Callable[[Tensor], None]:
+        """The hook of a weight, which notes the graph tasks that compute its gradient.
+
+        Reentrant checkpoints run graph tasks within that of the pass: these belong to the pass that began last.
+        """
+
+        def note(gradient: Tensor) -> None:
+            if self._passes and not self._is_inside:
+                task = graph_task()
+                is_own = any(one.task == task for one in self._passes)
+                self._asked.setdefault(name, {})[task] = task if is_own else self._passes[-1].task
+
+        return cast(Callable[[Tensor], None], unserializable_hook(note))
+
+    def _passes_for(self, name: str) -> list[Pass]:
+        """The passes that computed the gradient of a weight."""
+        tasks = set(self._asked.get(name, {}).values())
+        return [one for one in self._passes if one.task in tasks]
+
+    def _parts(self, name: str) -> list[Tensor]:
+        """The dense gradients that kernels gave for a weight, in passes that computed its gradient."""
+        if name not in self._wanted:
+            return []
+        form, tasks = cast(SparseTensor, self.source().get_parameter(name)).format, self._asked.get(name, {})
+        given = [(operand, part) for operand, part, task in self._wanted[name].given if task in tasks]
+        return [part if operand.format == form else part.t() for operand, part in given]
+
+    def _add(self, name: str, gradient: Tensor) -> None:
+        """Adds to the gradient of a weight."""
+        self.found[name] = self.found[name] + gradient if name in self.found else gradient
 
     def attach(self) -> None:
         """Gives the model the hooks that follow its calls."""
@@ -110,10 +168,11 @@ class DenseGradients:
             self.model.register_forward_pre_hook(self._before),
             self.model.register_forward_hook(self._after, with_kwargs=True),
         ]
+        self.follow_weights()
 
     def remove(self) -> None:
         """Leaves the model without hooks."""
-        for hook in self._hooks:
+        for hook in (*self._hooks, *self._weight_hooks):
             hook.remove()
 
     def _follows(self) -> bool:
@@ -135,17 +194,17 @@ class DenseGradients:
 
         def receive(gradients: Sequence[Tensor | None]) -> None:
             pairs = {i: g for i, g in zip(at, gradients, strict=True) if g is not None}
-            self._passes.append(Pass(args, kwargs, pairs, random, buffers))
+            self._passes.append(Pass(graph_task(), args, kwargs, pairs, random, buffers))
 
         for i, tapped in zip(at, Tap.apply(receive, *(leaves[i] for i in at)), strict=True):  # type: ignore[no-untyped-call]
             leaves[i] = tapped
         return pytree.tree_unflatten(leaves, form)
 
-    def _collect(self, one: Pass) -> None:
-        """Adds the gradients of the weights for a pass: the source model runs once more."""
+    def _collect(self, one: Pass, names: Sequence[str]) -> None:
+        """Adds the gradients of some weights for a pass: the source model runs once more."""
         source = self.source()
         weights = self.weights()
-        wanted = [weights[name].requires_grad_() for name in self.names]
+        wanted = [weights[name].requires_grad_() for name in names]
         given = {**weights, **{name: buffer.clone() for name, buffer in one.buffers.items()}}
         args, kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (one.args, one.kwargs))
         self._is_inside = True
@@ -161,9 +220,8 @@ class DenseGradients:
                 )
         finally:
             self._is_inside = False
-        for name, weight, gradient in zip(self.names, wanted, found, strict=True):
-            gradient = torch.zeros_like(weight) if gradient is None else gradient
-            self.found[name] = self.found[name] + gradient if name in self.found else gradient
+        for name, weight, gradient in zip(names, wanted, found, strict=True):
+            self._add(name, torch.zeros_like(weight) if gradient is None else gradient)
 
 
 def readers_of(model: nn.Module, names: Sequence[str]) -> dict[str, int]:

@@ -356,6 +356,8 @@ class Pruner:
             for old, new in pairs:
                 assert isinstance(new, SparseTensor), "it takes the place of a dense one"
                 follow_parameter(old, new, self.optimizers)
+            if self._gradients is not None:
+                self._gradients.follow_weights()
             # The time of kernels is at most in proportion to the entries.
             self._turn_at = share * min(FEWER, max(FEWEST, gain))
 

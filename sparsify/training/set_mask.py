@@ -146,7 +146,7 @@ class State:
 
     @property
     def tensor(self) -> Tensor:
-        """What is there now."""
+        """The tensor that the optimizer has now."""
         found: Tensor = self.store[self.name]
         return found
 

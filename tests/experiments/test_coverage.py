@@ -11,7 +11,7 @@ from experiments.coverage.catalogue import SUBJECTS
 from experiments.coverage.verify import compare, linear_weights, verify
 from sparsify import patterns
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +26,11 @@ def test_model(name):
     pytest.importorskip(subject.package, reason=f"{subject.package} is not installed")
     found = verify(subject)
     assert found.is_whole, found
-    assert command.row(name, found) in README.read_text(encoding="utf-8"), "python -m experiments.coverage"
+    assert command.row(name, found) in PAGE.read_text(encoding="utf-8"), "python -m experiments.coverage"
 
 
 def test_table_of_the_readme():
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     table = text[text.index(command.HEAD[0]) :].partition("\n\n")[0].splitlines()
     assert tuple(table[:2]) == command.HEAD
     assert [line.split(" | ")[0].removeprefix("| ") for line in table[2:]] == list(SUBJECTS)
@@ -38,7 +38,7 @@ def test_table_of_the_readme():
 
 def test_command(capsys):
     assert command.main(["nn."]) == 0
-    assert capsys.readouterr().out.splitlines()[2] in README.read_text(encoding="utf-8")
+    assert capsys.readouterr().out.splitlines()[2] in PAGE.read_text(encoding="utf-8")
 
 
 def test_other_results_are_noticed():

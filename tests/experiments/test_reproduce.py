@@ -64,8 +64,10 @@ def test_names():
         registry.names("scorh")
     with pytest.raises(SparsifyError, match="scorch has no 'figure55' to reproduce; did you mean figure5"):
         registry.names("scorch", "figure55")
-    for name in registry.names("scorch"):
-        assert registry.find("scorch", name).name == name
+    assert registry.names("sten") == ["figure2", "table1", "finetuning"]
+    for paper in registry.FIGURES:
+        for name in registry.names(paper):
+            assert registry.find(paper, name).name == name
 
 
 def test_the_table_says_what_was_measured_and_what_is_missing(measured, tmp_path):
@@ -86,7 +88,14 @@ def test_the_table_says_what_was_measured_and_what_is_missing(measured, tmp_path
     assert reproduce.status({"figure1": records}) == 0
 
 
-@pytest.mark.parametrize("changes", [{}, {"kind": "points", "across": "size", "panels": lambda row: row[:1]}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"kind": "points", "across": "size", "panels": lambda row: row[:1]},
+        {"kind": "lines", "across": "size", "panels": lambda row: row[:1]},
+    ],
+)
 def test_pictures(measured, tmp_path, changes):
     figure, _ = measured
     figure("first", "second", "absent", **changes)
@@ -95,6 +104,7 @@ def test_pictures(measured, tmp_path, changes):
     marks = root.findall(".//{*}circle" if changes else ".//{*}g//{*}rect")
     assert len(marks) == 6
     assert len(root.findall("{*}g")) == (2 if changes else 1)
+    assert len(root.findall(".//{*}polyline")) == (6 if changes.get("kind") == "lines" else 0)
 
 
 def test_an_interrupted_run_continues(measured, tmp_path):
@@ -183,6 +193,10 @@ def test_rows_depend_on_the_sources(measured, monkeypatch, tmp_path):
         run("paper", ["figure1"], Setting(), tmp_path)
     assert calls == ["first", "first"]
     assert sources() == sources() != sources(code)
+    monkeypatch.setattr(manifest, "EXPERIMENTS", code)  # rows are written there
+    before = sources()
+    (code / "inside" / "a.py").write_text("a = 333")
+    assert sources() != before
 
 
 def test_status(measured, tmp_path):

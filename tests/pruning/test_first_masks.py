@@ -6,7 +6,7 @@ import torch
 from sparsify.errors import ShapeError
 from sparsify.pruning.plan import first_masks
 from sparsify.recipe import Prune, Rule
-from sparsify.sparsification.grouped import grouped_mask
+from sparsify.sparsification.grouped import given_out, grouped_mask
 from sparsify.sparsification.largest import largest
 
 WEIGHT = torch.tensor([[4.0, -1.0, 0.5, 3.0], [-2.0, 0.1, 0.2, -5.0]])
@@ -98,6 +98,21 @@ def test_groups_that_do_not_fill_a_weight(dtype):
     assert mask.shape == weight.shape and mask[0, 0] and mask[5, 5]
     assert mask[:12].view(3, 4, 25).sum(1).eq(1).all()  # whole blocks keep one of four
     assert grouped_mask(weight.view(13, 5, 5), 1, 4, 2).equal(mask.view(13, 5, 5))
+
+
+@pytest.mark.parametrize("group, patterns", [(1, 2), (3, 4), (2, 6)])
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_patterns_are_given_out_as_by_a_loop_over_sorted_pairs(group, patterns, has_ties):
+    scores = torch.rand(5, group * patterns, patterns, generator=torch.Generator().manual_seed(group))
+    scores = (4 * scores).round() if has_ties else scores
+    found = given_out(scores, group)
+    for own, of_chunk in zip(found.tolist(), scores.tolist(), strict=True):
+        pairs = [(-value, b, p) for b, row in enumerate(of_chunk) for p, value in enumerate(row)]
+        left, chosen = [group] * patterns, {}
+        for _, b, p in sorted(pairs):
+            if b not in chosen and left[p]:
+                chosen[b], left[p] = p, left[p] - 1
+        assert own == [chosen[b] for b in range(len(own))]
 
 
 def test_groups_that_are_larger_than_a_weight():

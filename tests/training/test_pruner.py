@@ -230,7 +230,7 @@ def test_dense_gradients_of_kernels_are_those_of_the_dense_model(is_read_twice, 
     applied = sparsify.apply(net, asked, x)
     pruner = sparsify.Pruner(applied, torch.optim.SGD(applied.parameters(), 0.1))
     collected = []
-    monkeypatch.setattr(pruner._gradients, "_collect", collected.append)
+    monkeypatch.setattr(pruner._gradients, "_collect", lambda *args: collected.append(args))
     twin = copy.deepcopy(net)
     for name, value in pruner._dense_weights().items():
         twin.get_parameter(name).data = value
@@ -244,6 +244,52 @@ def test_dense_gradients_of_kernels_are_those_of_the_dense_model(is_read_twice, 
     for name, gradient in pruner._gradients.found.items():
         torch.testing.assert_close(gradient, twin.get_parameter(name).grad)
         assert gradient[~pruner.masks[name]].any()
+
+
+@pytest.mark.parametrize("way", ["kernels", "masks", "reentrant"])
+def test_passes_for_the_gradients_of_inputs_are_no_gradients_of_weights(way, monkeypatch):
+    """`torch.autograd.grad(loss, x)` before, between and after the passes of training adds nothing."""
+    net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 8)).double().train()
+    x = torch.randn(6, 16, dtype=torch.float64)
+    asked = recipe("rigl")
+    asked["sparsify"][0]["schedule"] = {"end": 9, "every": 1}
+    found = sparsify.apply(net, asked, x) if way == "kernels" else copy.deepcopy(net)
+    pruner = sparsify.Pruner(
+        found, torch.optim.SGD(found.parameters(), 0.1), None if way == "kernels" else asked
+    )
+    if way == "kernels":
+        monkeypatch.setattr(pruner._gradients, "_collect", None)
+    twin = copy.deepcopy(net)
+    for name, value in pruner._dense_weights().items():
+        twin.get_parameter(name).data = value
+
+    def loss(one, given):
+        if way == "reentrant":
+            result = torch.utils.checkpoint.checkpoint(one, given, use_reentrant=True)
+        else:
+            result = one(given)
+        return result.square().sum()
+
+    def probe():
+        given = x.clone().requires_grad_()
+        torch.autograd.grad(found(given).square().sum(), given)
+
+    probe()
+    pruner._gradients.settle()
+    assert not pruner._gradients.found
+    for _ in range(2):
+        for one in (found, twin):
+            loss(one, x.clone().requires_grad_()).backward()
+        probe()
+    pruner._gradients.settle()
+    for name in pruner.masks:
+        torch.testing.assert_close(pruner._gradients.found[name], twin.get_parameter(name).grad)
+    part = "0.weight"  # another loss asks for one weight
+    torch.autograd.grad(found(x).square().sum(), found.get_parameter(part))
+    monkeypatch.undo()
+    pruner._gradients.settle()
+    torch.testing.assert_close(pruner._gradients.found[part], 1.5 * twin.get_parameter(part).grad)
+    torch.testing.assert_close(pruner._gradients.found["2.weight"], twin.get_parameter("2.weight").grad)
 
 
 def test_dense_gradients_of_weights_that_torch_reads_come_from_the_source_model(monkeypatch):

@@ -28,7 +28,7 @@ Way = Literal["kernels", "masks", "dense"]
 WARM: Final = 2
 TURNS: Final = 5
 LIMIT: Final = 1.0
-"""Of the norm of all gradients."""
+"""The largest norm of all gradients together; longer ones are clipped."""
 WARM_UP: Final = 0.05
 """The share of the steps in which the learning rate rises."""
 FLOOR: Final = 0.1

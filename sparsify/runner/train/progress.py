@@ -17,7 +17,7 @@ from sparsify.options import current
 from sparsify.runner.train.log import Row
 
 LINES: Final = 20
-"""Of a training whose output is no terminal."""
+"""Lines of progress of a training whose output is no terminal."""
 
 
 class Progress:

@@ -1,4 +1,4 @@
-"""What `sparsify train` is asked for, checked and completed before anything is loaded.
+"""Settings of `sparsify train`, checked and completed before anything is loaded.
 
 In: `resolve("gpt", recipe="rigl90", steps=1000)`. Out: `Settings` with the recipe, the data set and the sizes of
 batches; `to_dict()` goes into a checkpoint, and a run that resumes compares its own with them.
@@ -23,7 +23,7 @@ BATCH: Final = {"tokens": 16, "images": 64, "pixels": 64, "features": 64}
 SEQ: Final = 128
 LEARNING_RATE: Final = 1e-3
 STEPS: Final = 1000
-"""Of a recipe without schedules."""
+"""Steps of a recipe without schedules."""
 BEYOND: Final = 4 / 3
 """The steps of a training over those of its schedules."""
 VALIDATIONS: Final = 10

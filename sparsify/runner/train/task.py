@@ -42,7 +42,7 @@ class Task(Protocol):
         """Inputs and labels of a step, from 1 on."""
 
     def validation(self) -> Iterator[Batch]:
-        """What no step learns from."""
+        """Batches that no step learns from."""
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class OnDevice:
         return inputs.to(self.device), labels.to(self.device)
 
     def validation(self) -> Iterator[Batch]:
-        """What no step learns from."""
+        """Batches that no step learns from."""
         for inputs, labels in self.task.validation():
             yield inputs.to(self.device), labels.to(self.device)
 

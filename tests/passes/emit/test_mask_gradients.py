@@ -78,7 +78,9 @@ def test_gradients_are_verified_where_entries_are(monkeypatch) -> None:
     x = torch.randn(4, 9, 2, 3)
     sparse = sparsify.apply(nn.Conv2d(9, 5, 1).train(), recipe(), (x,))
     assert sparse.verify_gradients(x) < 1e-3
-    monkeypatch.setattr(trained_masks.Mask, "applied", lambda mask, gradient: gradient)  # zeros get some, too
+    monkeypatch.setattr(
+        trained_masks.Mask, "applied", lambda mask, gradient, held: gradient
+    )  # zeros get some, too
     with pytest.raises(VerificationError, match="gradient 0 differs"):
         sparse.verify_gradients(x)
 
