@@ -304,7 +304,7 @@ def cut_out(draft: Draft, plan: Plan) -> None:
     entry = ConversionEntry(", ".join(plan.names), source, target)
     draft.report.conversions.append(entry)
     most = 0 if plan.is_computed else REMEMBERED
-    plan.structure = Structure(module, plan.results, entry, most, static, plan.is_frozen)
+    plan.structure = Structure(module.forward, plan.results, entry, most, static, plan.is_frozen)
 
 
 def extract(whole: fx.Graph, inputs: list[fx.Node], outputs: list[fx.Node | int]) -> fx.GraphModule:

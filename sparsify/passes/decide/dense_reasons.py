@@ -13,6 +13,7 @@ from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import module_type, operator_name, tensor_value
 from sparsify.passes.program.model import sizes_of
 from sparsify.passes.region.sparse_operand import HALVES, Matrix, declared_sparse
+from sparsify.passes.rules.scatters import SCATTERS
 from sparsify.report import Choice
 
 PRODUCTS: Final = ("linear", "matmul", "mm", "mv", "addmm")
@@ -55,9 +56,20 @@ def reason_to_stay_dense(node: fx.Node) -> str:
     if isinstance(mark, Mark) and mark.role == "gate" and not mark.derived:
         return "it is no gate: nothing weights the results of experts with it and sums them"
     if isinstance(mark, Mark) and not mark.derived:
+        if name in SCATTERS and has_no_edges(node.graph):
+            return Choice("the example inputs have no edges")
         kind = f" of {module_type(node)}" if module_type(node) else ""
         return f"{name}{kind} has no sparse form"
     return ""
+
+
+def has_no_edges(graph: fx.Graph) -> bool:
+    """Whether an input of whole numbers has no entries, as the edges of a graph without some."""
+    values = [tensor_value(node) for node in graph.find_nodes(op="placeholder")]
+    return any(
+        value is not None and not value.is_floating_point() and value.dim() > 1 and 0 in sizes_of(value)
+        for value in values
+    )
 
 
 def has_units(node: fx.Node) -> bool:

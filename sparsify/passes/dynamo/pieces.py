@@ -8,6 +8,7 @@ import functools
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from torch._dynamo.eval_frame import _optimize
 from torch._dynamo.types import ConvertFrameReturn
 
 from sparsify import options as settings
-from sparsify.errors import RecipeError, SparsifyError
+from sparsify.errors import CaptureError, RecipeError, SparsifyError
 from sparsify.passes.capture import calls
 from sparsify.passes.dynamo.torch_compile import Compiled, is_cut, packed_or_copied, part_of
 from sparsify.passes.module.operator_graph import seconds
@@ -36,6 +37,23 @@ if TYPE_CHECKING:
 
 TURNS: Final = 5
 NOISE: Final = 1.05
+# After so many seconds of captures the pieces of a model that come next are as the model has them.
+CAPTURING_S: Final = 30.0
+# A search for pieces that takes longer ends, and the source model runs.
+FINDING_S: Final = 60.0
+MESSAGES: Final = frozenset(("op:message_passing",))
+# Parts of the names of functions that sum over edges, or make sparse tensors.
+SCATTERS: Final = (
+    "index_add",
+    "index_put",
+    "index_reduce",
+    "scatter",
+    "setitem",
+    "segment",
+    "bag",
+    "sparse",
+    "spmm",
+)
 # Lists of more numbers are no part of a piece.
 MOST_NUMBERS: Final = 256
 # An option of later versions of torch.
@@ -49,9 +67,45 @@ LOGGERS: Final = ("torch._dynamo", "torch._subclasses.fake_tensor")
 
 
 def compilers(module: "SparseModule") -> Iterator["PieceCompiler"]:
-    """The compilers that cut a model into pieces, the one with the fewest pieces first."""
+    """The compilers that cut a model into pieces, the one with the fewest first; equal pieces are captured once."""
+    made: dict[Any, Chosen] = {}
+    clock = Clock()
     for has_data_sizes in WITH_DATA_SIZES:
-        yield PieceCompiler(module, has_data_sizes)
+        yield PieceCompiler(module, has_data_sizes, made, clock)
+
+
+class Clock:
+    """The time that the search for pieces of a model has taken, of all compilers together.
+
+    Attributes:
+        capturing: seconds that captures of pieces have taken.
+        until: when the search has to end; None where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.capturing = 0.0
+        self.until: float | None = None
+        self.left = FINDING_S
+
+    @contextmanager
+    def finding(self) -> Iterator[None]:
+        """The context of a search."""
+        start = time.monotonic()
+        self.until = start + self.left
+        try:
+            yield
+        finally:
+            self.left -= time.monotonic() - start
+            self.until = None
+
+    def require_time(self) -> None:
+        """Raises where a search takes too long.
+
+        Raises:
+            CaptureError: it does.
+        """
+        if self.until is not None and time.monotonic() > self.until:
+            raise CaptureError(f"its pieces are not all found in {FINDING_S:.0f} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +132,13 @@ class PieceCompiler:
     Args:
         module: the sparse model.
         has_data_sizes: whether operators such as `x[mask]` are part of pieces.
+        made: the pieces that were captured, by their keys.
+        clock: how long that took.
     """
 
-    def __init__(self, module: "SparseModule", has_data_sizes: bool) -> None:
+    def __init__(
+        self, module: "SparseModule", has_data_sizes: bool, made: "dict[Any, Chosen]", clock: Clock
+    ) -> None:
         asked = module._asked
         self.asked = replace(
             asked,
@@ -93,8 +151,8 @@ class PieceCompiler:
         self.roundings = module._weights.roundings
         self.has_data_sizes, self.trainable = has_data_sizes, False
         self.pieces: list[Piece] = []
-        self.current: set[Any] = set()
-        self.made: dict[Any, Chosen] = {}
+        self.current, self.met = dict[Any, None](), dict[Any, None]()
+        self.made, self.clock = made, clock
         # One context for all mirrors of the model, with a cache of its own beside those of other models of the class.
         own_cache = {OWN_CACHE: True} if OWN_CACHE in signature(_optimize).parameters else {}
         context: Any = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
@@ -102,9 +160,10 @@ class PieceCompiler:
         context.callback = FrameFilter(context.callback, self.long)
         self.context = context
 
-    def begin(self) -> None:
-        """Reports are of pieces that are found or met from here on."""
+    def finding(self) -> AbstractContextManager[None]:
+        """The context of a search for pieces: reports are of those that are found or met from here on."""
         self.current.clear()
+        return self.clock.finding()
 
     def looking(self) -> AbstractContextManager[Any]:
         """The context for a call of the model as it is, before its pieces are found."""
@@ -112,6 +171,7 @@ class PieceCompiler:
 
     def piece(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that Dynamo calls with each graph."""
+        self.clock.require_time()
         found = Piece(graph, example_inputs, self)
         self.pieces.append(found)
         return found
@@ -133,8 +193,8 @@ class PieceCompiler:
 
     def reports(self) -> list[tuple[PieceEntry, Report | None]]:
         """The entry of each piece, with the report of its kernels where it has regions."""
-        known = self.made.items()
-        return [(one.entry, one.report) for key, one in known if key in self.current or not self.current]
+        known = [self.made[key] for key in self.current or self.met]
+        return [(replace(one.entry, name=f"piece {n}"), one.report) for n, one in enumerate(known, 1)]
 
 
 class FrameFilter:
@@ -272,9 +332,8 @@ class Piece(Compiled):
         key, known = self.key(members, values, trainable), self.owner.made
         found = known.get(key)
         if found is None or [*found.versions] != [members[name]._version for name in found.packed]:
-            name = f"piece {len(known) + 1}" if found is None else found.entry.name
-            found = known[key] = self.chosen(values, trainable, name)
-        self.owner.current.add(key)
+            found = known[key] = self.chosen(values, trainable, f"piece {len(known) + 1}")
+        self.owner.current[key] = self.owner.met[key] = None
         return self.graph if found.report is None else found.run, found.packed
 
     def key(self, members: Mapping[str, Tensor], values: Sequence[Any], trainable: bool) -> Any:
@@ -288,6 +347,13 @@ class Piece(Compiled):
     def chosen(self, values: Sequence[Any], trainable: bool, name: str) -> Chosen:
         """The piece as it is to run: as the model has it where it cannot be captured."""
         entry = PieceEntry(name, operators(self.graph.graph), 0, reason_of(self.graph))
+        if not self.may_be_sparse(values):
+            return Chosen(entry, self.graph)
+        clock, start = self.owner.clock, time.monotonic()
+        clock.require_time()
+        if clock.capturing > CAPTURING_S:
+            entry.note = f"not captured: earlier pieces took {clock.capturing:.0f} s"
+            return Chosen(entry, self.graph)
         try:
             return self.sparse(values, trainable, entry)
         except RecipeError:
@@ -295,6 +361,18 @@ class Piece(Compiled):
         except (SparsifyError, RuntimeError, TypeError, ValueError) as error:
             entry.note = str(error).strip().splitlines()[0]
             return Chosen(entry, self.graph)
+        finally:
+            clock.capturing += time.monotonic() - start
+
+    def may_be_sparse(self, values: Sequence[Any]) -> bool:
+        """Whether a rule may find something in the piece: of messages alone nothing where nothing scatters."""
+        rules = self.owner.asked.recipe.rules
+        if any(rule.prune is not None or not MESSAGES.issuperset(rule.targets) for rule in rules):
+            return True
+        if any(isinstance(value, Tensor) and calls.is_sparse(value) for value in values):
+            return True
+        nodes = self.graph.graph.nodes
+        return any(node.op == "get_attr" or scatters(node) for node in nodes)
 
     def sparse(self, values: Sequence[Any], trainable: bool, entry: PieceEntry) -> Chosen:
         """The piece in kernels where it has regions and is faster with them.
@@ -343,6 +421,13 @@ class Piece(Compiled):
             taken = [[seconds(way, wanted) for way in ways] for _ in range(TURNS + 1)][1:]
         source, own = (min(times) for times in zip(*taken, strict=True))
         return f"{1e3 * source:.3g} ms, {1e3 * own:.3g} in kernels" if own > NOISE * source else ""
+
+
+def scatters(node: fx.Node) -> bool:
+    """Whether a call of a function may sum over edges, by the name of the function."""
+    target = node.target
+    name = target if isinstance(target, str) else f"{getattr(target, '__name__', '')} {target}"
+    return node.op.startswith("call") and any(part in name for part in SCATTERS)
 
 
 def apart(value: Any) -> Any:

@@ -43,6 +43,7 @@ from sparsify.passes.module.require_gain import (
     require_training_gain,
 )
 from sparsify.passes.module.run_eager import compiled, eager
+from sparsify.passes.module.silent_prints import SILENT
 from sparsify.passes.module.sparse_parameters import read_densely, sparse_parameters
 from sparsify.passes.module.variant import Variant, return_plainly
 from sparsify.passes.module.verify import naming_values, report_half, verify
@@ -245,7 +246,7 @@ def capture_call(
             return None
         check_pruning(module, call)
         try:
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), SILENT:
                 draft = draft_of(module, call, tensors, mode)
         except CaptureError as error:
             refuse(module, call, mode, error, in_pieces=True)
@@ -417,7 +418,8 @@ def publish(
             module._notices.warn("; ".join(fold(dict.fromkeys(report.warnings))))
         hold_weights(module, variants, packs=False)
         if module._asked.verify:
-            with naming_values(module._source, dict(zip(call.shape.tensor_names(), tensors, strict=True))):
+            names = call.shape.tensor_names()
+            with SILENT, naming_values(module._source, dict(zip(names, tensors, strict=True))):
                 verify(module, variant, call, tensors, mode)
         hold_weights(module, variants)
         if operators is not None:

@@ -23,6 +23,7 @@ from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import kept_buffers
 from sparsify.passes.capture.shell import Modes, is_lent, modes, share_again
 from sparsify.passes.module.operator_graph import seconds
+from sparsify.passes.module.silent_prints import SILENT
 from sparsify.passes.module.sparse_parameters import as_dense
 from sparsify.passes.module.undo_writes import Buffers, versions
 from sparsify.passes.module.verify import (
@@ -55,8 +56,8 @@ class Compiler(Protocol):
 
     trainable: bool
 
-    def begin(self) -> None:
-        """Reports are of pieces that are found or met from here on."""
+    def finding(self) -> AbstractContextManager[Any]:
+        """The context of a search for pieces: reports are of those that are found or met from here on."""
 
     def compiled(self, model: nn.Module) -> Callable[..., Any]:
         """The model with pieces in kernels, which are made when they are called first."""
@@ -236,7 +237,8 @@ def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -
     known = module._captures.pieces
     for compiler in asked.pieces(module) if known is None else [known.compiler]:
         try:
-            largest = tried(module, compiler, call, mode)
+            with compiler.finding(), SILENT:
+                largest = tried(module, compiler, call, mode)
         except RecipeError:
             raise
         except Exception as error:  # whatever the compiler raises: the source model ran
@@ -260,7 +262,6 @@ def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Mo
         VerificationError: the results differ.
     """
     asked, largest = module._asked, None
-    compiler.begin()
     compiler.trainable = asked.is_trainable(mode[0])
     trains = compiler.trainable and torch.is_grad_enabled()
     parameters = trained_tensors(module, call) if trains else []
@@ -383,5 +384,6 @@ def require_matches(module: "SparseModule", report: Report) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of the text of an error."""
+    """The first line of the text of an error, of the error behind it where a compiler has wrapped one."""
+    error = getattr(error, "inner_exception", error)
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -19,7 +19,7 @@ from sparsify.passes.capture.draft import Asked, Notices
 from sparsify.passes.capture.export import sparse_parts
 from sparsify.passes.capture.libraries import transformers_cache
 from sparsify.passes.capture.shell import Modes, adopt, fill_shell, is_dunder, modes, share_again
-from sparsify.passes.module import generate, prepare, traced_calls
+from sparsify.passes.module import generate, index_errors, prepare, traced_calls
 from sparsify.passes.module.autocast import Autocast
 from sparsify.passes.module.capture_call import capture_call, compile_graph
 from sparsify.passes.module.facade import Facade, adopt_signature
@@ -289,10 +289,15 @@ class SparseModule(fx.GraphModule):
         else:
             assert variant.eager is not None, "captures compile graphs"
             operators = variant.operators
-            if operators is not None and operators.compute(tensors):
-                result = operators.run(*tensors)  # type: ignore[misc]
-            else:
-                result = reading_once(variant.eager, tensors)
+            try:
+                if operators is not None and operators.compute(tensors):
+                    result = operators.run(*tensors)  # type: ignore[misc]
+                else:
+                    result = reading_once(variant.eager, tensors)
+            except (IndexError, RuntimeError) as error:
+                if not index_errors.is_of_index(error):
+                    raise
+                raise index_errors.with_inputs(error, variant.input_names(), tensors) from error
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:

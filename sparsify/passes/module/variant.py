@@ -114,6 +114,11 @@ class Variant:
         written = overwritten(self.captured.graph)
         return [position for position, node in enumerate(places) if node in written]
 
+    def input_names(self) -> list[str]:
+        """The names of the tensors that the graph takes, as the model's forward has them."""
+        places = self.captured.graph.find_nodes(op="placeholder")
+        return [str(info(node).input_name or node.target) for node in places]
+
     @property
     def takes_any(self) -> bool:
         """Whether tensors whose shapes fit may have any strides and share memory."""

@@ -1,6 +1,7 @@
 """Models that no graph holds whole run in the pieces that torch.compile finds."""
 
 import copy
+import cProfile
 import logging
 import pickle
 import random
@@ -17,6 +18,7 @@ from sparsify import options
 from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes.dynamo import pieces
 from sparsify.passes.module import piecewise
+from sparsify.passes.module.silent_prints import SILENT
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
 PRUNING = {
@@ -481,6 +483,64 @@ def test_calls_that_write_into_arguments_are_not_made_twice(monkeypatch):
         ):
             sparse(x.clone(), edge_index)
         torch.testing.assert_close(sparse(x.clone(), edge_index), source(x.clone(), edge_index))
+
+
+class Printing(Branching):
+    """Prints in each call; its middle piece sums over no edges."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.c1(x, edge_index)
+        if h.sum().item() > -1e9:
+            print("a line")
+        h = self.norm(h).relu() * 2
+        if h.sum().item() > -1e9:
+            print("a line")
+        return self.c2(h, edge_index)
+
+
+def test_apply_prints_once(capsys):
+    source = Printing().eval()
+    sparse = applied(source)
+    assert capsys.readouterr().out == "a line\n" * 2
+    with torch.no_grad():
+        sparse(*graph())
+    assert capsys.readouterr().out == "a line\n" * 2
+
+
+def test_other_threads_print_while_a_model_is_captured(capsys):
+    with SILENT:
+        print("of the model")
+        other = threading.Thread(target=print, args=("of another thread",))
+        other.start()
+        other.join()
+    print("afterwards")
+    assert capsys.readouterr().out == "of another thread\nafterwards\n"
+
+
+def test_pieces_that_scatter_nothing_are_not_captured(monkeypatch):
+    made, usual = [], pieces.sparse_module
+    monkeypatch.setattr(pieces, "sparse_module", lambda *args: (made.append(1), usual(*args))[1])
+    sparse = applied(Printing().eval())
+    assert [entry.regions for entry in sparse.report.pieces] == [1, 0, 0, 1]
+    assert len(made) == 2
+
+
+def test_a_search_for_pieces_ends_in_time(monkeypatch):
+    monkeypatch.setattr(pieces, "CAPTURING_S", 0.0)
+    sparse = applied(model().eval())
+    first, last = sparse.report.pieces
+    assert first.regions == 1 and last.regions == 0 and "not captured: earlier pieces took" in last.note
+    monkeypatch.setattr(pieces, "FINDING_S", 0.0)
+    with pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = sparsify.apply(model().eval(), MESSAGES, graph())
+    assert any("not all found in 0 s" in text for text in sparse.report.warnings), sparse.report.warnings
+    with torch.no_grad():
+        sparse(*graph())
+
+
+def test_apply_runs_under_a_profiler():
+    with cProfile.Profile():
+        applied(model().eval())
 
 
 def test_long_lists_of_numbers_are_not_traced():

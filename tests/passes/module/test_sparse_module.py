@@ -417,6 +417,41 @@ def test_wrong_edges_are_an_error_of_ours():
         sparse(x, edge_index)
 
 
+class MeanOfNeighbours(torch.nn.Module):
+    def forward(self, x, edge_index):
+        degree = torch.zeros(x.shape[0]).scatter_add(0, edge_index[1], torch.ones(edge_index.shape[1]))
+        found = torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+        return found / degree.clamp(min=1)[:, None]
+
+
+@pytest.mark.parametrize("place", [(0, 20), (1, 20), (1, -1)])
+def test_indices_out_of_range_are_told_of_once(capfd, place):
+    model = MeanOfNeighbours()
+    sparse = apply(model, MESSAGES, graph())
+    x, edge_index = graph()
+    edge_index[place[0], 4] = place[1]
+    with pytest.raises((IndexError, RuntimeError, errors.InvalidTensorError)) as caught:
+        sparse(x, edge_index)
+    text = str(caught.value)
+    extremes = (
+        f"edge_index has indices from {edge_index.min()} to {edge_index.max()}; x has {x.shape[0]} rows"
+    )
+    assert extremes in text or "edge 4 has" in text
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.filterwarnings("error")
+def test_graphs_without_edges_are_not_warned_of():
+    x, edge_index = graph()
+    model = MeanOfNeighbours()
+    sparse = apply(model, MESSAGES, (x, edge_index[:, :0]))
+    assert [entry.reason for entry in sparse.report.dense] == ["the example inputs have no edges"] * len(
+        sparse.report.dense
+    )
+    torch.testing.assert_close(sparse(x, edge_index[:, :0]), model(x, edge_index[:, :0]))
+    torch.testing.assert_close(sparse(x, edge_index), model(x, edge_index))
+
+
 def test_stages_are_dumped(tmp_path):
     model, recipe, example = case("gcn")
     with options.override(dump=("all",), dump_dir=tmp_path):
