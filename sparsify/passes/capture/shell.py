@@ -4,6 +4,7 @@ In: `fill_shell(shell, model)`. Out: `shell.conv1.lin.weight is model.conv1.lin.
 """
 
 import copy
+import operator
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -252,6 +253,58 @@ def is_lent(model: nn.Module, shell: nn.Module) -> bool:
         if child is not None and inner.get(name) is not None and is_lent(child, inner[name]):
             return True
     return False
+
+
+class ModulePairs:
+    """The modules of a model beside their shells, in flat lists: each call asks for their modes and tensors.
+
+    Attributes:
+        model: the model.
+        is_whole: whether every module has a shell.
+    """
+
+    __slots__ = ("_children", "_known", "_pairs", "_stores", "is_whole", "model")
+
+    def __init__(self, model: nn.Module, shell: nn.Module) -> None:
+        self.model = model
+        self.is_whole = True
+        self._pairs = [(model, shell)]
+        for own, inner in self._pairs:
+            for name, child in own._modules.items():
+                beside = inner._modules.get(name)
+                if child is not None and beside is not None:
+                    self._pairs.append((child, beside))
+                self.is_whole &= (child is None) == (beside is None)
+        kinds = ("_parameters", "_buffers")
+        self._stores = [(vars(own)[kind], vars(inner)[kind]) for own, inner in self._pairs for kind in kinds]
+        self._children = [module._modules for pair in self._pairs for module in pair]
+        self._known = self._found()
+
+    def _found(self) -> list[nn.Module | None]:
+        """The children of all modules, in order."""
+        return [child for children in self._children if children for child in children.values()]
+
+    def are_current(self, model: nn.Module) -> bool:
+        """Whether these are still the modules of a model and their shells."""
+        found = self._found()
+        return (
+            model is self.model
+            and len(found) == len(self._known)
+            and all(map(operator.is_, found, self._known))
+        )
+
+    def are_in_same_modes(self) -> bool:
+        """Whether every module is in the mode of its shell."""
+        return self.is_whole and all(own.training == inner.training for own, inner in self._pairs)
+
+    def are_lent(self) -> bool:
+        """Whether shells have tensors that are not those of the model, as within `torch.func.functional_call`."""
+        for own, held in self._stores:
+            if own:
+                for name, tensor in own.items():
+                    if held.get(name, tensor) is not tensor:
+                        return True
+        return False
 
 
 def fill_shell(shell: nn.Module, model: nn.Module) -> None:

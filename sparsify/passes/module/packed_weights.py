@@ -21,6 +21,7 @@ from sparsify.passes.capture.draft import Key, Stored
 from sparsify.passes.capture.shell import (
     Modes,
     borrowed,
+    is_lent,
     modes,
     owners,
     places,
@@ -215,16 +216,18 @@ class Weights:
         """Within this context what to run in the place of modules of the source model, dense and as `shell` is.
 
         It has the modes and the tensors of `shell`. Other threads may run the source model, whose modules therefore
-        keep theirs.
+        keep theirs. Afterwards `shell` has the buffers that the model has put in the places of others.
         """
         with self.lock:
             is_same_mode = modes(self.source) == modes(shell)
-            is_as_wanted = is_same_mode and next(borrowed(self.source, shell), None) is None
-        if not self.is_own and is_as_wanted:
+            was_lent = is_lent(self.source, shell)
+        if not self.is_own and is_same_mode and not was_lent:
             yield lambda module: module
-            return
-        with self.mirrored(shell) as of:
-            yield of
+        else:
+            with self.mirrored(shell) as of:
+                yield of
+        if not was_lent and is_lent(self.source, shell):
+            share_again(shell, self.source)
 
     @contextmanager
     def mirrored(self, shell: nn.Module) -> Iterator[Callable[[nn.Module], nn.Module]]:

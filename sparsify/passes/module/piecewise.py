@@ -21,7 +21,7 @@ from sparsify import options as settings
 from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import kept_buffers
-from sparsify.passes.capture.shell import Modes, is_lent, modes, share_again
+from sparsify.passes.capture.shell import Modes, ModulePairs, is_lent, modes, share_again
 from sparsify.passes.module.operator_graph import seconds
 from sparsify.passes.module.silent_prints import SILENT
 from sparsify.passes.module.sparse_parameters import as_dense
@@ -123,19 +123,27 @@ def run_whole(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, A
 
     None stays of weights that are packed: it would hold them densely.
     """
-    weights, source, wanted = module._weights, module._source, modes(module)
-    if weights.held or weights.trained or is_lent(source, module):
+    weights, source, captures = module._weights, module._source, module._captures
+    beside = captures.beside
+    if beside is None or not beside.are_current(source):
+        beside = captures.beside = ModulePairs(source, module)
+    if weights.held or weights.trained or beside.are_lent():
         return module._run_source(args, kwargs)
-    if not weights.is_own and modes(source) == wanted:
-        return calls.run_source(source, args, kwargs)
-    standing = module._captures.standing.get(wanted)
-    if standing is None or not standing.is_current(source):
-        with weights.lock:
-            standing = module._captures.standing[wanted] = KeptMirror(module, wanted, None)
-    try:
-        return calls.run_source(standing.run, args, kwargs)
-    finally:
-        standing.hand_on()
+    if not weights.is_own and beside.are_in_same_modes():
+        result = calls.run_source(source, args, kwargs)
+    else:
+        wanted = modes(module)
+        standing = captures.standing.get(wanted)
+        if standing is None or not standing.is_current(source):
+            with weights.lock:
+                standing = captures.standing[wanted] = KeptMirror(module, wanted, None)
+        try:
+            result = calls.run_source(standing.run, args, kwargs)
+        finally:
+            standing.hand_on()
+    if beside.are_lent():  # the model has replaced a buffer, as `self.count = self.count + 1` does
+        share_again(module, source)
+    return result
 
 
 def attributes(modules: Sequence[nn.Module]) -> list[Any]:

@@ -19,7 +19,7 @@ from sparsify.compiler.remembered import REMEMBERED
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.calls import SPARSE_LAYOUTS, Call, CallShape
 from sparsify.passes.capture.export import Captured
-from sparsify.passes.capture.shell import Modes
+from sparsify.passes.capture.shell import Modes, ModulePairs
 from sparsify.passes.emit.mask_gradients import is_kept_sparse, is_sparse
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import is_mutating, overwritten
@@ -209,6 +209,7 @@ class Captures:
         pieces: what runs refused calls in pieces.
         piecewise: the reports of refused calls that run so.
         standing: by modes mirrors of the source model that run all other refused calls.
+        beside: the modules of the source model beside those of the sparse one.
     """
 
     known: list[tuple[Likeness, Variant]] = field(default_factory=list)
@@ -217,6 +218,7 @@ class Captures:
     pieces: Any = None
     piecewise: dict[Likeness, Report] = field(default_factory=dict)
     standing: dict[Modes, Any] = field(default_factory=dict)
+    beside: ModulePairs | None = None
 
     def __len__(self) -> int:
         """How often a model was captured, or refused to be."""
@@ -248,7 +250,7 @@ class Captures:
         self.refused.clear()
         self.piecewise.clear()
         self.standing.clear()
-        self.pieces = None
+        self.pieces = self.beside = None
 
     def alike(self, like: Likeness) -> list[Variant]:
         """The variants for such calls, the first one first."""

@@ -308,6 +308,30 @@ def test_models_without_regions_run_as_they_are():
     torch.testing.assert_close(sparse(*graph()), source(*graph()))
 
 
+@pytest.mark.parametrize("mode", [True, False])
+def test_buffers_that_refused_calls_replace_count(mode):
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(7, 7)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count = self.count + 1
+            return self.lin(x) if x.sum().item() > -1e9 else x
+
+    source, (x, _) = Counts().train(), graph()
+    with pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = sparsify.apply(source, "gcn", x)
+    sparse.train(mode)
+    begin = int(sparse.count)
+    for calls in range(1, 4):
+        torch.testing.assert_close(sparse(x), nn.functional.linear(x, source.lin.weight, source.lin.bias))
+        assert int(sparse.count) == int(source.count) == begin + calls
+    lent = {"lin.weight": torch.zeros(7, 7)}
+    assert torch.equal(torch.func.functional_call(sparse, lent, x), source.lin.bias.expand(len(x), 7))
+
+
 def test_refused_calls_in_other_modes_follow_the_source_model():
     class Scaled(nn.Module):
         def __init__(self) -> None:
