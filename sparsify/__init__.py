@@ -120,5 +120,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What is there, the names not imported yet included."""
+    """The public names, those not imported yet included."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""What this machine has and lacks: versions, compiler, cache, and one kernel built and checked.
+"""A check of this machine: versions, compiler, cache, and one kernel built and checked.
 
 In: nothing. Out: `environment()`, a mapping of facts, and `diagnose()`, such as
 `(Finding("compiler", True, "/usr/bin/g++ (g++ 12.2.0)"), ...)`.
@@ -75,7 +75,7 @@ class Finding:
 
 
 def environment() -> dict[str, Any]:
-    """What a reader of a bug report or a measurement needs to know."""
+    """Facts for readers of a bug report or a measurement."""
     chosen = options.current()
     return {
         **machine(),
@@ -204,7 +204,7 @@ def checked_product() -> tuple[float, float]:
 
 
 def measured_machine() -> str:
-    """What the machine was measured to do, now if need be."""
+    """The measured rates of the machine, measured now if need be."""
     settings = options.current()
     if settings.tune_seconds == 0:
         return "nothing is measured where SPARSIFY_TUNE_SECONDS is 0"

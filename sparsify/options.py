@@ -27,7 +27,7 @@ STAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What can be set from outside.
+    """The settings of a user.
 
     Attributes:
         vector_bytes: width of vector registers in bytes, 0 for scalar code; `None`: as the CPU has.

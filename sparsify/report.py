@@ -1,4 +1,4 @@
-"""What became of a model: its sparse regions, the nodes left dense, conversions, rules and timings.
+"""The report on a model: its sparse regions, the nodes left dense, conversions, rules and timings.
 
 In: the passes fill a `Report`. Out: `print(report)`, `report.to_dict()`, `report.to_html("report.html")`, which
 `report_page` fills.
@@ -80,7 +80,7 @@ class ConversionEntry:
 
     @property
     def bytes_text(self) -> str:
-        """What became of the bytes of dense operands, nothing where there were none."""
+        """Bytes of dense operands before and after, nothing where there were none."""
         return f"{kibibytes(self.bytes_before)} -> {kibibytes(self.bytes_after)}" if self.bytes_before else ""
 
 
@@ -235,7 +235,7 @@ class PieceEntry:
 
 @dataclass(slots=True)
 class RuleEntry:
-    """What a rule of the recipe matched."""
+    """The matches of a rule of the recipe."""
 
     rule: str
     where: str
@@ -247,7 +247,7 @@ class Origin:
     """The model that a report is of, as far as the page of the report wants to know more of it; here of none."""
 
     def details(self, inputs: Any = None, *, compares: bool = True) -> Details:
-        """What the page shows besides the report.
+        """Details of the page besides the report.
 
         Args:
             inputs: of a call to look at, None for none.

@@ -58,7 +58,7 @@ def read(file: Path, names: Collection[str]) -> list[Mapping[str, Any]]:
 
 
 def changes(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """What both runs have measured."""
+    """The rows that both runs have measured."""
     known = dict(_ratios(before))
     return [Change(*key, known[key], reached) for key, reached in _ratios(now) if key in known]
 

@@ -90,7 +90,7 @@ class Case:
     missing: list[str] = field(default_factory=list)
 
     def prepare(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns; its time is noted under `name`, and what of it the compiler took."""
+        """The result of `make`; its time is noted under `name`, and what of it the compiler took."""
         compiled = cache.compile_seconds()
         started = time.perf_counter_ns()
         made = make()

@@ -54,7 +54,7 @@ class Weight:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What makes a layer sparse whose weight has these zeros."""
+        """The function that makes a layer sparse whose weight has these zeros."""
         rules = [{**rule, "dtype": self.dtype} for rule in RULES]
         return {**RECIPE, "sparsify": rules}
 
@@ -129,12 +129,12 @@ def linear(
 
 
 def packed_work(stored: int, rows: int, extents: int, item_bytes: int = 4) -> Work:
-    """What layers cannot do without: values with 16-bit coordinates, and inputs and results of so many columns."""
+    """The least memory traffic of layers: values with 16-bit coordinates, inputs and results of so many columns."""
     return Work(2.0 * stored * rows, (item_bytes + 2.0) * stored + 4.0 * rows * extents)
 
 
 def value_bytes(dtype: str) -> int:
-    """Of a stored value of a float32 weight."""
+    """The bytes of a stored value of a float32 weight."""
     return 4 if dtype == "same" else dtypes.BYTES[dtype]
 
 

@@ -1,4 +1,4 @@
-"""What the cost model expects against what is measured, over kernels of all kinds.
+"""Predicted against measured times, over kernels of all kinds.
 
 In: nothing. Out: `Prediction("spmm-2708-5-128", 150.0, 139.0)` for each kernel, and their median ratio.
 """
@@ -66,7 +66,7 @@ def predictions(seconds: float, clock: Clock, scale: float = 1.0) -> Iterator[Pr
 def predicted(
     name: str, text: str, operands: Operands, machine: Machine, seconds: float, clock: Clock
 ) -> Prediction:
-    """What one kernel is expected to take and takes."""
+    """The predicted and the measured time of one kernel."""
     kernel = evaluate_kernel(text, None, format=None, schedule=None, sizes=None, **operands)
     given = [operands[name] for name in kernel.program.inputs]
     sizes = sizes_of(kernel.program, given)

@@ -11,7 +11,7 @@ from sparsify.compiler.schedule.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a call cannot do without.
+    """The least work of a call.
 
     Attributes:
         operations: multiplications and additions.

@@ -43,7 +43,7 @@ CLOCKS: Mapping[bool, Clock] = {False: time.perf_counter_ns, True: time.thread_t
 
 
 def measured(case: Case, quick: bool, clock: Clock) -> dict[str, Any]:
-    """What was measured for a case, as plain data."""
+    """The measurements of a case, as plain data."""
     if quick:
         return measure(case, seconds=1.0, least=3, most=3, clock=clock).to_dict()
     return measure(case, clock=clock).to_dict()
@@ -98,7 +98,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was spent before the timings, and which contenders are missing."""
+    """The time before the timings, and the contenders that are missing."""
     prepared = [
         (row["name"], ", ".join(f"{name} {spent:.1f}" for name, spent in row["prepared_ms"].items()))
         for row in rows

@@ -71,7 +71,7 @@ class Assembled:
         return Slots(dict(enumerate(self._dtypes, self.first)))
 
     def buffers(self, known: Known | None) -> list[torch.Tensor | None]:
-        """What the kernel gets for the arrays of the result: those that are known, null for the others."""
+        """The kernel's arguments for the arrays of the result: those that are known, null for the others."""
         given = () if known is None else known[1]
         return [*given, *[None] * (len(self._dtypes) - len(given))]
 

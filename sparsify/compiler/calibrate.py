@@ -144,7 +144,7 @@ def measured(options: Options) -> Machine:
 
 
 def key_of(options: Options) -> str:
-    """What tells machines apart: processor, threads, vectors, versions, and where their figures lie."""
+    """The key of a machine: processor, threads, vectors, versions, and where their figures lie."""
     parts = (
         EDITION, sparsify.__version__, torch.__version__, target.cpu_digest(), count(options),
         target.vector_bytes(options), options.compiler, options.compiler_flags, directories.cache_dir(options),
@@ -191,7 +191,7 @@ def _run(probes: Sequence[Probe], threads: int) -> None:
 
 
 def _probes(threads: int) -> dict[str, Callable[[], Probe | None]]:
-    """What makes each probe, by name; those of all threads only where there are several."""
+    """The maker of each probe, by name; those of all threads only where there are several."""
     found: dict[str, Callable[[], Probe | None]] = {}
     for name, number in (("one", 1), ("all", threads))[: 1 + (threads > 1)]:
         found[f"fma {name}"] = partial(_product, number)
@@ -276,7 +276,7 @@ def _onednn(size: int, threads: int) -> Probe | None:
 
 
 def _machine(probes: dict[str, Probe], threads: int, vector_bytes: int) -> Machine:
-    """What the probes say; several threads are never taken for slower than one."""
+    """The machine model from the probes; several threads are never taken for slower than one."""
 
     call_us = probes["call one"].least_us
     fork_us = min(max(probes["call all"].least_us - call_us, 0.1), MOST_FORK_US) if threads > 1 else 0.1

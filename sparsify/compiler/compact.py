@@ -72,7 +72,7 @@ def compactable(program: Program) -> frozenset[str]:
 def large(
     extents: frozenset[str], declared: Sequence[Declaration], operands: Sequence[Tensor]
 ) -> frozenset[str]:
-    """Those among `extents` that are large for what the operands store, and that they store as coordinates."""
+    """The `extents` that are large for what the operands store, and that they store as coordinates."""
     patterns = [operand._pattern if isinstance(operand, SparseTensor) else None for operand in operands]
     least = max(LARGE, TIMES * sum(pattern.nnz for pattern in patterns if pattern is not None))
     found = {

@@ -1,4 +1,4 @@
-"""What a program must know of the operands at hand: format, dtype, fill.
+"""Declarations of the operands at hand: format, dtype, fill.
 
 In: a dense float32 matrix. Out: `Operand(Format("dense, dense"), "float32")`, the same object for all of them.
 """

@@ -259,7 +259,7 @@ def _evaluate_kernel(
 
 
 def _key_of_number(number: float) -> tuple[Any, ...]:
-    """What tells a number from others: `0.0`, `-0.0` and `0` are equal, and what is divided by them is not."""
+    """The cache key of a scalar, type and sign: `0.0 == -0.0`, but `1 / x` differs."""
     return type(number), number, copysign(1.0, number) if isinstance(number, float) else None
 
 
@@ -314,7 +314,7 @@ def einsum_kernel(
 
 
 def _key(operand: torch.Tensor) -> tuple[Any, ...]:
-    """What a kernel depends on of an operand, cheap to find and to hash.
+    """The facts about an operand that a kernel depends on, cheap to find and to hash.
 
     Sparse operands of equal description share one object, whose identity needs no deep hash.
     """

@@ -167,7 +167,7 @@ def explain_plan(
 
 
 def results(step: DenseProduct | Convert | Stages) -> str:
-    """What a step computes, by name."""
+    """The statements of a step, by name."""
     return step.result if not isinstance(step, Stages) else ", ".join(step.program.outputs)
 
 

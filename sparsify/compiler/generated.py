@@ -225,7 +225,7 @@ class GeneratedStep:
 
     @property
     def key(self) -> str:
-        """Of the kernel in the cache, shortened; `torch` where torch's operators compute."""
+        """The key of the kernel in the cache, shortened; `torch` where torch's operators compute."""
         return "torch" if self.failure is not None else self.library.key[:12]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a kernel's gradients read besides its operands and results: kept by the forward pass, or computed again.
+"""Saved tensors of gradients besides operands and results: kept by the forward pass, or rematerialized.
 
 In: `S = Q K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d` and the sizes of the operands.
 Out: m and d are kept, a number a row; S and P, a number for each stored entry and head, are computed again.
@@ -25,7 +25,7 @@ PART: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What becomes of the temporaries of a program between its passes.
+    """The choice for each temporary of a program: kept or rematerialized.
 
     Attributes:
         kept: by the forward pass, as results.
@@ -49,7 +49,7 @@ class Keeping:
 
 
 def keeping(program: Program, sizes: Sizes) -> Keeping:
-    """What may be kept and what is computed again; nothing of either where sizes are not known."""
+    """Temporaries to keep and to rematerialize; none of either where sizes are not known."""
     assigned = [statement.target.tensor for statement in program.statements]
     names = [name for name in dict.fromkeys(assigned) if name not in program.outputs]
     count = {name: _bytes(program, name, sizes) for name in names}

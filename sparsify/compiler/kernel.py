@@ -95,7 +95,7 @@ class Kernel:
 
     @property
     def key(self) -> str:
-        """Of the generated kernels in the cache, shortened; `torch` where torch's operators compute."""
+        """The keys of generated kernels in the cache, shortened; `torch` where torch's operators compute."""
         return "+".join(dict.fromkeys(step.key for step in self.generated)) or "torch"
 
     @property
@@ -264,7 +264,7 @@ class Kernel:
 
     @cached_property
     def keeping(self) -> Keeping:
-        """What of the temporaries is kept for the gradients, and what they compute again."""
+        """Temporaries kept for the gradients, and those that they compute again."""
         return keeping(self.program, self.sizes)
 
     def also(self, names: tuple[str, ...]) -> "Kernel":

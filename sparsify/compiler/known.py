@@ -30,7 +30,7 @@ class KnownPatterns:
         self._bytes = 0
 
     def find(self, step: object, operands: Sequence[Pattern]) -> Any:
-        """What was remembered of `step` for operands of these patterns, `None` when nothing was."""
+        """The remembered facts of `step` for operands of these patterns, `None` when nothing was."""
         key = _key(step, operands)
         found = self._known.get(key)
         if found is None:

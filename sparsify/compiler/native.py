@@ -60,7 +60,7 @@ def bind(kernel: Library) -> Call:
 
 
 def trampolines() -> Library | None:
-    """What leads from Python to kernels, compiled like them; `None` where it cannot be compiled or loaded."""
+    """The compiled trampoline from Python to kernels; `None` where it cannot be compiled or loaded."""
     # The user's flags are for kernels.
     return _trampolines(replace(current(), compiler_flags=()))
 

@@ -120,7 +120,7 @@ def find(node: Node, first: type[N], second: type[M], /) -> list[N | M]: ...
 @overload
 def find(node: Node, /, *kinds: type[Node]) -> list[Node]: ...
 def find(node: Node, *kinds: type[Node]) -> Sequence[Node]:
-    """Those of `walk(node)` that are of exactly these classes; what holds none of them is not visited."""
+    """The nodes of `walk(node)` of exactly these classes; subtrees without any are not visited."""
     wanted = bits(kinds)
     found: list[Node] = []
     rest = [node] if classes(node) & wanted else []

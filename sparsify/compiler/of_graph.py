@@ -1,4 +1,4 @@
-"""What the operators `sparsify::einsum` and `sparsify::evaluate` do where a graph of Dynamo calls them.
+"""The operators `sparsify::einsum` and `sparsify::evaluate` in graphs of Dynamo.
 
 In: text and tensors, as `in_graph` gives them to the operators. Out: the results, as a list.
 

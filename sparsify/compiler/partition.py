@@ -82,7 +82,7 @@ class Prepared:
 
     @cached_property
     def prices(self) -> RowPrices:
-        """What statements take."""
+        """The expected time of statements."""
         return RowPrices(self.program, self.known)
 
     @cached_property
@@ -113,7 +113,7 @@ class Part:
 
     @property
     def sizes(self) -> Sizes:
-        """What is known of its operands."""
+        """Known facts about its operands."""
         return self.prepared.sizes if self.is_whole else self.prepared.known
 
     @property

@@ -37,7 +37,7 @@ from sparsify.options import Options, current
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What decides a kernel besides its program."""
+    """The options that decide a kernel besides its program."""
 
     schedule: Schedule
     vector_bytes: int
@@ -93,7 +93,7 @@ def emitted(function: loop_nodes.Function, given: Given) -> str:
 
 
 def plain_text(result: object, given: Given) -> str:
-    """What prints itself."""
+    """A representation that prints itself."""
     return str(result)
 
 

@@ -41,7 +41,7 @@ def recall(
     *,
     classes: Mapping[str, type] = exact.CLASSES,
 ) -> T:
-    """What `answer()` returns, or returned when the question was asked for the same sizes before.
+    """The result of `answer()`, of now or of an earlier question for the same sizes.
 
     Args:
         question: all that the answer depends on besides sizes and the compiler.

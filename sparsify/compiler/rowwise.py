@@ -67,7 +67,7 @@ class Rowwise:
 
 
 class RowPrices:
-    """What statements of a program take over the same rows and apart, each asked for once.
+    """The expected times of statements over the same rows and apart, each computed once.
 
     Args:
         program: with one plain assignment a result.
@@ -88,7 +88,7 @@ class RowPrices:
 
     @cached_property
     def bytes(self) -> dict[str, int]:
-        """Of each tensor."""
+        """The sizes of each tensor."""
         stored = self.sizes.stored
         return {name: tensor_bytes(d, self.extents, stored) for name, d in self.declared.items()}
 
@@ -118,7 +118,7 @@ class RowPrices:
         return found
 
     def crowded_us(self, statements: Sequence[Assign]) -> float:
-        """What it takes longer to pick rows of several tables in turn, which share the caches."""
+        """The extra time to pick rows of several tables in turn, which share the caches."""
         tables: dict[str, int] = {}
         for statement in statements:
             for sum_ in find(statement.value, Reduce):

@@ -64,7 +64,7 @@ class Input(ctypes.Structure):
 
 
 class Frame(ctypes.Structure):
-    """What a call was like, and what follows from that.
+    """The signature of a call, and the plan that follows from it.
 
     Of each size `size_extents` is the place of the range whose extent it is, -1 for a number. `root` is the operand on
     whose pattern the result lies. `empty` makes the memory of a result of `least_bytes` to `most_bytes`, for its shape

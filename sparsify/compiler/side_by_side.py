@@ -19,7 +19,7 @@ _stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=Non
 
 
 def side_by_side(tasks: Sequence[Callable[[], T]], *, in_turn: bool = False) -> list[T | Exception]:
-    """What each task returned, or the exception that it raised, in order; as many run at once as there are cores.
+    """The result of each task, or its exception, in order; as many run at once as there are cores.
 
     When building takes long, a bar on standard error says how far it is, where that is a terminal and options do not
     say quiet. An interrupt of the caller, Ctrl-C, stops the tasks that run and starts no others.

@@ -23,7 +23,7 @@ from sparsify.storage.tensor import SparseTensor, wrap
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one kernel computes, mostly one statement.
+    """The statements of one kernel, mostly one.
 
     Attributes:
         program: the statement.

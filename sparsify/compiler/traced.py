@@ -183,7 +183,7 @@ def _text(traced: Traced, kernel: Any) -> str:
 
 
 def _known(text: str) -> tuple[Traced, Any]:
-    """What a text says, and its kernel, made when the graph comes from another process."""
+    """The parsed text and its kernel, made when the graph comes from another process."""
     found = _kernels.get(text)
     if found is None:
         from sparsify.compiler.kernel import compile_program  # kernels know how they are traced

@@ -83,7 +83,7 @@ class SparseWeight(nn.Module):
             weight.copy_(drawn)
 
     def extra_repr(self) -> str:
-        """What torch shows, the format and the share of zeros."""
+        """Torch's summary, the format and the share of zeros."""
         weight = self.weight
         if not isinstance(weight, SparseTensor):
             return super().extra_repr()

@@ -44,9 +44,9 @@ TEXTS = {
 }
 """torch's functions of two tensors and how index notation says them."""
 KEEP_ZERO = frozenset({torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum})
-"""Those of two fills that are 0 give a fill that is 0."""
+"""Functions that map two fills of 0 to a fill of 0."""
 SCALE = frozenset({torch.mul, torch.div})
-"""Those of a fill that is 0 and a finite number other than 0 give a fill that is 0."""
+"""Functions that map a fill of 0 and a finite number other than 0 to a fill of 0."""
 
 
 @operator(torch.add, Tensor.add)

@@ -1,4 +1,4 @@
-"""What happens to torch's names that no kernel computes: the dense result, once warned, or an error under strict.
+"""Fallbacks for torch's names without a kernel: the dense result, once warned, or an error under strict.
 
 In: `torch.cumsum(A, 0)`. Out: `torch.cumsum(A.to_dense(), 0)` and one warning naming the operator and the remedy.
 """

@@ -27,12 +27,12 @@ class Entries(NamedTuple):
     source: Tensor | None
 
     def kept(self, mask: Tensor) -> "Entries":
-        """Those that a mask [n] marks."""
+        """The entries that a mask [n] marks."""
         places = mask.nonzero().squeeze(1)
         return self.taken(places)
 
     def taken(self, places: Tensor) -> "Entries":
-        """Those at places [m], in that order; one may come twice."""
+        """The entries at places [m], in that order; one may come twice."""
         source = places if self.source is None else self.source[places]
         return Entries([column[places] for column in self.columns], source)
 

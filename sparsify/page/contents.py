@@ -93,7 +93,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a region computes and moves in a call: arithmetic operations and bytes."""
+    """Work of a region in a call: arithmetic operations and bytes."""
 
     region: str
     operations: float
@@ -102,7 +102,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """What a machine does in a microsecond at most: arithmetic operations, and bytes from memory."""
+    """Peak rates of a machine in a microsecond: arithmetic operations, and bytes from memory."""
 
     operations: float
     bytes: float
@@ -120,7 +120,7 @@ class Listing:
 
 @dataclass(slots=True)
 class Details:
-    """What a report alone does not hold: graph, stages, and what was seen in a call.
+    """Details beyond a report: graph, stages, and observations of a call.
 
     Attributes:
         stages: of each region, by its name.

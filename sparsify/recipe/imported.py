@@ -69,7 +69,7 @@ class Modifier:
 
 @dataclass
 class Imported:
-    """What became of an old recipe.
+    """The translation of an old recipe.
 
     Attributes:
         recipe: as plain data, valid.

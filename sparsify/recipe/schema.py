@@ -354,7 +354,7 @@ class Rule(Section):
 
     @property
     def later(self) -> "tuple[Rule, ...]":
-        """What later stages do to its tensors, with steps counted from the start of the training."""
+        """The rules of later stages for its tensors, with steps counted from the start of the training."""
         return self._later
 
     @property
@@ -556,7 +556,7 @@ class Calibration(Section):
 
 
 class Verify(Section):
-    """What the result is compared with: the dense model, with the zeros and the masks that rules give it."""
+    """The reference for the result: the dense model, with the zeros and the masks that rules give it."""
 
     against: Literal["dense", "dense_with_mask"] = "dense"
     rtol: float = Field(default=1e-4, ge=0)

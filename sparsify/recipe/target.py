@@ -42,7 +42,7 @@ def require_target(target: str) -> str:
 
 
 def kind_of(target: str) -> str:
-    """What a target names, `param`, `input`, ...; "" where it does not say so itself.
+    """The kind of a target, `param`, `input`, ...; "" where its text has none.
 
     >>> kind_of("op:softmax"), kind_of("re:param:.*"), kind_of("Linear")
     ('op', '', '')
@@ -84,7 +84,7 @@ def matches_name(kind: str, pattern: str, name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def expression(text: str) -> SchemaValidator:
-    """What tells whether an expression matches all of a name.
+    """The predicate whether an expression matches all of a name.
 
     Raises:
         ValueError: it cannot be read, or it is too long.

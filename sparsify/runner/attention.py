@@ -71,7 +71,7 @@ def with_sparse_attention(
 
 
 def target(layers: str | None) -> str:
-    """What a rule for the attention of some layers selects: the modules whose first number is one of theirs.
+    """The modules of some layers that a rule for attention selects, by the first number of their names.
 
     >>> target("0,2-3")
     're:scope:[^0-9]*(0|2|3)(\\\\..*)?'

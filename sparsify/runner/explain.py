@@ -1,4 +1,4 @@
-"""What `sparsify explain` shows: a registered model with its recipe, or an expression over formats.
+"""The command `sparsify explain`: a registered model with its recipe, or an expression over formats.
 
 In: `explain_model_request(resolve("gcn"))`, or `explain_expression("ij,jk->ik", ["csr", "dense"])`. Out: sections.
 The model's weights are not trained and nothing is measured; an expression is not even built.
@@ -41,7 +41,7 @@ MISTAKES: Final = (EinsumError, FormatError, ParseError, ScheduleError)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is printed of an explanation.
+    """The parts of an explanation to print.
 
     Attributes:
         subject: what was asked about.

@@ -1,4 +1,4 @@
-"""What a run would make sparse, without training, compiling or timing anything.
+"""A preview of a run: tensors that become sparse, without training, compiling or timing anything.
 
 In: a `Request`. Out: a `Preview`: one row for each tensor that a rule selects.
 """
@@ -80,7 +80,7 @@ class Preview:
 
 
 def preview(request: Request) -> Preview:
-    """What the request's recipe would make sparse, in the formats that are expected to be fastest."""
+    """Tensors that the request's recipe makes sparse, in the formats that are expected to be fastest."""
     asked = subject(request)
     with options.override(tune_seconds=0):
         draft = drafted(asked.model, asked.example, request)

@@ -1,4 +1,4 @@
-"""What a run does while it takes long, on standard error.
+"""Progress of a run, on standard error.
 
 In: `Progress("bert", "1 x 4096 tokens", 8000.0)`, with the milliseconds of a dense pass. Out: lines such as
 `bert: turn 2, dense 7.6 s, sparse 2 s`; none where passes are short or options say quiet.

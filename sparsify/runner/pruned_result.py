@@ -1,4 +1,4 @@
-"""What came out of a run of a pruned model: the table of all runs, with zeros, bytes, and why weights stayed dense.
+"""The result of a run of a pruned model: a table with zeros, bytes, and why weights stayed dense.
 
 In: what `run` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`.
 """

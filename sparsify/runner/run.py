@@ -178,7 +178,7 @@ def of_steps(request: Request, model: nn.Module, steps: Steps) -> Trained:
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """What a run wants to know of a sparse model: details for a page, the trace of a call in a file."""
+    """Observations of a sparse model in a run: details for a page, the trace of a call in a file."""
 
     has_page: bool = False
     trace: Path | None = None

@@ -24,7 +24,7 @@ class Subject:
 
 
 def subject(request: Request) -> Subject:
-    """What a request is about, before anything is trained."""
+    """The subject of a request, before anything is trained."""
     entry, arguments, seed = request.entry, request.arguments, request.seed
     if not entry.is_graph:
         model = entry.make(arguments, seed).eval()

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, as far as its file alone can tell: schema, formats, masks, the model's name.
+"""Errors of a recipe that its file alone shows: schema, formats, masks, the model's name.
 
 In: `complaints("mine.yaml")`. Out: `["mine.yaml:5:5: format: no level is called 'crs'; ..."]`, empty when all is well.
 Recipes without masks need no torch.

@@ -1,1 +1,1 @@
-"""What runs beside the kernels: the OpenMP runtime, threads and reusable buffers."""
+"""Runtime support of kernels: the OpenMP runtime, threads and reusable buffers."""

@@ -152,7 +152,7 @@ class Pool:
         return any(block.handle == storage._cdata for block in list(blocks))
 
     def maker(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        """What makes tensors as `empty` does, for one shape and dtype; small ones with fewer steps."""
+        """A maker of tensors as `empty` makes them, of one shape and dtype; small ones in fewer steps."""
         size = math.prod(shape, start=dtype.itemsize)
         if self.is_recycled(size):
             return partial(self._take, size_class(size), shape, dtype)

@@ -13,7 +13,7 @@ INFO = Path("/proc/cpuinfo")
 
 
 def machine() -> dict[str, str | int]:
-    """What a reader needs to know to judge a timing."""
+    """Facts that a reader needs to judge a timing."""
     return {
         "cpu": processor(),
         "vector": torch.backends.cpu.get_cpu_capability(),

@@ -162,7 +162,7 @@ def _address(function: Any) -> int:
 
 
 def _asked(function: Any, handle: ctypes.c_void_p, kind: Any) -> Any:
-    """What a function of the C interface writes behind its last argument; `None` when it fails."""
+    """The output argument of a function of the C interface; `None` when it fails."""
     result = kind()
     if function(handle, ctypes.byref(result)):
         return None
@@ -170,6 +170,6 @@ def _asked(function: Any, handle: ctypes.c_void_p, kind: Any) -> Any:
 
 
 def _called(function: Any, argument: ctypes.c_void_p, kind: Any) -> Any:
-    """What a function returns."""
+    """The result of a function."""
     function.restype = kind
     return function(argument)

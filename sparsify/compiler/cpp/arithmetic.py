@@ -196,7 +196,7 @@ def narrow(text: str, dtype: str, lanes: int) -> str:
 
 
 def float_suffix(dtype: str) -> str:
-    """What the names of C functions end in for this dtype: `f` for float."""
+    """The suffix of C functions for this dtype: `f` for float."""
     return "f" if dtype == "float32" else ""
 
 

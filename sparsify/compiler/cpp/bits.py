@@ -135,7 +135,7 @@ def _expand_halves(half: str, lanes: int, signature: str) -> str:
 
 
 def _where_native(line: str) -> str:
-    """What runs where the CPU permutes and eight elements may be read."""
+    """The code for CPUs that permute, where eight elements may be read."""
     return f"#if defined(__AVX2__)\n  if (__builtin_expect(left >= {BYTE}, 1)) {{\n    {line}\n  }}\n#endif\n"
 
 

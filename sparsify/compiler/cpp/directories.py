@@ -252,7 +252,7 @@ def recovered(directory: Path) -> None:
 
 
 def remedy(directory: Path) -> str:
-    """What to do about a directory that cannot be used."""
+    """The advice for a directory that cannot be used."""
     try:
         reason = trust.refusal(directory)
     except OSError:
@@ -276,7 +276,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """What the file system knows of a file, `None` where it is gone."""
+    """The `stat` of a file, `None` where it is gone."""
     try:
         return path.lstat()
     except OSError:

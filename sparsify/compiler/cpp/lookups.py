@@ -69,7 +69,7 @@ def _lookup(count: int, unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _one(unit: Unit, dtype: str, lanes: int) -> str:
-    """Of the lanes of one vector, by an instruction for eight of four bytes, else lane by lane."""
+    """A lookup in the lanes of one vector, by an instruction for eight of four bytes, else lane by lane."""
     vector = unit.type(dtype, lanes)
     native = ""
     if (dtype, lanes) in PERMUTED_ALONE:
@@ -86,7 +86,7 @@ def _one(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _of_two(unit: Unit, dtype: str, lanes: int) -> str:
-    """Of the lanes of two vectors of 64 bytes."""
+    """A lookup in the lanes of two vectors of 64 bytes."""
     if (dtype, lanes) not in PERMUTED:
         return ""
     vector, suffix = unit.type(dtype, lanes), PERMUTED[dtype, lanes]

@@ -1,4 +1,4 @@
-"""What the CPU and the C++ compiler are told about each other: vector width and flags.
+"""The target of the C++ compiler: vector width and flags.
 
 In: the options. Out: `vector_bytes(options) == 32` on a CPU with AVX2, and the flags of the command line.
 """

@@ -58,7 +58,7 @@ def spelling(dtype: str, lanes: int) -> str:
 
 
 def suffix(dtype: str, lanes: int) -> str:
-    """What the names of functions for this type end in: `float32` or `float32x8`."""
+    """The suffix of functions for this type: `float32` or `float32x8`."""
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 

@@ -63,7 +63,7 @@ class Affine:
         return _reduced(form.terms, form.offset, form.divisor * sign * number, form.extents)
 
     def solved(self, name: str, value: str) -> "Affine":
-        """What `name` is where this form is `value`.
+        """The value of `name` where this form is `value`.
 
         >>> str(Affine((("h", 2), ("r", 1)), -1).solved("h", "p"))
         '(p - r + 1) / 2'

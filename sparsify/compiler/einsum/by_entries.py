@@ -60,7 +60,7 @@ def _confined(program: Program, gate: Access) -> Program:
 
 
 def _summed(value: Expr) -> Expr:
-    """What a sum adds up; other values as they are."""
+    """The operand of a sum; other values as they are."""
     return value.body if isinstance(value, Reduce) and value.monoid == "sum" else value
 
 

@@ -67,7 +67,7 @@ class _Share:
 
 @dataclass(frozen=True, slots=True)
 class _Densities:
-    """What densities depend on."""
+    """Facts that densities depend on."""
 
     declarations: Mapping[str, Declaration]
     densities: Mapping[str, float]

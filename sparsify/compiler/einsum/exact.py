@@ -25,7 +25,7 @@ CLASSES: Final[Mapping[str, type]] = {
 
 
 def read(text: str, classes: Mapping[str, type] = CLASSES) -> Any:
-    """What `repr` wrote: numbers, texts, tuples and objects of these classes.
+    """A reader of `repr`: numbers, texts, tuples and objects of these classes.
 
     Raises:
         SparsifyError: the text holds anything else.

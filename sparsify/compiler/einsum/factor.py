@@ -40,7 +40,7 @@ def factor(program: Program) -> Program:
 
 
 class _Factoring:
-    """What is known of the tensors of one program."""
+    """Known facts about the tensors of one program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

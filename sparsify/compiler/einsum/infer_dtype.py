@@ -190,7 +190,7 @@ def _check_divisor(call: Call, kinds: list[Kind]) -> None:
 
 @cache
 def _body(function: str) -> Expr:
-    """What a registered function computes."""
+    """The body of a registered function."""
     return parse_expression(FUNCTIONS[function].body)
 
 

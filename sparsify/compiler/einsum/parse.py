@@ -48,7 +48,7 @@ MAX_STATEMENTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a text says: its statements, and the extents that its slices fix."""
+    """The parsed text: its statements, and the extents that its slices fix."""
 
     statements: tuple[Assign, ...]
     sizes: tuple[tuple[str, int], ...]
@@ -333,7 +333,7 @@ class _Reader:
         raise self.error("the bounds of a slice are whole numbers", token)
 
     def call(self, name: Token) -> Expr:
-        """What follows `name(`: a reduction, `stored` or a function."""
+        """The expression that begins with `name(`: a reduction, `stored` or a function."""
         if name.text in MONOIDS or name.text in PLACES:
             indices = self.reduced_indices(name.text)
             if indices:

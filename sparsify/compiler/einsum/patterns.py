@@ -88,7 +88,7 @@ def pattern_access(program: Program, access: Access) -> Access:
 
 
 def _statement_pattern(program: Program, statement: Assign, access: Access) -> Access | None:
-    """What the target of `statement`, read as `access`, follows by this assignment."""
+    """The pattern that the target of `statement`, read as `access`, follows by this assignment."""
     free = free_indices(statement.target)
     reduced = tuple(name for name in free_indices(statement.value) if name not in free)
     if reduced or any(not isinstance(index, Index) for index in statement.target.indices):

@@ -136,7 +136,7 @@ def _with_built_in(node: N) -> N:
 
 
 def definitions(program: Program) -> str:
-    """What the registered monoids of a program mean, as text: their names alone do not say it."""
+    """Definitions of the registered monoids of a program, as text: their names alone do not say it."""
     nodes = [n for n in find(program, Assign, Reduce) if n.monoid is not None]
     used = {n.monoid: MONOIDS[n.monoid] for n in nodes if n.monoid is not None}
     return "; ".join(

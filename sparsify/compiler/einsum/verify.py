@@ -1,4 +1,4 @@
-"""What must hold for an einsum program, with errors in the user's own names.
+"""Invariants of an einsum program, with errors in the user's own names.
 
 In: a program, or statements and the ranks of their inputs. Out: nothing, or `EinsumError` and `ShapeError`.
 """

@@ -21,7 +21,7 @@ def unsigned(bits: Any) -> int:
 
 
 def poison(dtype: str) -> Any:
-    """What undefined memory holds: NaN, or an integer that is no index."""
+    """The value of undefined memory: NaN, or an integer that is no index."""
     if dtype == "bool":
         return True
     return np.nan if category(dtype) >= FLOATING else np.iinfo(dtype).min

@@ -53,7 +53,7 @@ REDUCTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a kernel leaves: its status, 0 when all went well, and its grown outputs by name."""
+    """The outcome of a kernel: its status, 0 when all went well, and its grown outputs by name."""
 
     status: int
     grown: dict[str, Array]

@@ -1,4 +1,4 @@
-"""What the chunks of a parallel loop touch while the interpreter runs them.
+"""Memory that the chunks of a parallel loop touch while the interpreter runs them.
 
 In: each access of a chunk, `sharing.read("A_vals", 7, access)`. Out: an `AssertionError` where a chunk reads or writes
 what another one has written, or writes what another one has read.

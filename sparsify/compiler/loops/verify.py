@@ -47,7 +47,7 @@ def _is_index(type: nodes.Type) -> bool:
 
 @dataclass
 class Scope:
-    """What is defined at a place of the code: variables with their types, buffers with their dtypes."""
+    """Definitions at a place of the code: variables with their types, buffers with their dtypes."""
 
     variables: dict[str, nodes.Type]
     buffers: dict[str, str]

@@ -113,7 +113,7 @@ class _Hoist:
     def _accumulator(
         self, target: einsum.Access, declaration: einsum.Declaration, dtype: str
     ) -> einsum.Access:
-        """What sums into a result are accumulated in where its own dtype is another: a temporary stored like it."""
+        """The accumulator of sums into a result of another dtype: a temporary stored like the result."""
         if target.tensor not in self.accumulators:
             self.accumulators[target.tensor] = self._fresh_name()
         sums = replace(target, tensor=self.accumulators[target.tensor])

@@ -72,7 +72,7 @@ class _Reader:
         self.loops = loops
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What `pattern` matches here, read past when it does."""
+        """The match of `pattern` here, read past when there is one."""
         found = pattern.match(self.text, self.position)
         if found is not None:
             self.position = found.end()

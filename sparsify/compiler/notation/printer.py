@@ -52,7 +52,7 @@ def _is_chain(stmt: "nodes.Statement | einsum.Assign") -> bool:
 
 
 def head(stmt: "nodes.Statement") -> str:
-    """What stands before the body of a statement, `parallel forall i by positions of A:`."""
+    """The head of a statement, `parallel forall i by positions of A:`."""
     match stmt:
         case nodes.Forall(index, _, kind):
             return f"{_loop(index, kind)}:"

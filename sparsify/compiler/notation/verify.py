@@ -1,4 +1,4 @@
-"""What must hold for concrete index notation.
+"""Invariants of concrete index notation.
 
 In: a notation. Out: nothing, or `ScheduleError` where a schedule has broken it.
 """

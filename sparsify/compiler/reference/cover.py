@@ -26,7 +26,7 @@ MOST_SETS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """What covers an expression, and what it is elsewhere.
+    """The cover of an expression, and its value elsewhere.
 
     Attributes:
         sets: `None`: nothing covers it but all points.
@@ -81,7 +81,7 @@ def _filled(sets: Sets | None, value: torch.Tensor, expr: Expr, kinds: Mapping[s
 
 
 def _of_call(function: str, args: list[Cover]) -> tuple[Sets | None, torch.Tensor | None]:
-    """What covers a call: all arguments, or those whose fill decides it alone; and its value elsewhere."""
+    """The cover of a call: all arguments, or those whose fill decides it alone; and its value elsewhere."""
     deciding = []
     for place, arg in enumerate(args):
         if arg.grid is None or arg.is_number:
@@ -99,7 +99,7 @@ def _of_call(function: str, args: list[Cover]) -> tuple[Sets | None, torch.Tenso
 
 
 def _of_choice(condition: Cover, yes: Cover, no: Cover) -> tuple[Sets | None, torch.Tensor | None]:
-    """What covers `where`: the condition and the branch that its fill chooses, or branches that are the same."""
+    """The cover of `where`: the condition and the branch that its fill chooses, or equal branches."""
     if condition.grid is not None:
         chosen = yes if bool(condition.grid.values != 0) else no
         if chosen.grid is not None:

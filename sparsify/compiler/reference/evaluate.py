@@ -335,7 +335,7 @@ class Evaluation:
         return cover(expr, self._fill_of, self.kinds)
 
     def _fill_of(self, leaf: Leaf) -> Grid | None:
-        """What a sparse tensor or a reduction is where nothing is stored; `None` for one that is not sparse."""
+        """The value of a sparse tensor or a reduction where nothing is stored; `None` for a dense one."""
         if isinstance(leaf, Access):
             tensor = self.tensors[leaf.tensor]
             if isinstance(tensor, DenseValues):

@@ -25,7 +25,7 @@ _OF_FUNCTION: Final = {"logical_or": "or", "logical_and": "and"}
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What a part of a reduction gives.
+    """The partial result of a reduction.
 
     Attributes:
         values: combined.
@@ -65,7 +65,7 @@ def operation(monoid: str, kind: Kind) -> str:
 
 @cache
 def identity(monoid: str, kind: Kind) -> float | int | bool:
-    """What nothing combined gives."""
+    """The identity of a reduction."""
     return MONOIDS[monoid].identity(kind.dtype)
 
 

@@ -64,7 +64,7 @@ class Space:
         return prod(self.shape)
 
     def along_points(self, name: str | Expr) -> Tensor:
-        """What each point has, so that it broadcasts over the space."""
+        """The values at each point, so that they broadcast over the space."""
         return self.points[name].reshape([-1] + [1] * (len(self.shape) - 1))
 
     def coordinates(self, name: str) -> Tensor:

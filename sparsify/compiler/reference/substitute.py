@@ -27,7 +27,7 @@ _announced: set[tuple[object, ...]] = set()
 
 
 def text_of(error: SparsifyError, place: str = "") -> str:
-    """What is lost because of an error, where, why, and what to do."""
+    """The consequence of an error, its place, its cause, and what to do."""
     lost = f"{place}: {LOST}" if place else LOST
     if isinstance(error, CompilerNotFoundError | DeviceError):
         return f"{lost}; {error}"

@@ -1,4 +1,4 @@
-"""What was compared before a kernel was made: the orders of the loops and the paths of products, with their costs.
+"""Alternatives that were priced for a kernel: loop orders and paths of products, with their costs.
 
 In: `Y[i,k] = sum(j, A[i,j] * B[j,k])` and the sizes of its operands. Out: a line for each of the best orders,
 

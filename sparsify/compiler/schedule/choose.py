@@ -163,7 +163,7 @@ class _Shape:
         return [a for a in reads if a.tensor in declarations and not declarations[a.tensor].format.is_dense]
 
     def _declaration(self, name: str) -> Declaration | None:
-        """What is declared of a tensor; nothing is of temporaries."""
+        """The declaration of a tensor; temporaries have none."""
         return next((declared for declared in self.program.declarations if declared.name == name), None)
 
     def _levels(self, access: Access) -> list[tuple[str, bool]]:

@@ -1,4 +1,4 @@
-"""What a program costs before anything is built: an estimate from sizes, stored entries and what the machine can do.
+"""The cost of a program before anything is built: an estimate from sizes, stored entries and machine rates.
 
 In: `Y[i,k] = sum(j, A[i,j] * X[j,k])`, `{"i": 2708, "j": 2708, "k": 128}`, `{"A": 13264}`, a machine.
 Out: about 200 us.

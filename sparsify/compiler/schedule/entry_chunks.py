@@ -97,7 +97,7 @@ def _collected(
 def _kinds(
     nest: Nest, member: str, splits: dict[str, tuple[str, str]], chain: RowChain, maximum: str
 ) -> Steps:
-    """What is written out and what runs in lanes."""
+    """Unrolled and vectorized loops."""
     name = chain.fresh
     _, inner = splits.get(nest.lane or nest.inner, ("", ""))
     match nest.kind:

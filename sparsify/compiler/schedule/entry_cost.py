@@ -1,4 +1,4 @@
-"""What a row-wise chain over single entries costs: as one kernel, and as a kernel for each of its statements.
+"""The cost of a row-wise chain over single entries: as one kernel, and as a kernel a statement.
 
 In:  attention over edges, 8 heads of 8 features, 120,000 edges. Out: 1,500 us as one kernel, 4,300 us as five.
 
@@ -192,21 +192,21 @@ class EntryCost:
         return vectors * (ENTRY + self._outside(nest)) * self.machine.vector_us
 
     def _along(self, nest: Nest) -> float:
-        """What the vectors along a sum or a row of a result take for one entry."""
+        """The time of the vectors along a sum or a row of a result for one entry."""
         width = self.extents.get(nest.lane or nest.inner, 1)
         return ceil(width / self.lanes) * max(1.0, _operations(self._value(nest), nest.lane or nest.inner))
 
     def _outside(self, nest: Nest) -> float:
-        """What a vector takes of what a nest computes of numbers, sums aside."""
+        """The time of a nest's arithmetic on numbers for one vector, sums aside."""
         return _operations(self._value(nest), "")
 
     def _drawn_us(self, nest: Nest) -> float:
-        """What it takes to draw a random number for each entry alone: a kernel of its own has no vectors of them."""
+        """The time of a random number for each entry alone: a kernel of its own has no vectors of them."""
         calls = [call for call in find(self._value(nest), Call) if call.function == "uniform"]
         return self.entries * DRAWN * len(calls) * self.machine.vector_us
 
     def _value(self, nest: Nest) -> Expr:
-        """What a nest computes, as it was written."""
+        """The expression of a nest, as written."""
         written = (s.value for s in self.program.statements if s.target.tensor == nest.result)
         return next(written, nest.assign.value)
 
@@ -228,7 +228,7 @@ class EntryCost:
         return bool(names & set(self.chain.entry)) and self.chain.row not in names
 
     def _gathered_us(self, nest: Nest, is_beside: bool) -> float:
-        """What rows of tables take beyond the loops where they come from far: whole lines, for each head apart."""
+        """The time of rows of distant tables beyond the loops: whole lines, for each head apart."""
         access = nest.panel or nest.turned
         if access is None:
             return 0.0
@@ -240,7 +240,7 @@ class EntryCost:
         return HIDDEN * moved * (1 / rates.at(table) - 1 / rates.points[0][1])
 
     def _moved_us(self, tensors: Collection[str]) -> float:
-        """What it takes to read and to write the entries of tensors that lie in memory, those of the pattern aside."""
+        """The time of reads and writes of tensors that lie in memory, those of the pattern aside."""
         moved = {*tensors} - {self.chain.mask.name}
         sparse = [d for d in self.program.declarations if d.name in moved and not d.format.is_dense]
         size = sum(self.entries * BYTES[d.dtype] for d in sparse)
@@ -248,7 +248,7 @@ class EntryCost:
 
 
 def _operations(value: Expr, lane: str) -> float:
-    """What a vector takes of the calls along an index variable; without one, of those that no sum contains."""
+    """The time of calls along an index variable for a vector; without one, of those that no sum contains."""
     kept = find(value, Call) if lane else _outermost(value)
     calls = [call for call in dict.fromkeys(kept) if not lane or Index(lane) in find(call, Index)]
     return sum(

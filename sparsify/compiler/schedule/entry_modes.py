@@ -91,12 +91,12 @@ class EntryModes:
         return self.count() * self.width(nest) if nest.lane or nest.inner else -(-self.count() // self.lanes)
 
     def cycles(self) -> float:
-        """What a stored coordinate costs: a vector for the entries beside each other, sums side by side."""
+        """The cost of a stored coordinate: a vector for the entries beside each other, sums side by side."""
         each = (self.sums(nest) * (1 if nest.lane or nest.inner else ENTRY) for nest in self.chain.nests)
         return sum(each) + self.loops()
 
     def loops(self) -> float:
-        """What a stored coordinate bears of the loops over its row."""
+        """The share of a stored coordinate in the loops over its row."""
         return LOOP * len(self.chain.nests) / self.mean
 
     @property
@@ -105,7 +105,7 @@ class EntryModes:
         return max(1.0, self.chain.mean(self.sizes) or ROW)
 
     def cycles_apart(self) -> float:
-        """What it costs with a pass over the row for each coordinate beside it, entries of the row in vectors."""
+        """The cost with a pass over the row for each coordinate beside it, entries of the row in vectors."""
         vectors = 1 / self.lanes + 1 / self.mean  # the last one of a row is not full
         total = self.loops()
         for nest in self.chain.nests:
@@ -167,7 +167,7 @@ class EntryModes:
         return [d.Order((row, outer, beside, inner) if inner else (row, beside), nest.result)]
 
     def _kinds(self, nest: Nest, outer: str, inner: str) -> list[d.Directive]:
-        """What is written out and what runs in lanes."""
+        """Unrolled and vectorized loops."""
         names: tuple[str, ...]
         match nest.kind:
             case "scores":
@@ -194,7 +194,7 @@ class EntryModes:
         return self.chain.fresh(f"lanes_{nest.summed or nest.result}")
 
     def _asked(self) -> list[d.Directive]:
-        """What stored coordinates pick and is asked for ahead: long rows from memory that is not near."""
+        """Prefetched operands that stored coordinates pick: long rows from memory that is not near."""
         found: dict[str, d.Directive] = {}
         for nest in self.chain.nests:
             for picked in (nest.panel, nest.turned):

@@ -88,7 +88,7 @@ class EntryRows:
         return (*chain.around(self.sizes), chain.outer)
 
     def shared(self) -> d.Parallel:
-        """What threads share."""
+        """The parallel loop."""
         chain = self.chain
         if chain.is_row_first or chain.shares_rows(self.sizes):
             return d.Parallel(chain.outer, "dynamic", chain.balance)
@@ -159,7 +159,7 @@ def _ordered(
 
 
 def _kinds(nest: Nest, member: str, splits: dict[str, tuple[str, str]], chain: RowChain) -> list[d.Directive]:
-    """What is written out and what runs in lanes."""
+    """Unrolled and vectorized loops."""
     _, inner = splits.get(nest.lane or nest.inner, ("", ""))
     match nest.kind:
         case "scores":

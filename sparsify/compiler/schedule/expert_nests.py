@@ -109,7 +109,7 @@ def _lists_rows(gate: Declaration) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """What nests are read with: the names of the loops over a gate, and the temporaries."""
+    """The context in which nests are read: the names of the loops over a gate, and the temporaries."""
 
     program: Notation
     gate: Declaration
@@ -118,7 +118,7 @@ class _Reader:
     kept: Mapping[str, Temporary]
 
     def nest(self, statement: Body) -> Nest | None:
-        """What a nest computes; `None` for what no mixture has."""
+        """The role of a nest in a mixture; `None` for one that no mixture has."""
         chain, inner = loop_chain(statement)
         more = {loop.index for loop in chain} - {self.expert, self.token}
         if isinstance(inner, Let):

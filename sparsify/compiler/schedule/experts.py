@@ -159,7 +159,7 @@ class _Tiles:
         return self.fresh(f"sum_{nest.result}")
 
     def _kinds(self, nest: Nest) -> list[d.Directive]:
-        """What is written out and what runs in lanes."""
+        """Unrolled and vectorized loops."""
         if not nest.lane:
             return []
         _, member = self.parts("p")

@@ -1,4 +1,4 @@
-"""What directives mean, in words for people who read loops.
+"""Directives in words, for people who read loops.
 
 In: `split k ko ki 64 tail 32 8`. Out: `k = 64 ko + ki; the last tile in pieces of 32, 8, the rest masked`.
 """

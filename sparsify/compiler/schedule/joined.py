@@ -50,7 +50,7 @@ def joined(program: Notation) -> Iterator[d.Schedule]:
 
 
 def _stored(program: Notation, body: Let) -> tuple[list[str], list[str]]:
-    """Of the one pattern that temporaries have the loops down to what it lists, and all of them row by row."""
+    """Loops of the one pattern of temporaries, down to the level that it lists, and all loops row by row."""
     kept = {(t.pattern_of, t.pattern_indices) for t in body.temporaries if t.pattern_of is not None}
     if len(kept) != 1:
         return [], []

@@ -1,4 +1,4 @@
-"""What the machine can do, as far as the costs of loops depend on it.
+"""Rates of the machine that costs of loops depend on.
 
 In: `Machine()`, what is assumed of any processor, or the one that `calibrate` has measured. Out: `machine.fma`,
 `machine.reads.at(1 << 20)`: arithmetic and bytes a microsecond.
@@ -97,7 +97,7 @@ class Machine:
 
 
 def scaled(threads: int, vector_bytes: int) -> Machine:
-    """What is assumed of a machine that nobody has measured.
+    """Assumed rates of a machine that nobody has measured.
 
     >>> scaled(2, 32).fma_all
     160000.0

@@ -1,4 +1,4 @@
-"""What a program computes and moves, counted: arithmetic operations, and the bytes of operands and results.
+"""Operation counts of a program: arithmetic operations, and the bytes of operands and results.
 
 In: `Y[i,k] = sum(j, A[i,j] * X[j,k])`, its extents, the entries of `A`. Out: 2 operations for each entry and `k`.
 """

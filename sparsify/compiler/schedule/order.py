@@ -108,7 +108,7 @@ class _Key:
 
 
 class Search:
-    """What is known of the cheapest order of a nest.
+    """The state of the search for the cheapest order of a nest.
 
     Attributes:
         nest: the loops.
@@ -256,7 +256,7 @@ def may_follow(nest: Nest, outer: int, bit: int, workspace: bool) -> bool:
 
 
 def least_cost(nest: Nest) -> float:
-    """What every order of the loops costs at least: the body, and the entries of a result that is assembled."""
+    """A lower bound of the cost of every loop order: the body, and the entries of an assembled result."""
     body = nest.count(nest.full)
     each = [_body_cost(nest, bit) for bit in nest.bits]
     cost = body * min([*each, *(1.0 / LANES for _ in nest.copies)], default=1.0)
@@ -267,7 +267,7 @@ def least_cost(nest: Nest) -> float:
 
 
 def loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
-    """What the loop over `bit` inside the loops of `outer` adds, with the body where it is the last one."""
+    """The cost that the loop over `bit` inside `outer` adds, with the body where it is the last loop."""
     found = nest.costs.get((outer, bit, workspace))
     if found is None:
         found = nest.costs[outer, bit, workspace] = _loop_cost(nest, outer, bit, workspace)
@@ -294,7 +294,7 @@ def _copied_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
 
 
 def _run_cost(nest: Nest, outer: int, bit: int, workspace: bool, lanes: float) -> float:
-    """What a loop costs beside its body, with as many iterations at a time."""
+    """The cost of a loop beside its body, with as many iterations at a time."""
     count, inner = nest.count(outer), outer | bit
     visits, lists = nest.visits(outer, bit)
     cost = count * visits * (MERGE if lists > 1 else VISIT) / lanes
@@ -316,7 +316,7 @@ def _run_cost(nest: Nest, outer: int, bit: int, workspace: bool, lanes: float) -
 
 
 def _body_cost(nest: Nest, bit: int) -> float:
-    """What one run of the body costs where the loop over `bit` is the innermost one."""
+    """The cost of one run of the body where the loop over `bit` is the innermost one."""
     return STRIDE * nest.strides[bit] + 1.0 / (LANES if bit == nest.lane else 1.0)
 
 

@@ -125,7 +125,7 @@ class Panels:
         yield self._tiled(tile, 1, 0)
 
     def _few(self, rows: int | None, lanes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """Those for so few rows of X that they are computed one after the other."""
+        """Directives for so few rows of X that they are computed one after the other."""
         part = self._part(sizes, 1)
         if self.loops.has_slices:
             if rows is not None and rows <= FEW_ROWS:
@@ -192,7 +192,7 @@ class Panels:
         return place, self.name(f"{place}o"), self.name(f"{place}i")
 
     def shared(self, part: int) -> tuple[list[d.Directive], list[str], str]:
-        """What cuts the outputs into parts of `part`, 0 for none, the loop over the parts, and the one over outputs."""
+        """Directives that cut outputs into parts of `part`, 0 for none; the loop over parts, and that over outputs."""
         output = self.loops.output
         if not part:
             return [], [], output

@@ -314,7 +314,7 @@ def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]
 
 
 def _life(body: Body, nest: Body, name: str) -> Body:
-    """What the `let` of a temporary around `nest` is for, `body` where `name` is none: before, it has no entries."""
+    """The scope of a temporary's `let` around `nest`, `body` where `name` is none: before, it has no entries."""
     lets = (let for let in find(body, Let) if any(t.name == name for t in let.temporaries))
     return next((let.body for let in lets if any(node is nest for node in walk(let))), body)
 

@@ -133,7 +133,7 @@ def _nest(statement: Body, directive: d.Rescale) -> _Nest:
 
 
 class _Rescaled:
-    """What becomes of the statements of a chunk.
+    """The statements of a chunk after the rewrite.
 
     Args:
         program: what they are a part of.

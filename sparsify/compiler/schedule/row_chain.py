@@ -189,7 +189,7 @@ class RowChain(Rows):
         )
 
     def fused(self) -> list[d.Directive]:
-        """What makes one loop over the entries of a row of those over their coordinates; nothing for one coordinate."""
+        """Directives that fuse loops over coordinates to one over the entries of a row; nothing for one coordinate."""
         if not self.is_relation:
             return []
         steps: list[d.Directive] = []
@@ -285,7 +285,7 @@ def _rows(program: Notation, kept: Temporary) -> Rows | None:
 
 
 def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
-    """What a nest computes; `None` for what no chain has."""
+    """The role of a nest in a chain; `None` for one that no chain has."""
     chain, inner = loop_chain(statement)
     loops = {loop.index for loop in chain}
     if isinstance(inner, Let):
@@ -316,7 +316,7 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
 
 
 def _of_columns(assign: Assign, loops: set[str], rows: Rows) -> Nest | None:
-    """What rows add to what belongs to columns, `D[h,j,k] += P[h,i,j] * Q[h,i,k]` or `b[j] += P[h,i,j]`.
+    """Sums of rows into columns, `D[h,j,k] += P[h,i,j] * Q[h,i,k]` or `b[j] += P[h,i,j]`.
 
     Or to what all of a batch have at an entry, `B[h,i,j] += P[b,h,i,j]`.
     """

@@ -230,7 +230,7 @@ class _Loops:
             yield d.Order(loops, nest.result)
 
     def _collected(self, nest: RowNest) -> Iterator[d.Directive]:
-        """What a nest sums in registers, with several sums side by side where they would wait for each other."""
+        """The register sums of a nest, several side by side where they would wait for each other."""
         rows, (outer, inner) = self.rows, self.splits.get(nest.lane, ("", ""))
         if nest.assign.monoid is None:
             return
@@ -307,7 +307,7 @@ def _extents(nests: Sequence[RowNest], declared: Mapping[str, Declaration]) -> t
 
 
 def _nest(loops: Sequence[str], assign: Body, row: str, declared: dict[str, Declaration]) -> RowNest | None:
-    """What a nest computes; `None` for what no row has by itself."""
+    """The role of a nest in a row; `None` for one that no row has by itself."""
     if not isinstance(assign, Assign):
         return None
     target = index_names(assign.target)

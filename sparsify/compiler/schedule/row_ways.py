@@ -91,7 +91,7 @@ def _in_chunks(chunks: StripChunks | EntryChunks) -> Iterator[tuple[Name, d.Sche
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What prices depend on.
+    """Facts that prices depend on.
 
     Attributes:
         entries: that all rows store.
@@ -120,7 +120,7 @@ class _Known:
 
     @classmethod
     def of(cls, chain: RowChain, lanes: int, item_bytes: int, sizes: Sizes) -> "_Known | None":
-        """What is known of the operands of a chain; `None` where something is missing."""
+        """Known sizes of the operands of a chain; `None` where something is missing."""
         names = {*chain.leading, chain.row, chain.column, *chain.lanes()}
         names |= {nest.inner for nest in chain.nests if nest.inner}
         extents, stored = sizes.extents, sizes.stored.get(chain.mask.name)
@@ -155,7 +155,7 @@ class _Known:
         )
 
     def priced(self, name: Name) -> tuple[float, str]:
-        """What a way costs beyond the products, and why."""
+        """The cost of a way beyond the products, and the reason."""
         if name == "strip":
             return self._strip()
         chunks = self.entries / self.chunk  # rows of chunks
@@ -170,7 +170,7 @@ class _Known:
         return streamed + again * self.machine.vector_us, f"{self.entries:,.0f} scores are computed again"
 
     def _strip(self) -> tuple[float, str]:
-        """What it costs that the entries of a strip are written and read by one statement after the other."""
+        """The cost of the writes and reads of a strip by one statement after the other."""
         held = [n.result for n in self.chain.nests if n.kind in ENTRIES and n.result in self.chain.held]
         size = self.strip_rows * self.length * self.item_bytes * len(held)
         reads = [n for n in self.chain.nests if n.kind in ("entries", "reduction", "product")]
@@ -180,7 +180,7 @@ class _Known:
         return moved * slower + self._streamed(self.strip_rows), f"a strip is {size:,.0f} bytes"
 
     def _streamed(self, rows: int) -> float:
-        """What it costs beyond the products to read what columns pick, once for so many rows."""
+        """The cost beyond the products of reads that columns pick, once for so many rows."""
         moved = self.entries / rows * self.widths * self.item_bytes
         products = self.entries * self.widths / self.lanes * TILED * self.machine.vector_us
         table = self.columns * self.widths * self.item_bytes

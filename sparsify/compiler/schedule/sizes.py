@@ -1,4 +1,4 @@
-"""What is known of the operands when a schedule is chosen: extents, stored entries, where they lie.
+"""Sizes of the operands when a schedule is chosen: extents, stored entries, where they lie.
 
 In: `Sizes({"i": 2708, "j": 2708, "k": 16}, {"A": 13264})`. Out: answers for the choice, `None` where unknown.
 """
@@ -70,7 +70,7 @@ class Sizes:
         return self.rows.get(name) if pattern is None else pattern.longest(1)
 
     def key(self, program: Program) -> tuple[SizeClass, SizeClass, SizeClass]:
-        """What is known of the operands of a program, to compare with."""
+        """Known sizes of the operands of a program, to compare with."""
         names = {name: self.extents.get(name) for d in program.declarations for name in d.extents}
         stored = tuple((name, self.stored.get(name)) for name in program.inputs)
         rows = tuple((f"rows of {name}", self.longest_row(name)) for name in program.inputs)

@@ -83,7 +83,7 @@ def _collected(nest: Nest, loops: Loops, chain: RowChain, maximum: str) -> Steps
 
 
 def _kinds(nest: Nest, loops: Loops, chain: RowChain, maximum: str) -> Steps:
-    """What is written out and what runs in lanes."""
+    """Unrolled and vectorized loops."""
     name = chain.fresh
     match nest.kind:
         case "reduction":

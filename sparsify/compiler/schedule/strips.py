@@ -115,7 +115,7 @@ class Strips:
         return d.Schedule((*steps, self.shared()))
 
     def shared(self) -> d.Parallel:
-        """What threads share: rows in chunks of equally many blocks, or what is around the rows."""
+        """The parallel loop: rows in chunks of equally many blocks, or the loops around the rows."""
         chain = self.chain
         if chain.shares_rows(self.sizes):
             return d.Parallel(chain.outer, "dynamic", chain.balance, SHARES if chain.balance else 1)
@@ -165,7 +165,7 @@ class Strips:
         return self.registers == WIDE_REGISTERS and is_whole
 
     def packed(self, nest: Nest, loops: "Loops") -> list[d.Directive]:
-        """What entries read, copied tile by tile where it begins to be the same: rows of keys are transposed.
+        """Operands of entries, copied tile by tile where they stay the same: rows of keys are transposed.
 
         Wide rows become panels as wide as a tile: a column of them would fill few sets of a cache.
         """
@@ -308,7 +308,7 @@ def sums(nest: Nest, chain: RowChain) -> str:
 
 
 def kinds(nest: Nest, loops: Loops, chain: RowChain) -> list[d.Directive]:
-    """What is written out and what runs in lanes."""
+    """Unrolled and vectorized loops."""
     member, lane = loops.member, loops.lane
     _, inner = loops.free.get(nest.lane, ("", ""))
     match nest.kind:

@@ -83,5 +83,5 @@ def _is_rescaled(maximum: Nest, second: list[Nest], rows: tuple[Nest, ...]) -> b
 
 
 def _reads(nest: Nest) -> set[str]:
-    """What a nest reads; of scores the sum itself aside."""
+    """The operands of a nest; of scores the sum itself aside."""
     return {access.tensor for access in find(nest.assign.value, Access)}

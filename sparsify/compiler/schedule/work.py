@@ -163,7 +163,7 @@ class Nest:
         return spread(factor.stored, self.coordinates(mask))
 
     def share(self, number: int, mask: int) -> float:
-        """Of the coordinates along `mask` the share that a loop over the levels of a factor reaches.
+        """The share of the coordinates along `mask` that a loop over the levels of a factor reaches.
 
         Dense levels with no compressed one above them are run through as a whole.
         """
@@ -228,7 +228,7 @@ class Nest:
         return spread(reached, self.coordinates(self.target)) if sums else reached
 
     def _copies(self) -> dict[int, float]:
-        """What copies cost by the variable of the lanes: one of the result, or of the sums at stored positions."""
+        """Costs of copies by the variable of the lanes: one of the result, or of sums at stored positions."""
         found: dict[int, float] = {}
         if len(self.factors) != 1 or self.points != ((0,),) or self.levels:
             return found

@@ -106,7 +106,7 @@ def timed(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> tuple[flo
 
 
 def call_alone(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
-    """What calls a function with arguments."""
+    """A function without arguments that calls another with these."""
 
     def step(way: Callable[..., Any]) -> None:
         with torch.no_grad():
@@ -116,7 +116,7 @@ def call_alone(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
 
 
 def with_gradients(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
-    """What calls a function with arguments and computes the gradients of all of them."""
+    """The same, with the gradients of all arguments."""
     leaves = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
     wanted = [v.requires_grad_() for v in leaves if isinstance(v, torch.Tensor) and v.is_floating_point()]
 

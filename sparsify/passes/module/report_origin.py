@@ -1,4 +1,4 @@
-"""What the page of a report shows of the model that the report is of: graph, stages, patterns, and a call.
+"""Details of a model for the page of its report: graph, stages, patterns, and a call.
 
 In: a `SparseModule`, inputs of a call. Out: `Details`.
 """
@@ -59,7 +59,7 @@ class ReportOrigin(Origin):
         return Origin, ()
 
     def details(self, inputs: Any = None, *, compares: bool = True) -> Details:
-        """What the page shows besides the report; of a call where inputs are given.
+        """Details of the page besides the report; of a call where inputs are given.
 
         Raises:
             SparsifyError: there is no model any more, or the inputs are none that it runs with.
@@ -198,7 +198,7 @@ def nodes_of(variant: Variant) -> list[GraphNode]:
 
 
 def operator_of(node: fx.Node) -> str:
-    """What a node computes, in a word."""
+    """The operation of a node, in a word."""
     match node.op:
         case "call_function":
             return operator_name(node)
@@ -249,7 +249,7 @@ def cells_of(tensor: SparseTensor) -> tuple[tuple[float, ...], ...]:
 
 
 def works_of(regions: Mapping[str, RegionCall], seen: Watched) -> Iterator[Work]:
-    """What regions compute and move, of those whose sizes are all known."""
+    """Work of the regions whose sizes are all known."""
     for name, operands in seen.operands.items():
         program = regions[name].program
         sizes = sizes_of(program, operands)

@@ -33,7 +33,7 @@ Call = Callable[[], Any]
 
 @dataclass
 class Watched:
-    """What was seen of a call: its spans, and by the name of a region the operands of its program."""
+    """Observations of a call: its spans, and by the name of a region the operands of its program."""
 
     spans: list[Span] = field(default_factory=list)
     operands: dict[str, list[Any]] = field(default_factory=dict)

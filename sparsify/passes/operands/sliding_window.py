@@ -37,7 +37,7 @@ COORDINATES: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a result reads along one mode: `size` entries, `dilation` apart; the next one begins `stride` further.
+    """The reads of a result along one mode: `size` entries, `dilation` apart; the next one begins `stride` further.
 
     Attributes:
         padding: zeros in front of the first entry, and behind the last.
@@ -171,7 +171,7 @@ class Grid:
         return SparseTensor(aligned.pattern, aligned.values(weight._vals))
 
     def bytes_beside(self, weight: SparseTensor) -> int:
-        """What `matrix` of a packed weight takes beside it."""
+        """The further arguments of `matrix` of a packed weight."""
         return self.bytes_of_places(weight.nnz, len(weight), weight.itemsize)
 
     def bytes_of_places(self, stored: int, outputs: int, value_bytes: int) -> int:
@@ -244,7 +244,7 @@ def packed_format(shape: Sequence[int]) -> Format:
 
 
 def packed_bytes(shape: Sequence[int], stored: int, value_bytes: int) -> int:
-    """What a weight with so many entries takes in that format."""
+    """The bytes of a weight with so many entries in that format."""
     listed = shape[1:2] if max(shape[2:]) == 1 else shape[1:]
     each = value_bytes + sum(coordinate_bytes(extent) for extent in listed)
     return stored * each + (shape[0] + 1) * PLACE_BYTES

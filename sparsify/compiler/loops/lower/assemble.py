@@ -240,7 +240,7 @@ class Assembly:
         return loops.AllocateOutput(f"{self.name}_vals", self.declaration.dtype, count)
 
     def before(self) -> Lowered:
-        """What the counting phase needs."""
+        """Declarations of the counting phase."""
         if self.by_parts:
             return parts.memory(self)
         if not self.by_rows:
@@ -369,7 +369,7 @@ class Assembly:
             )
 
     def around(self, loop: notation.Forall, body: Lowered, env: Environment) -> Lowered:
-        """What happens before and after the entries below one coordinate of a loop's variable."""
+        """Statements before and after the entries below one coordinate of a loop's variable."""
         if not body or self.repeating or loop.index not in self.variables[:-1]:
             return body
         if not any(n.target.tensor == self.name for n in find(loop, Assign)):

@@ -111,7 +111,7 @@ def no_room(assembly: Assembly) -> loops.Stmt:
 
 
 def sum_up(assembly: Assembly) -> tuple[loops.Var, Lowered]:
-    """What makes places of the rooms of rows, and the room of all."""
+    """Statements that sum the rooms of rows to places, and the room of all."""
     low, name, room = assembly.low, assembly.name, _room(assembly)
     total, row = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("room_total", "room_row"))
     after = plus(row, ONE)

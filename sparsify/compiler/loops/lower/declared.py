@@ -15,7 +15,7 @@ from sparsify.compiler.einsum.shared_pattern import root_access
 
 @dataclass(frozen=True)
 class DeclaredTensors:
-    """What lattices ask about tensors; one that is not declared has a pattern of its own and the fill 0."""
+    """Facts about tensors for lattices; one that is not declared has a pattern of its own and the fill 0."""
 
     declarations: Mapping[str, Declaration]
 

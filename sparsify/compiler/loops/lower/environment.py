@@ -1,4 +1,4 @@
-"""What lowering knows at a place in the loop nest: coordinates, ranges, positions, lanes.
+"""The environment of lowering at a place in the loop nest: coordinates, ranges, positions, lanes.
 
 In: loops entered so far. Out: `coordinates["k"] = k0 + 8 + lane`, `positions[A[i,j]] = (2 levels, pA2)`.
 """

@@ -252,7 +252,7 @@ class _Sum:
         return loops.ParallelFor(begin, end, count, setup, body, work, chunks_per_thread=chunks, dynamic=True)
 
     def _added(self, low: Lowering, parts: dict[str, str], hub: Hub, count: loops.Var) -> loops.Stmt:
-        """What the parts are together."""
+        """The combined value of the parts."""
         number = loops.Var(low.fresh("part"), loops.INT)
         added: Lowered = []
         for name, monoid in self.monoids.items():

@@ -327,7 +327,7 @@ def _rest(
     bound: int,
     env: Environment,
 ) -> Lowered:
-    """What is left of the cut tile after `done` iterations: fewer than `bound`, under masks."""
+    """The rest of the cut tile after `done` iterations: fewer than `bound`, under masks."""
     left = loops.Var(low.fresh(f"{split.index}_left"), loops.INT)
     body = tile(low, split, loop, last, Range(done, left, bound), env)
     block = loops.Block((loops.Declare(left, minus(end, last)), *body))

@@ -28,7 +28,7 @@ EVERYWHERE: frozenset[Point] = frozenset({frozenset()})
 
 
 class Tensors(Protocol):
-    """What the lattice asks about the tensors of a program."""
+    """Facts about the tensors of a program for the lattice."""
 
     @property
     def kinds(self) -> Mapping[str, Kind]:

@@ -146,7 +146,7 @@ def is_located(stored: StoredLevel) -> bool:
 
 
 def numbers_of(low: Lowering, access: Access, number: int, lane: LaneContext | None = None) -> LevelNumbers:
-    """What the functions of a level read in the kernel."""
+    """Arguments of a level's functions in the kernel."""
     stored = low.declaration(access.tensor).format.levels[number]
     return LevelNumbers(low, access, number, level_extent(low, access.tensor, stored), lane)
 

@@ -119,7 +119,7 @@ class Lowering:
         )
 
     def _rest(self, split: notation.Split) -> loops.Expr:
-        """What blocks leave of an extent."""
+        """The rest of an extent after whole blocks."""
         return remainder(self.extent(split.index), integer(split.size))
 
     def _check_outputs(self) -> None:

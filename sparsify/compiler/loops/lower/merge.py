@@ -78,7 +78,7 @@ class Visit:
         return reduce(both, (cursor.alive for cursor in self.cursors))
 
     def bodies(self, points: list[Point], env: Environment) -> Bodies:
-        """What is done where the operands of each point are, and no others."""
+        """The statements of each point, where its operands have entries and no others."""
         self.low.count_cases(self.loop, len(points))
         for cursor in self.cursors:
             self._searches[cursor.access], env = cursor.here(self.low, env, self.coordinate)

@@ -210,7 +210,7 @@ def _balance(low: Lowering, loop: notation.Forall, extent: loops.Expr) -> str | 
 
 
 def _row_cost(low: Lowering, by: str) -> int:
-    """What an iteration costs besides its positions, in positions: those of rows of blocks are whole blocks."""
+    """The cost of an iteration besides its positions, in positions; rows of blocks have whole blocks."""
     levels = low.declaration(by).format.levels if by else ()
     inside = [stored.expression for stored in levels if stored.expression.kind == "within"]
     widths = [expression.size for expression in inside if expression.mode != levels[0].expression.mode]

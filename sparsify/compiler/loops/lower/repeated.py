@@ -29,7 +29,7 @@ Lowered = list[loops.Stmt]
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a thread remembers of the last row that it made: its number, and where its columns are in the operand."""
+    """The last row that a thread made: its number, and the place of its columns in the operand."""
 
     row: loops.Var
     begin: loops.Var
