@@ -14,21 +14,24 @@ import torch
 from torch import Tensor, nn, optim
 
 from sparsify import recipe as recipes
-from sparsify.errors import SparsifyError, public
+from sparsify.errors import InvalidTensorError, ShapeError, SparsifyError, public
 from sparsify.passes.apply import apply
 from sparsify.passes.capture.draft import Pruning
 from sparsify.passes.capture.shell import replace
 from sparsify.passes.module.optimizer_steps import ENTRYWISE, WHOLE
 from sparsify.passes.module.reconsider import reconsider
 from sparsify.passes.module.sparse_module import SparseModule
-from sparsify.passes.rules.mark import format_text, rounded_in_training
+from sparsify.passes.rules.mark import MATRIX, format_text, rounded_in_training, rule_error
 from sparsify.passes.rules.prunable import selected
 from sparsify.passes.rules.prune import choose, is_pruning, unique
 from sparsify.pruning.masks import Plan, new_masks
 from sparsify.pruning.plan import first_masks, plans_of
 from sparsify.pruning.schedule import Staged
-from sparsify.recipe import Prune, Recipe
+from sparsify.pruning.structure import Structure
+from sparsify.recipe import Prune, Recipe, Rule
 from sparsify.sparsification.materializing import SameFormat
+from sparsify.storage.format import Format
+from sparsify.storage.interop import tensor
 from sparsify.storage.tensor import SparseTensor
 from sparsify.training.dense_gradients import DenseGradients, dense
 from sparsify.training.set_mask import follow_parameter, mask_of, set_mask
@@ -40,6 +43,9 @@ MOST_KEPT: Final = 0.5
 FEWER: Final = 0.9
 FEWEST: Final = 0.5
 """Where kernels are slower, they are timed again at this share of the entries at most, and at least."""
+
+HALF: Final = 0.5
+"""The share of zeros of masks that formats are tried with: of 4 random entries often more than 2 stay."""
 
 STATE: Final[Mapping[str, type]] = {"step": int, "seed": int, "statistics": Mapping, "report": Sequence}
 """The parts of a state besides masks that each has, and what they are."""
@@ -523,18 +529,44 @@ def finished(recipe: Recipe) -> Recipe:
 
 
 def require_applicable(source: nn.Module, recipe: Recipe) -> None:
-    """Raises where a rule has a format that does not exist, or rounds weights that train.
+    """Raises where a rule has a format that does not exist or cannot hold its masks, or rounds weights that train.
 
     Raises:
         RecipeError: with the place of the rule.
     """
     for rule in recipe.rules:
-        format_text(recipe, rule, rank=2)
+        form = format_text(recipe, rule, rank=MATRIX)
+        weights = [source.get_parameter(name) for name in selected(source, rule)]
+        matrices = [weight for weight in weights if weight.dim() == MATRIX]
+        if form != "auto" and rule.prune is not None and matrices:
+            require_masks_fit(recipe, rule, form, matrices[0].shape)
         if rule.dtype == "same":
             continue
         for name in selected(source, rule):
             if source.get_parameter(name).requires_grad:
                 raise rounded_in_training(recipe, rule, f"param:{name}")
+
+
+def require_masks_fit(recipe: Recipe, rule: Rule, form: str, shape: torch.Size) -> None:
+    """Raises where a format cannot hold masks of the structure of a rule, as `nm(2, 4)` those of single entries.
+
+    Raises:
+        RecipeError: with the place of the rule, and the entries that find no place.
+    """
+    if rule.prune is None or all(stored.level.holds_all for stored in Format(form, rank=MATRIX).levels):
+        return
+    scores = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    try:
+        mask = Structure.asked_by(rule.prune).select(scores, HALF, by_row=False)
+        tensor(mask.float(), form)
+    except ShapeError:
+        return  # the plan of the rule names the weight that groups or blocks do not divide
+    except InvalidTensorError as error:
+        raise rule_error(
+            recipe,
+            rule,
+            f"format: {form} cannot hold the masks of this rule, as for one {list(shape)}: {error}",
+        ) from None
 
 
 def _label(recipe: Recipe, at: int) -> str:

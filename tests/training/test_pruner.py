@@ -350,6 +350,17 @@ def test_a_state_with_a_wrong_part_changes_nothing(part, value, text):
     assert all(torch.equal(value, weights[name]) for name, value in run.model.state_dict().items())
 
 
+def test_a_format_that_cannot_hold_the_masks_is_refused_at_once():
+    asked, dense = recipe("gmp"), model()
+    asked["sparsify"][0]["format"] = "nm(2, 4)"
+    optimizer = torch.optim.SGD(dense.parameters(), 0.1)
+    with pytest.raises(SparsifyError, match="cannot hold the masks of this rule"):
+        sparsify.Pruner(dense, optimizer, asked)
+    asked["sparsify"][0]["prune"]["pattern"] = "2:4"
+    del asked["sparsify"][0]["prune"]["sparsity"]
+    sparsify.Pruner(dense, optimizer, asked)
+
+
 @pytest.mark.parametrize(
     "key, value, text",
     [
