@@ -1,4 +1,4 @@
-"""Which models have their attention and linear layers found, and that the results are right.
+"""Models whose attention and linear layers are found, with results as in float64.
 
 In: `python -m experiments.coverage`. Out: the table of docs/models.md.
 """

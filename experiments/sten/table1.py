@@ -76,7 +76,7 @@ def _row(weight: Tensor) -> int:
 
 
 def scores(weight: Tensor) -> Tensor:
-    """What movement has summed up, here drawn at random."""
+    """Scores as movement pruning sums them up, here drawn at random."""
     return torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
 
 

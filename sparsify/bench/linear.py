@@ -28,7 +28,7 @@ RECIPE = {"schema": 1, "name": "pruned", "sparsify": RULES}
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Which entries are zero.
+    """The mask of entries that are zero.
 
     Attributes:
         zeros: percent of them.

@@ -118,7 +118,7 @@ class Part:
 
     @property
     def statements(self) -> list[Assign]:
-        """Its statements, as the whole program has them."""
+        """The statements of the group, as the whole program has them."""
         own = {*self.names}
         return [s for s in self.prepared.program.statements if s.target.tensor in own]
 

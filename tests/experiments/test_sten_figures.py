@@ -47,7 +47,7 @@ def tiny(monkeypatch):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_an_encoder_layer(tiny, structure):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="the encoder layer is that of transformers")
     outcome = figure2.measure(structure, 75, Setting(quick=True))
     assert {OURS, figure2.DENSE, figure2.CSR} <= set(outcome.times)
     assert ("sparsify csr" in outcome.times) == (structure == "unstructured")

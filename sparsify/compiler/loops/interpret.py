@@ -190,7 +190,7 @@ class Machine:
         return self._set_lanes(expr.bits, expr.type.lanes, variables)
 
     def _set_lanes(self, bits: nodes.Expr, lanes: int, variables: Variables) -> Array:
-        """Which lanes have their bits set."""
+        """The lanes whose bits are set."""
         return (self.integer(bits, variables) >> np.arange(lanes) & 1).astype(bool)
 
     def _horizontal(self, expr: nodes.Horizontal, variables: Variables) -> Value:

@@ -106,7 +106,7 @@ def fold(monoid: str, grid: Grid, rank: int, lengths: Sequence[int]) -> Partial:
 
 
 def _ends(monoid: str, grid: Grid) -> tuple[Mask, Tensor | None]:
-    """Which entries end a reduction, and with which value."""
+    """The entries that end a reduction, and the value that each ends it with."""
     if grid.is_fill is None:
         return None, None
     hit, value = decided(MONOIDS[monoid].combine, 0, grid.values)

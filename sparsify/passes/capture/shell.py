@@ -242,17 +242,7 @@ def borrowed(model: nn.Module, shell: nn.Module) -> Iterator[tuple[nn.Module, st
 
 def is_lent(model: nn.Module, shell: nn.Module) -> bool:
     """Whether shells have tensors that are not those of the model."""
-    own, given = model.__dict__, shell.__dict__
-    for kind in ("_parameters", "_buffers"):
-        held = given[kind]
-        for name, tensor in own[kind].items():
-            if held.get(name, tensor) is not tensor:
-                return True
-    inner = given["_modules"]
-    for name, child in own["_modules"].items():
-        if child is not None and inner.get(name) is not None and is_lent(child, inner[name]):
-            return True
-    return False
+    return next(borrowed(model, shell), None) is not None
 
 
 class ModulePairs:
