@@ -382,7 +382,7 @@ def run(name: str, mode: str, nodes: int, edges: int, *, is_timed: bool = True) 
         if is_timed:
             found.speed = speed(sparse, model, given[0], mode)
     found.regions, found.captures = len(sparse.report.regions), len(sparse.variants)
-    found.note = "; ".join(dict.fromkeys(str(warning.message).splitlines()[0] for warning in caught))
+    found.note = "; ".join(dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught))
     return found
 
 

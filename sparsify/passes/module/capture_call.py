@@ -376,10 +376,12 @@ def refuse(
     report_refused(module.report, module._source, module._asked, str(error))
     if module._asked.is_trainable(mode[0]):
         keep_pruned(module)
-    report = piecewise(module, call, mode, str(error)) if in_pieces else None
-    if report is None:
-        module.report.warnings.append(str(error))
-        module._notices.warn(f"{error}; the source model runs")
+    report = piecewise(module, call, mode, str(error)) if in_pieces else ""
+    if isinstance(report, str):
+        causes = [f"as a whole: {error}", f"in pieces: {report}"] if report else [str(error)]
+        module.report.warnings += causes
+        both = "\n  ".join(("the source model runs", *causes))
+        module._notices.warn(both if report else f"{error}; the source model runs")
         return
     module._captures.piecewise[mode, call.shape] = module.report = report
     used = sum(entry.regions > 0 for entry in report.pieces)

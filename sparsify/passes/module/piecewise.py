@@ -234,15 +234,15 @@ class Pieces:
         module._call_index.clear()
 
 
-def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -> Report | None:
-    """The report of the pieces that compute calls like `call` from now on; None where the source model does.
+def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -> Report | str:
+    """The report of the pieces that compute calls like `call` from now on; why there are none otherwise, "" unsought.
 
     Args:
         why: the model cannot be captured whole.
     """
     asked = module._asked
     if asked.pieces is None or asked.has_masks:
-        return None
+        return ""
     refusals = []
     known = module._captures.pieces
     for compiler in asked.pieces(module) if known is None else [known.compiler]:
@@ -259,8 +259,7 @@ def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -
         report.largest_error = largest
         module._captures.pieces = known or Pieces(compiler)
         return report
-    module.report.warnings.append(f"nor in pieces: {'; '.join(dict.fromkeys(refusals))}")
-    return None
+    return "; ".join(dict.fromkeys(refusals))
 
 
 def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Modes) -> float | None:

@@ -302,9 +302,14 @@ def test_models_without_regions_run_as_they_are():
             return h * 2 if h.sum().item() > 0 else h
 
     source = Dense().eval()
-    with pytest.warns(RuntimeWarning, match="the source model runs"):
+    with pytest.warns(RuntimeWarning, match="the source model runs") as caught:
         sparse = sparsify.apply(source, "gcn", graph())
     assert not sparse.report.pieces and not sparse._captures.piecewise
+    headline, whole, pieces = str(caught[0].message).splitlines()
+    assert headline == "Dense: the source model runs"
+    assert whole.startswith("  as a whole: torch.export cannot capture Dense: ")
+    assert pieces.startswith("  in pieces: none of the ") and pieces.count("has a region") == 1
+    assert [text.strip() for text in (whole, pieces)] == sparse.report.warnings
     torch.testing.assert_close(sparse(*graph()), source(*graph()))
 
 
