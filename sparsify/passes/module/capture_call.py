@@ -253,15 +253,7 @@ def capture_call(
             refuse(module, call, mode, error, in_pieces=True)
             return None
         try:
-            return publish(module, draft, call, tensors, mode)
-        except DenseTrainsFasterError as error:
-            draft.regions.clear()
-            return publish(module, densely(module, call, tensors, mode, str(error)), call, tensors, mode)
-        except VerificationError as error:
-            if draft.is_strict or not any(region.is_general for region in draft.regions):
-                raise
-            draft.regions.clear()
-            return publish(module, recognised(module, call, tensors, mode, error), call, tensors, mode)
+            return published(module, draft, call, tensors, mode)
         except CaptureError as error:
             refuse(module, call, mode, error)
             return None
@@ -270,6 +262,27 @@ def capture_call(
                 raise
             refuse(module, call, mode, CaptureError(f"sizes that the data decides are 0 or 1: {error}"))
             return None
+
+
+def published(
+    module: "SparseModule", draft: Draft, call: calls.Call, tensors: list[Tensor], mode: Modes
+) -> Variant:
+    """The variant of a draft, or of one with fewer regions where its results differ or it trains slower.
+
+    Raises:
+        CaptureError: the source model has to run, as where it is faster.
+        VerificationError: results differ without regions of the front end, too.
+    """
+    try:
+        return publish(module, draft, call, tensors, mode)
+    except DenseTrainsFasterError as error:
+        draft.regions.clear()
+        return publish(module, densely(module, call, tensors, mode, str(error)), call, tensors, mode)
+    except VerificationError as error:
+        if draft.is_strict or not any(region.is_general for region in draft.regions):
+            raise
+        draft.regions.clear()
+        return publish(module, recognised(module, call, tensors, mode, error), call, tensors, mode)
 
 
 def check_pruning(module: "SparseModule", call: calls.Call) -> None:

@@ -489,11 +489,33 @@ def compare_rounding(
             with SameDraws(), unpacked_texts(), inlined(has_gradients=False):  # type: ignore[no-untyped-call]
                 results.append(run())
     found, expected, true = results
+    return rounding_error(found, expected, true, exact.tensors, limits, parameters)
+
+
+def rounding_error(
+    found: Any,
+    expected: Any,
+    true: Any,
+    exact: Sequence[Tensor],
+    limits: Verify,
+    parameters: Sequence[Tensor] = (),
+) -> float:
+    """The largest difference of results, or of gradients, from those in float64.
+
+    Args:
+        found, expected, true: the results of the sparse model, of the dense one and of the dense one in float64.
+        exact: the copies of `parameters` in float64.
+        limits: what is allowed beside twice the difference of the dense model.
+        parameters: whose gradients are compared; none for the results themselves.
+
+    Raises:
+        VerificationError: the sparse model is less precise than the dense one.
+    """
     named = [(f"output{name}", want, have) for name, want, have in pairs(expected, found)]
     truths: list[Any] = [leaf for leaf in pytree.tree_leaves(true) if isinstance(leaf, Tensor)]
     if parameters:
         own, plain = gradients(found, parameters, expected), gradients(expected, parameters, expected)
-        triples = zip(own, plain, gradients(true, exact.tensors, expected), strict=True)
+        triples = zip(own, plain, gradients(true, exact, expected), strict=True)
         kept = [triple for triple in triples if all(gradient is not None for gradient in triple)]
         named = [(f"gradient {n}", want, have) for n, (have, want, _) in enumerate(kept)]  # type: ignore[misc]
         truths = [truth for _, _, truth in kept]

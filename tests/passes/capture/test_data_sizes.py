@@ -10,9 +10,9 @@ from graph_models import MESSAGES, graph
 from torch import nn
 
 from sparsify import options
-from sparsify.errors import CaptureError
+from sparsify.errors import CaptureError, VerificationError
 from sparsify.passes.apply import apply
-from sparsify.passes.module import require_gain
+from sparsify.passes.module import capture_call, require_gain
 
 # Edges that are the same in each call are sorted once: torch's operators are no choice beside kernels.
 STATIC = {**MESSAGES, "sparsify": [{**rule, "static": True} for rule in MESSAGES["sparsify"]]}
@@ -117,6 +117,25 @@ def test_the_source_model_runs_where_it_is_faster(times, monkeypatch):
         sparse = apply(model, STATIC, arguments(20, 55, 1.0))
     assert len(sparse.variants) == (not is_slower)
     assert set(asked) == {2}  # with gradients of a weight and a bias
+    compare(sparse, model, arguments(31, 90, 1.0))
+
+
+def test_the_source_model_runs_where_it_is_faster_than_what_verification_leaves(monkeypatch):
+    model, whole, failures = Kept().double(), capture_call.verify, []
+
+    def verify(module, variant, *rest):
+        if variant.regions and not failures:
+            failures.append(variant)
+            raise VerificationError("output differs")
+        return whole(module, variant, *rest)
+
+    monkeypatch.setattr(capture_call, "verify", verify)
+    monkeypatch.setattr(require_gain, "times_of", lambda *_: (1.0, 2.0))
+    with options.override(tune_seconds=0.01), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sparse = apply(model, STATIC, arguments(20, 55, 1.0))
+    assert failures and not sparse.variants
+    assert any("in kernels; the source model runs" in str(warning.message) for warning in caught)
     compare(sparse, model, arguments(31, 90, 1.0))
 
 

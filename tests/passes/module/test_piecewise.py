@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify import options
-from sparsify.errors import CaptureError, RecipeError
+from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes.dynamo import pieces
-from sparsify.passes.module import piecewise
+from sparsify.passes.module import piecewise, verify
 from sparsify.passes.module.silent_prints import SILENT
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
@@ -377,6 +377,31 @@ def test_slower_pieces_are_not_used(monkeypatch):
     with options.override(tune_seconds=0.01), pytest.warns(RuntimeWarning, match="the source model runs"):
         sparse = sparsify.apply(model().eval(), MESSAGES, graph())
     assert any("ms, the source model" in text for text in sparse.report.warnings), sparse.report.warnings
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-3])
+def test_differences_of_pieces_may_be_of_rounding(share, monkeypatch):
+    """The bias before a normalisation has gradients of rounding alone; differences beyond it count."""
+
+    def refused(*_: Any) -> float:
+        raise VerificationError("gradient 1 differs")
+
+    def scaled(outputs: Any, parameters: Any, like: Any = None) -> Any:
+        found = pulled_back(outputs, parameters, like)
+        if like is None or outputs is like or parameters[0].dtype is torch.float64:
+            return found
+        return tuple([one if one is None else one * (1 + share) for one in found])
+
+    pulled_back = verify.gradients
+    monkeypatch.setattr(piecewise, "compare_gradients", refused)
+    monkeypatch.setattr(verify, "gradients", scaled)
+    if not share:
+        assert applied(model().train()).report.largest_error < 1e-4
+        return
+    limits = {"verify": {"rtol": 1e-6, "atol": 1e-6}}
+    with pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = sparsify.apply(model().train(), {**MESSAGES, **limits}, graph())
+    assert any("gradient 1 differs" in text for text in sparse.report.warnings)
 
 
 def test_where_dynamo_fails_the_source_model_runs(monkeypatch):
