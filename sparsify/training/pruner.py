@@ -8,6 +8,7 @@ import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, Final
 
 import torch
@@ -98,17 +99,24 @@ class Pruned:
 class Pruner:
     """Follows the schedules of a recipe while a model trains.
 
+    Attributes:
+        masks: by name, bool of the shape of each pruned weight.
+        report: the updates of masks until now.
+        sparse_since: the step in which weights that had trained dense became sparse parameters; None: they have not.
+
     Args:
         model: what `apply` made trainable, or a dense model, which gets the first masks of `recipe` here.
         optimizer: one or several, made of the model's parameters as they are now.
         recipe: of a dense model; an applied one has its own.
         steps_per_epoch: for schedules that count epochs.
         seed: of random scores and regrowth, by default that of the recipe.
+        sparse_below: the share of entries, 0 to 1, from which on weights of an applied model that train dense become
+            sparse parameters, whatever a step takes; None: a step is timed both ways once half of the entries are gone.
 
     Raises:
-        SparsifyError: no recipe, no rule that prunes, an optimizer that does not train a pruned weight, or a recipe
-            that `finish` could not apply: a format that does not exist, a `dtype` that rounds weights in training.
-            Nothing has changed then.
+        SparsifyError: no recipe, no rule that prunes, a share that is none, an optimizer that does not train a pruned
+            weight, or a recipe that `finish` could not apply: a format that does not exist, a `dtype` that rounds
+            weights in training. Nothing has changed then.
 
     >>> model = nn.Linear(8, 8)
     >>> rule = {"targets": "param:weight", "prune": {"method": "gmp", "sparsity": 0.75}, "schedule": {"end": 1}}
@@ -128,8 +136,10 @@ class Pruner:
         *,
         steps_per_epoch: int | None = None,
         seed: int | None = None,
+        sparse_below: float | None = None,
     ) -> None:
         self.model = model
+        self.sparse_below = require_share(sparse_below)
         self.optimizers = optimizers_of(optimizer)
         self.recipe = recipe_of(model, recipe)
         require_applicable(self._source(), self.recipe)
@@ -149,7 +159,8 @@ class Pruner:
             )
         self.masks = self._first_masks()
         self._remember()
-        self._turn_at = MOST_KEPT
+        self._turn_at = MOST_KEPT if sparse_below is None else sparse_below
+        self.sparse_since: int | None = None
         if not isinstance(model, SparseModule):
             for name, weight in self._weights().items():
                 set_mask(weight, self.masks[name], self.optimizers)
@@ -202,6 +213,7 @@ class Pruner:
             "report": [asdict(update) for update in self.report],
             "kept": {step: dict(values) for step, values in self._kept.items()},
             "turn_at": self._turn_at,
+            "sparse_since": self.sparse_since,
             "dense": self._trained_densely(),
         }
 
@@ -221,7 +233,7 @@ class Pruner:
         self.masks = {name: masks[name].cpu().clone() for name in weights}
         self.statistics = {name: value.clone() for name, value in state["statistics"].items()}
         self._kept = {step: dict(values) for step, values in state.get("kept", {}).items()}
-        self._turn_at = state.get("turn_at", MOST_KEPT)
+        self._turn_at, self.sparse_since = state.get("turn_at", MOST_KEPT), state.get("sparse_since")
         if set(self._trained_densely()) - set(state.get("dense", weights)):
             self._turn(is_timed=False)  # they were in kernels
         self._prepare()
@@ -362,12 +374,14 @@ class Pruner:
             for old, new in pairs:
                 assert isinstance(new, SparseTensor), "it takes the place of a dense one"
                 follow_parameter(old, new, self.optimizers)
+            if pairs and self.sparse_since is None:
+                self.sparse_since = self.at + 1  # its forward pass runs
             if self._gradients is not None:
                 self._gradients.follow_weights()
             # The time of kernels is at most in proportion to the entries.
             self._turn_at = share * min(FEWER, max(FEWEST, gain))
 
-        reconsider(self.model, outcome, is_timed=is_timed)
+        reconsider(self.model, outcome, is_timed=is_timed and self.sparse_below is None)
 
     def _may_turn(self) -> bool:
         """Whether parameters may become sparse: optimizers can train them, and no other process has them dense."""
@@ -396,6 +410,21 @@ class Pruner:
         if known is None or known[0] is not mask or known[1].device != device:
             known = self._elsewhere[name] = mask, ~mask.to(device)
         return known[1]
+
+
+def require_share(share: Any) -> float | None:
+    """A share of entries, or None.
+
+    Raises:
+        SparsifyError: it is no number of 0 to 1.
+    """
+    is_number = isinstance(share, Real) and not isinstance(share, bool)
+    if share is not None and not (is_number and 0 <= float(share) <= 1):
+        raise SparsifyError(
+            f"Pruner(sparse_below={share!r})",
+            "the share of entries, 0.3 for 70 % zeros, or None to time steps",
+        )
+    return None if share is None else float(share)
 
 
 def require_state(state: Any, weights: Mapping[str, Tensor]) -> list[Update]:

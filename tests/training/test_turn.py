@@ -130,3 +130,24 @@ def test_a_resumed_run_goes_on_in_kernels(turns) -> None:
         part.load_state_dict(state)
     assert [again.step() for _ in range(6)] == wanted
     assert again.kinds == [True] * 6
+
+
+@pytest.mark.parametrize("tune_seconds", [0.0, 0.001])
+def test_a_share_decides_in_place_of_times(turns, tune_seconds) -> None:
+    with options.override(tune_seconds=tune_seconds):
+        run = Run()
+        run.pruner = sparsify.Pruner(run.model, run.optimizer, sparse_below=0.2)
+        for _ in range(14):
+            run.step()
+    assert run.kinds == [False] * 6 + [True] * 8  # 84 % of the entries are gone after 6 steps
+    assert run.pruner.sparse_since == 7
+    assert run.pruner.state_dict()["sparse_since"] == 7
+
+
+@pytest.mark.parametrize("share", [1.5, -0.1, "half", True])
+def test_a_share_that_is_none(share) -> None:
+    run = Run(is_applied=False)
+    with pytest.raises(
+        sparsify.SparsifyError, match=r"sparse_below=.*the share of entries, 0.3 for 70 % zeros"
+    ):
+        sparsify.Pruner(run.model, run.optimizer, RECIPE, sparse_below=share)

@@ -105,6 +105,7 @@ class Asked:
         pieces: gives for a sparse model the ways to cut a model that no graph holds into pieces, best first; None where
             the source model runs then.
         is_quiet: whether warnings are in reports alone.
+        trains_dense: why weights that train start dense under their masks, "" where kernels compute with them.
     """
 
     recipe: Recipe
@@ -118,6 +119,7 @@ class Asked:
     is_calibrated: bool = False
     pieces: Callable[[Any], Iterable[Any]] | None = field(default=None, compare=False)
     is_quiet: bool = False
+    trains_dense: str = ""
 
     def report(self, model: str) -> Report:
         """A new report, with what was pruned."""

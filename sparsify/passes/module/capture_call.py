@@ -246,8 +246,9 @@ def capture_call(
             return None
         check_pruning(module, call)
         try:
+            reason = module._asked.trains_dense
             with torch.inference_mode(False), SILENT:
-                draft = draft_of(module, call, tensors, mode)
+                draft = draft_of(module, call, tensors, mode, trains_dense=reason)
         except CaptureError as error:
             refuse(module, call, mode, error, in_pieces=True)
             return None

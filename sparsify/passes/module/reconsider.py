@@ -7,6 +7,7 @@ parameters take the places of the dense ones, and `outcome` gets the pairs of bo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -86,6 +87,8 @@ def settle(module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode
             weights.trained -= pairs.keys()
             pairs, module._captures.known = {}, known
             hold_weights(module, module.variants)
+        if pairs:
+            module._asked = replace_fields(module._asked, trains_dense="")
         module._call_index.clear()
         module.show(module._captures.shown(mode) or module.variants[0])
         pending.outcome(list(pairs.values()), gain)

@@ -31,12 +31,16 @@ LAYOUT: Final = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk: the settings of its run, the step, the way of its weights, times of steps, the log."""
+    """A checkpoint on disk: the settings of its run, the step, the way of its weights, times of steps, the log.
+
+    `sparse_below` is the share of entries from which on weights that started dense are sparse, None of other ways.
+    """
 
     place: Path
     settings: dict[str, Any]
     step: int
     way: Way
+    sparse_below: float | None
     reason: str
     times: dict[str, float | None] | None
     rows: list[Row]
@@ -55,6 +59,7 @@ def save(folder: Path, trained: Trained, settings: Settings, rows: Sequence[Row]
         "settings": settings.to_dict(),
         "step": step,
         "way": trained.way,
+        "sparse_below": None if trained.pruner is None else trained.pruner.sparse_below,
         "reason": trained.reason,
         "times": None if trained.times is None else trained.times.to_dict(),
         "rows": [row.to_dict() for row in rows],
@@ -94,9 +99,9 @@ def newest(folder: Path) -> Checkpoint | None:
         if state["layout"] != LAYOUT:
             raise ValueError(f"layout {state['layout']}")
         rows = [Row(**row) for row in state["rows"]]
-        return Checkpoint(
-            place, state["settings"], state["step"], state["way"], state["reason"], state["times"], rows
-        )
+        way, below = state["way"], state.get("sparse_below")
+        reason, times = state["reason"], state["times"]
+        return Checkpoint(place, state["settings"], state["step"], way, below, reason, times, rows)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"the checkpoint {place} cannot be read: {error}",

@@ -16,6 +16,7 @@ from types import FrameType
 import torch
 from torch import nn
 
+from sparsify import options
 from sparsify.errors import SparsifyError
 from sparsify.runner.train import checkpoint, log
 from sparsify.runner.train.log import Row
@@ -69,14 +70,15 @@ def run(settings: Settings, *, out: Path | None = None, resume: bool = False) ->
     found = checkpoint_of(settings, out, resume)
     net = new_model(settings)
     task = task_of(settings, net)
-    trained = prepare(settings, net, task, None if found is None else found.way)
+    trained = prepare(settings, net, task, *(() if found is None else (found.way, found.sparse_below)))
     rows: list[Row] = []
     if found is not None:
         checkpoint.restore(found, trained)
         rows = list(found.rows)
         trained.reason = found.reason
         trained.times = None if found.times is None else Times(**found.times)  # type: ignore[arg-type]
-    with interrupts() as interrupt:
+    # Measured times of formats differ from one process to the next.
+    with interrupts() as interrupt, options.override(tune_seconds=0.0):
         is_interrupted = steps(settings, trained, task, rows, interrupt, out)
     outcome = concluded(settings, trained, task, rows)
     outcome.is_interrupted = is_interrupted
@@ -122,7 +124,7 @@ def steps(
             if interrupt.is_set:
                 return True
             rows.append(taken(settings, trained, task, at))
-            progress.show(rows[-1])
+            progress.show(rows[-1], is_first_sparse=trained.sparse_since == at)
             if out is not None and at % settings.save_every == 0 and at < settings.steps:
                 checkpoint.save(out, trained, settings, rows)
     return False
@@ -167,6 +169,7 @@ def concluded(settings: Settings, trained: Trained, task: Task, rows: list[Row])
     pruner = trained.pruner
     if pruner is None:
         return outcome
+    outcome.sparse_below, outcome.sparse_since = pruner.sparse_below, pruner.sparse_since
     for name, mask in pruner.masks.items():
         share = 1 - int(mask.sum()) / max(1, mask.numel())
         outcome.zeros.append(Zeros(name, tuple(mask.shape), share))

@@ -42,6 +42,8 @@ class Outcome:
         times: of steps before the training.
         zeros: of each pruned weight.
         update_share: the share of the time of training that updates of masks took.
+        sparse_below: the share of entries from which on weights that started dense are sparse in kernels.
+        sparse_since: the first step with them, None where it has not come.
         is_interrupted: whether Ctrl-C ended it.
         files: that were written.
         notes: what to know beside the table.
@@ -55,6 +57,8 @@ class Outcome:
     times: Times | None
     zeros: list[Zeros] = field(default_factory=list)
     update_share: float | None = None
+    sparse_below: float | None = None
+    sparse_since: int | None = None
     is_interrupted: bool = False
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -84,6 +88,9 @@ class Outcome:
             "reason": self.reason,
             "times": None if self.times is None else {**self.times.to_dict(), "ratio": self.times.ratio},
             "step_ms": median(row.ms for row in self.rows) if self.rows else None,
+            "sparse_below": self.sparse_below,
+            "sparse_since": self.sparse_since,
+            "step_ms_by_part": self.step_ms_by_part(),
             "update_share": self.update_share,
             "zeros": [{"name": one.name, "shape": one.shape, "share": one.share} for one in self.zeros],
             "files": [str(file) for file in self.files],
@@ -131,11 +138,33 @@ class Outcome:
         if self.times is not None and self.times.ratio is not None:
             compared = f"{self.times.dense_ms:.4g} ms dense, {self.times.sparse_ms:.4g} ms in kernels"
             found.append(("step, interleaved", f"{compared}, {self.times.ratio:.2f}x"))
+        if self.sparse_below is not None:
+            found.append(("sparse in kernels", self.turn()))
         if self.reason:
             found.append(("trains dense under masks", self.reason))
         if self.update_share is not None:
             found.append(("updates of masks", f"{100 * self.update_share:.2f} % of the time"))
         return found
+
+    def turn(self) -> str:
+        """When weights that started dense became sparse, with the times of steps before and afterwards."""
+        zeros = f"{100 * (1 - (self.sparse_below or 0)):.1f} % zeros"
+        if self.sparse_since is None:
+            return f"from the first update on with {zeros}, which was not reached"
+        parts = self.step_ms_by_part()
+        times = "" if parts is None else "; median step {:.4g} ms dense, {:.4g} ms afterwards".format(*parts)
+        return f"from step {self.sparse_since} on, the first one with {zeros}{times}"
+
+    def step_ms_by_part(self) -> tuple[float, float] | None:
+        """The median times of steps with dense and with sparse weights; None where one of them has no steps.
+
+        The first sparse step, which builds kernels, is in neither.
+        """
+        if self.sparse_since is None:
+            return None
+        dense = [row.ms for row in self.rows if row.step < self.sparse_since]
+        sparse = [row.ms for row in self.rows if row.step > self.sparse_since]
+        return (median(dense), median(sparse)) if dense and sparse else None
 
     def interrupted(self) -> str:
         """A word for a run that stopped early."""

@@ -2,8 +2,12 @@
 
 In: settings and a task. Out: a `Trained` with model, optimizer and pruner; a step of both ways has been timed.
 
+Where the share of zeros rises, as in gradual pruning, steps are timed with the zeros of the end, too. The time of a
+step in kernels is at most in proportion to the entries: kernels that are `r` times faster with the share `s` of entries
+are not slower with `r * s`. From the update on that leaves fewer, weights are sparse parameters.
+
 Whatever decides about bits is the same in each process: kernels are those that are expected to be fastest, and a run
-that resumes is told which way it went.
+that resumes is told which way it went, and with which share of entries its weights become sparse.
 """
 
 import copy
@@ -17,14 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from sparsify import options
-from sparsify.passes.apply import apply
+from sparsify.passes.capture.draft import Asked
+from sparsify.passes.module.prune_and_capture import applied
+from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.pruning.score import seed_of
+from sparsify.pruning.targets import staged_schedule
+from sparsify.recipe import Prune, Recipe, Rule
+from sparsify.recipe.schema import OF_SIZE
 from sparsify.runner.train.settings import Settings
 from sparsify.runner.train.task import Batch, Task, loss_of
 from sparsify.training.pruner import Pruner
 
-Way = Literal["kernels", "masks", "dense"]
-"""Sparse weights in kernels; dense weights under masks; dense weights without."""
+Way = Literal["kernels", "turns", "masks", "dense"]
+"""Sparse weights in kernels; dense ones under masks until kernels are faster; so to the end; dense ones without."""
 WARM: Final = 2
 TURNS: Final = 5
 LIMIT: Final = 1.0
@@ -37,7 +46,10 @@ FLOOR: Final = 0.1
 
 @dataclass(frozen=True)
 class Times:
-    """Median milliseconds of a step before the training, interleaved: of the dense model, and of that with kernels."""
+    """Median milliseconds of a step before the training, interleaved: of the dense model, and of that with kernels.
+
+    Of a training whose zeros come in its course, with those of its end.
+    """
 
     dense_ms: float
     sparse_ms: float | None = None
@@ -70,6 +82,11 @@ class Trained:
     way: Way
     reason: str = ""
     times: Times | None = None
+
+    @property
+    def sparse_since(self) -> int | None:
+        """The step in which weights that had trained dense became sparse, None where they did not."""
+        return None if self.pruner is None else self.pruner.sparse_since
 
     def step(self, task: Task, settings: Settings, at: int) -> tuple[Tensor, float]:
         """Takes a step of the training; its loss, and the learning rate."""
@@ -114,42 +131,115 @@ def new_model(settings: Settings) -> nn.Module:
     return settings.entry.make(settings.arguments, settings.seed).train().to(settings.device)
 
 
-def prepare(settings: Settings, net: nn.Module, task: Task, way: Way | None = None) -> Trained:
+def prepare(
+    settings: Settings, net: nn.Module, task: Task, way: Way | None = None, sparse_below: float | None = None
+) -> Trained:
     """The model of a training before its first step.
 
     Args:
         settings: of the training.
         net: the model as it is built; it may change.
         task: gives an example.
-        way: that of the run which resumes; None times both.
+        way: that of the run which resumes; None times steps.
+        sparse_below: of the run which resumes.
 
     Raises:
         SparsifyError: no rule of the recipe prunes, or one matches no weight.
     """
     if settings.is_dense:
         return Trained(net, optimizer_of(net, settings), None, "dense")
-    batch = task.batch(1)
     if way == "masks":
         return under_masks(net, settings, task)
     if settings.device != "cpu":
         made = under_masks(net, settings, task)
         made.reason = f"kernels run on the CPU, the training on {settings.device}"
         return made
-    twin = copy.deepcopy(net)
+    if way == "kernels":
+        return in_kernels(applied_to(net, settings.loaded, task), settings, task)
+    if way == "turns":
+        return from_dense(net, settings, task, sparse_below)
+    dense = copy.deepcopy(net)
+    sparse = applied_to(net, settings.loaded, task)
+    times, reason = compared(dense, sparse, task, settings)
+    if not reason:
+        return in_kernels(sparse, settings, task, times)
+    if has_rising_share(settings.loaded):
+        last = applied_to(copy.deepcopy(dense), with_last_shares(settings.loaded), task)
+        times, slow = compared(dense, last, task, settings)
+        if not slow:
+            assert times is not None and times.ratio is not None, "kernels are faster"
+            below = min(1.0, times.ratio * kept_share(last))
+            del sparse, last
+            return from_dense(dense, settings, task, below, times, reason)
+        reason = f"{slow}, with the zeros of the end"
+    made = under_masks(dense, settings, task)
+    made.reason, made.times = reason, times
+    return made
+
+
+def applied_to(net: nn.Module, recipe: Recipe, task: Task, *, trains_dense: str = "") -> SparseModule:
+    """The sparse model of one in training, whose formats and schedules are those that are expected to be fastest."""
     with options.override(tune_seconds=0.0):  # measured times differ from one process to the next
-        sparse = apply(net, settings.loaded, batch[0])
-    reason = "" if sparse.report.regions else "no product with a pruned weight becomes a kernel in training"
-    times = None
-    if way is None:
-        times, slow = compared(twin, sparse, batch, settings)
-        reason = reason or slow
-        if reason:
-            made = under_masks(twin, settings, task)
-            made.reason, made.times = reason, times
-            return made
+        return applied(net, Asked(recipe, trains_dense=trains_dense), task.batch(1)[0])
+
+
+def in_kernels(sparse: SparseModule, settings: Settings, task: Task, times: Times | None = None) -> Trained:
+    """The model whose weights are sparse parameters from the start."""
     optimizer = optimizer_of(sparse, settings)
     pruner = Pruner(sparse, optimizer, steps_per_epoch=task.epoch)
     return Trained(sparse, optimizer, pruner, "kernels", times=times)
+
+
+def from_dense(
+    net: nn.Module,
+    settings: Settings,
+    task: Task,
+    sparse_below: float | None,
+    times: Times | None = None,
+    reason: str = "",
+) -> Trained:
+    """The model whose weights are dense under their masks until few enough entries are left for kernels."""
+    sparse = applied_to(net, settings.loaded, task, trains_dense=reason or "kernels come with more zeros")
+    optimizer = optimizer_of(sparse, settings)
+    pruner = Pruner(sparse, optimizer, steps_per_epoch=task.epoch, sparse_below=sparse_below)
+    return Trained(sparse, optimizer, pruner, "turns", times=times)
+
+
+def has_rising_share(recipe: Recipe) -> bool:
+    """Whether a rule ends with more zeros than it starts with."""
+    schedules = [staged_schedule(rule) for rule in recipe.rules if rule.prune]
+    return any(one.target(one.end) > one.target(0) for one in schedules)
+
+
+def with_last_shares(recipe: Recipe) -> Recipe:
+    """The recipe whose rules have the share of zeros of their end at once, in the smallest magnitudes."""
+
+    def at_once(rule: Rule) -> Rule:
+        if rule.prune is None or rule.prune.method in OF_SIZE:
+            return rule
+        schedule = staged_schedule(rule)
+        prune = Prune(
+            method="magnitude",
+            sparsity=None if rule.prune.pattern and rule.prune.pattern.nm else schedule.target(schedule.end),
+            pattern=rule.prune.pattern,
+            scope=rule.prune.scope,
+            dim=rule.prune.dim,
+        )
+        made = rule.model_copy(update={"prune": prune, "schedule": None})
+        made._later = ()
+        return made
+
+    return recipe.with_rules(map(at_once, recipe.rules))
+
+
+def kept_share(sparse: SparseModule) -> float:
+    """The share of entries that the pruned weights of a model have."""
+    pairs = [
+        (zeros, sparse._source.get_parameter(name).numel())
+        for found in sparse._asked.pruning.taken.values()
+        for name, zeros in found.items()
+    ]
+    return 1 - sum(zeros * size for zeros, size in pairs) / sum(size for _, size in pairs)
 
 
 def under_masks(net: nn.Module, settings: Settings, task: Task) -> Trained:
@@ -164,9 +254,13 @@ def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=settings.lr)
 
 
-def compared(dense: nn.Module, sparse: nn.Module, batch: Batch, settings: Settings) -> tuple[Times, str]:
+def compared(
+    dense: nn.Module, sparse: SparseModule, task: Task, settings: Settings
+) -> tuple[Times | None, str]:
     """The times of steps of both, and why the sparse one is not worth it, "" where it is; both stay as they were."""
-    runs = [Timed(model, batch, settings) for model in (dense, sparse)]
+    if not sparse.report.regions:
+        return None, "no product with a pruned weight becomes a kernel in training"
+    runs = [Timed(model, task.batch(1), settings) for model in (dense, sparse)]
     for _ in range(WARM + TURNS):
         for run in runs:
             run()

@@ -47,11 +47,17 @@ class Progress:
     ) -> None:
         self.bar.stop()
 
-    def show(self, row: Row) -> None:
-        """Shows a step that is done."""
+    def show(self, row: Row, *, is_first_sparse: bool = False) -> None:
+        """Shows a step that is done, and that it was the first one with sparse weights in kernels."""
         text = self.text(row)
         self.bar.update(self.task, completed=row.step, text=text)
         is_due = row.step % max(1, self.steps // LINES) == 0 or row.step == self.steps
+        if is_first_sparse and not self.quiet:
+            self.console.print(
+                f"{self.name}: sparse weights in kernels from step {row.step} on",
+                soft_wrap=True,
+                highlight=False,
+            )
         if not self.is_bar and not self.quiet and is_due:
             self.console.print(
                 f"{self.name}: step {row.step} of {self.steps}, {text}", soft_wrap=True, highlight=False

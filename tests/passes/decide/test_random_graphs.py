@@ -17,8 +17,8 @@ from random_models import LAYOUTS, OPERATORS, Drawn, Leaf, Step, drawn, outcome,
 from sparsify import options
 from sparsify.passes.program.table import ROWS
 
-SEEDS = range(301)
-MORE = range(301, int(os.environ.get("SPARSIFY_RANDOM_GRAPHS", "600")))
+SEEDS = range(101)
+MORE = range(SEEDS.stop, int(os.environ.get("SPARSIFY_RANDOM_GRAPHS", "600")))
 KERNELS_EVERY = 4
 BY_REFERENCE = {"compiler": "/nonexistent/c++"}
 UNOPTIMISED = {"compiler_flags": ("-O0",)}
@@ -168,10 +168,10 @@ def test_models_that_failed_once(name, settings):
 
 @pytest.mark.filterwarnings("ignore")
 def test_draws_have_regions_gradients_and_all_sections():
-    models = (model for model in map(drawn, range(1000, 1030)) if not reads_wrappers(model))
+    models = (model for model in map(drawn, range(1000, 1012)) if not reads_wrappers(model))
     outcomes = [check(model, BY_REFERENCE) for model in models]
-    assert sum(found.regions > 0 for found in outcomes) >= 8
-    assert sum(found.gradients > 0 for found in outcomes) >= 4
+    assert sum(found.regions > 0 for found in outcomes) >= 4
+    assert sum(found.gradients > 0 for found in outcomes) >= 2
     models = [drawn(seed) for seed in range(300)]
     read = {step.text.removeprefix("aten.").partition("(")[0] for found in models for step in found.steps}
     assert all(read & set(names) for names in OPERATORS.values())

@@ -44,6 +44,9 @@ class Watched:
         actual = prepare.prepare
         if way == "kernels":
             monkeypatch.setattr(prepare, "compared", lambda *_: (prepare.Times(2.0, 1.0), ""))
+        if way == "turns":
+            outcomes = [(None, "no kernel at first"), (prepare.Times(2.0, 1.0), "")]
+            monkeypatch.setattr(prepare, "compared", lambda *_: outcomes.pop(0))
         if way == "masks":
             monkeypatch.setattr(prepare, "compared", lambda *_: (prepare.Times(1.0, 2.0), "it is slower"))
 
@@ -95,6 +98,55 @@ def test_a_run_that_is_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch, wa
             for v in (first["exp_avg"], second["exp_avg"])
         ]
         assert torch.equal(*dense)
+
+
+@pytest.mark.parametrize("step", [4, 8])  # before weights become sparse, and afterwards
+def test_dense_weights_become_sparse_where_the_zeros_suffice(tmp_path, monkeypatch, step):
+    """A run goes on bit for bit; interrupted afterwards it may have kernels of another class of sizes."""
+    asked = settings("lenet300", "gmp90", batch_size=8, save_every=1)
+    with monkeypatch.context() as patch:
+        watched = Watched(patch, "turns")
+        whole = loop.run(asked, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        Watched(patch, "turns")
+        interrupt_at(patch, step)
+        loop.run(asked, out=tmp_path / "parts")
+    again = Watched(monkeypatch)  # nothing is timed
+    resumed = loop.run(asked, out=tmp_path / "parts", resume=True)
+    one, other = watched.made[0], again.made[0]
+    assert one.way == other.way == "turns"
+    # Half of the time with a tenth of the entries: kernels from a fifth on, which the second of three updates leaves.
+    assert whole.sparse_below == resumed.sparse_below == pytest.approx(0.2, abs=1e-3)
+    assert whole.sparse_since == resumed.sparse_since == 7
+    assert all(isinstance(p, sparsify.SparseTensor) for p in other.model.parameters() if p.dim() > 1)
+    losses = [[row.loss for row in each.rows] for each in (whole, resumed)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    if step < 7:
+        expected, found = state_of(one), state_of(other)
+        assert all(torch.equal(value, found[name]) for name, value in expected.items())
+        assert losses[0] == losses[1]
+        assert [row.val_loss for row in whole.rows] == [row.val_loss for row in resumed.rows]
+    assert "from step 7 on, the first one with 80.0 % zeros; median step" in str(whole)
+    assert resumed.to_dict()["sparse_since"] == 7
+
+
+def test_weights_that_start_with_few_zeros_train_dense_until_there_are_more(monkeypatch):
+    recipe = {
+        "schema": 1,
+        "name": "half",
+        "sparsify": [
+            {
+                "targets": "param:*.weight",
+                "prune": {"method": "gmp", "sparsity": 0.9},
+                "schedule": {"from": 0.5, "end": 6, "every": 3},
+            }
+        ],
+    }
+    watched = Watched(monkeypatch, "turns")
+    outcome = loop.run(resolve("lenet300", recipe=recipe, steps=8, batch_size=8))
+    first = watched.made[0]
+    assert first.reason == "" and outcome.sparse_since == 4  # 85 % zeros after three steps
+    assert all(isinstance(p, sparsify.SparseTensor) for p in first.model.parameters() if p.dim() > 1)
 
 
 def points(file):

@@ -38,6 +38,9 @@ from sparsify.errors import ScheduleError, UnsupportedProgramError
 
 # Of merged loops in one kernel: three operands in two sparse levels have 361.
 MOST_CASES = 400
+# The question whether statements are one kernel lowers what is built soon afterwards: the last kernels, newest last.
+MOST_RECENT = 8
+_RECENT: dict[tuple[str, int], tuple[notation.Notation, loops.Function]] = {}
 
 
 def lower(program: notation.Notation, vector_bytes: int) -> loops.Function:
@@ -48,7 +51,15 @@ def lower(program: notation.Notation, vector_bytes: int) -> loops.Function:
         ScheduleError: the schedule asks for what has no code, such as registers under a loop of unknown extent.
         UnsupportedProgramError: an expression that has no lowering.
     """
-    return Lowering(program, vector_bytes).function()
+    # Equality alone does not tell 0.0 from -0.0, nor 1 from 1.0; texts do.
+    key = repr(program), vector_bytes
+    known, function = _RECENT.pop(key, (None, None))
+    if function is None or known != program:
+        function = Lowering(program, vector_bytes).function()
+    _RECENT[key] = program, function
+    for old in list(_RECENT)[:-MOST_RECENT]:
+        _RECENT.pop(old, None)
+    return function
 
 
 class Lowering:

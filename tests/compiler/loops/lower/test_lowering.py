@@ -6,9 +6,11 @@ from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.loops.lower import lower
+from sparsify.compiler.loops.lower.lowering import MOST_RECENT
 from sparsify.compiler.loops.simplify import simplify
 from sparsify.compiler.loops.verify import verify
 from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.notation.nodes import Notation
 from sparsify.compiler.schedule.apply import apply
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
@@ -142,3 +144,28 @@ def test_too_many_cases_are_refused():
 def test_dense_results_in_blocks_are_refused():
     with pytest.raises(UnsupportedProgramError, match="converted afterwards"):
         code("Y[i] = x[i]", result="i/2: dense, i%2: dense", x="dense")
+
+
+def scaled(number: float) -> Notation:
+    """A matrix times a number."""
+    operands = {"A": Operand(Format("csr"), "float32", 0.0, result_index_dtypes(Format("csr")))}
+    return concretize(declare(parse(f"Y[i] = sum(j, A[i,j] * {number})"), operands, ("Y",)))
+
+
+def test_a_program_that_was_lowered_is_lowered_once():
+    first = lower(scaled(2.5), 32)
+    assert lower(scaled(2.5), 32) is first
+    assert lower(scaled(2.5), 0) is not first
+    assert lower(scaled(3.5), 32) != first
+
+
+def test_numbers_that_are_equal_and_differ_are_told_apart():
+    assert "-0.0" in str(lower(scaled(-0.0), 0))
+    assert "-0.0" not in str(lower(scaled(0.0), 0))
+
+
+def test_few_lowered_programs_are_kept():
+    first = lower(scaled(2.5), 32)
+    for number in range(MOST_RECENT):
+        lower(scaled(10.5 + number), 32)
+    assert lower(scaled(2.5), 32) is not first
