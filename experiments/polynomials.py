@@ -1,4 +1,4 @@
-"""The polynomial coefficients of `sparsify/compiler/cpp/elementary.py`.
+"""The polynomial coefficients of `sparsify/compiler/cpp/helpers/elementary.py`.
 
 Each is the interpolant at Chebyshev nodes of the function divided by its leading behaviour, computed with 60
 digits; the printed error is the largest relative one over the interval, before coefficients are rounded.

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from sparsify.compiler.ascending import ascending
 from sparsify.compiler.evaluate import einsum, einsum_kernel, evaluate, evaluate_kernel
 from sparsify.compiler.explain import explain_kernel, printed
+from sparsify.compiler.kernel.sort_operands import ascending
+from sparsify.compiler.plan.sparsified import LAST, by_block, in_kernel
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
-from sparsify.compiler.sparsified import LAST, by_block, in_kernel
 from sparsify.errors import SparsifyError, public
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model

@@ -19,8 +19,8 @@ import torch
 import sparsify
 from sparsify import options
 from sparsify.compiler import calibrate
-from sparsify.compiler.cpp import directories, target
-from sparsify.compiler.cpp.build import find_compiler
+from sparsify.compiler.cpp.toolchain import cache_directory, target
+from sparsify.compiler.cpp.toolchain.build import find_compiler
 from sparsify.errors import CompilerNotFoundError, SparsifyError
 from sparsify.providers import require_sole_provider
 from sparsify.runtime import openmp
@@ -84,7 +84,7 @@ def environment() -> dict[str, Any]:
         "compiler": told(lambda: str(find_compiler(chosen))),
         "compiler_flags": " ".join(target.flags(chosen)),
         "openmp": told(lambda: str(openmp.path())),
-        "cache": str(directories.cache_dir(chosen)),
+        "cache": str(cache_directory.cache_dir(chosen)),
         **calibrate.summary(calibrate.known(chosen)),
     }
 
@@ -148,17 +148,17 @@ def compiler() -> str:
 
 def writable_cache() -> str:
     """The cache directory and its content, when kernels can be kept there."""
-    place = directories.cache_dir()
+    place = cache_directory.cache_dir()
     try:
-        directories.prepare(place)
+        cache_directory.prepare(place)
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"x" * 4096)
     except OSError as error:
         raise SparsifyError(
             f"{place} cannot be written to: {error.strerror or error}",
-            f"{directories.remedy(place)} or set SPARSIFY_CACHE_DIR to another directory",
+            f"{cache_directory.remedy(place)} or set SPARSIFY_CACHE_DIR to another directory",
         ) from None
-    kernels, total = directories.cache_size()
+    kernels, total = cache_directory.cache_size()
     limit = options.current().cache_bytes
     return f"{place}, {kernels} kernels, {total / 2**20:.1f} MiB of at most {limit / 2**20:.0f} MiB"
 

@@ -10,7 +10,7 @@ from experiments import graphs
 from experiments.graphs import Matrix
 from sparsify.bench.harness import Case, Contender, Target
 from sparsify.bench.place import Place
-from sparsify.compiler.known import KNOWN
+from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.runtime.buffers import POOL
 
 UNIFORM_ROWS, UNIFORM_A_ROW = 20_000, 20

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from sparsify.compiler import pipeline
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.plan import steps
-from sparsify.compiler.schedule import order
+from sparsify.compiler.einsum.subscripts import read_subscripts
+from sparsify.compiler.plan.plan import steps
+from sparsify.compiler.plan.step import Step
+from sparsify.compiler.schedule.cost import loop_order
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.step import Step
 from sparsify.storage.format import Format
 
 # In milliseconds, for every einsum.
@@ -109,7 +109,7 @@ def _format(take: random.Random, shape: tuple[int, ...]) -> str:
 
 def scheduled(drawn: Drawn) -> int:
     """How many kernels an einsum takes, each with its first schedule, and nothing known from before."""
-    order.searched_before.cache_clear()
+    loop_order.searched_before.cache_clear()
     pipeline.plain_notation.cache_clear()
     kernels = [step for step in steps(drawn.program, drawn.sizes) if isinstance(step, Step)]
     for step in kernels:

@@ -22,13 +22,13 @@ from tabulate import tabulate
 from torch import Tensor
 
 from sparsify.bench.predicted import uniform
-from sparsify.compiler.divide import divide
-from sparsify.compiler.einsum.extents import name_extents
+from sparsify.compiler.einsum.infer.extents import name_extents
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.fuse import Fusion
-from sparsify.compiler.kernel import Kernel, planned
-from sparsify.compiler.plan import apart, joined, joined_rows
+from sparsify.compiler.kernel.kernel import Kernel, planned
+from sparsify.compiler.plan.fuse_row_chain import Fusion
+from sparsify.compiler.plan.plan import apart, joined, joined_rows
+from sparsify.compiler.plan.rows_and_columns import divide
 from sparsify.compiler.schedule.sizes import sizes_of
 
 SOFTMAX: Final = """

@@ -21,7 +21,7 @@ from torch import Tensor
 import sparsify
 from sparsify.bench import peers
 from sparsify.bench.harness import Case, Contender, nothing
-from sparsify.compiler.known import KNOWN
+from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.errors import DataError
 
 from ..reproduce.figure import OURS, Figure, Outcome, Row, Setting, timed

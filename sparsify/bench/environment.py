@@ -29,7 +29,7 @@ def pin_threads(threads: int | None = None) -> None:
 
 def facts() -> dict[str, str | int | float]:
     """The machine, its caches, the threads and the versions."""
-    from sparsify.compiler.cpp import build, target
+    from sparsify.compiler.cpp.toolchain import build, target
     from sparsify.options import current
     from sparsify.runtime.machine import machine
 

@@ -16,7 +16,7 @@ import torch
 
 from sparsify.bench.roofline import Limit, Work, limit
 from sparsify.compiler import calibrate
-from sparsify.compiler.cpp import cache
+from sparsify.compiler.cpp.toolchain import cache
 from sparsify.options import current
 from sparsify.storage.tensor import SparseTensor
 

@@ -15,7 +15,7 @@ import sparsify
 from sparsify.bench.harness import Case, Contender, Target
 from sparsify.bench.place import Place
 from sparsify.bench.roofline import Work
-from sparsify.compiler import dtypes
+from sparsify.compiler.ir import dtypes
 from sparsify.runtime.buffers import POOL
 from sparsify.sparsification.rounding import rounded
 

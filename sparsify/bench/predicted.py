@@ -15,8 +15,8 @@ from tabulate import tabulate
 from sparsify.bench.harness import Case, Clock, Contender, measure
 from sparsify.compiler import calibrate
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.schedule.cost import estimate_us
-from sparsify.compiler.schedule.machine import Machine
+from sparsify.compiler.schedule.cost.machine import Machine
+from sparsify.compiler.schedule.cost.statement import estimate_us
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.options import current
 from sparsify.storage.interop import tensor

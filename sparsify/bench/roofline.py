@@ -6,7 +6,7 @@ In: `Work(operations=27_000, streamed=1_460_000)`, a `Machine`. Out: `Limit(us=1
 from dataclasses import dataclass
 
 from sparsify.bench.environment import cache_sizes
-from sparsify.compiler.schedule.machine import Machine
+from sparsify.compiler.schedule.cost.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from sparsify.cli.printing import PLAIN, Json, print_json
-from sparsify.compiler.cpp import directories
+from sparsify.compiler.cpp.toolchain import cache_directory
 
 app = typer.Typer(
     name="cache",
@@ -18,7 +18,7 @@ app = typer.Typer(
 @app.command("dir")
 def directory(as_json: Json = False) -> None:
     """Print where compiled kernels are kept."""
-    place = directories.cache_dir()
+    place = cache_directory.cache_dir()
     if as_json:
         print_json({"directory": place, "exists": place.is_dir()})
     else:
@@ -28,7 +28,7 @@ def directory(as_json: Json = False) -> None:
 @app.command()
 def size(as_json: Json = False) -> None:
     """Print how many kernels there are and what they take."""
-    kernels, total = directories.cache_size()
+    kernels, total = cache_directory.cache_size()
     if as_json:
         print_json({"kernels": kernels, "bytes": total})
     else:
@@ -41,13 +41,13 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Delete the kernels used longest ago until the rest is small enough."""
-    report(directories.prune(int(mebibytes * 2**20)), as_json)
+    report(cache_directory.prune(int(mebibytes * 2**20)), as_json)
 
 
 @app.command()
 def clean(as_json: Json = False) -> None:
     """Delete all compiled kernels; they are built again when needed."""
-    report(directories.clean(), as_json)
+    report(cache_directory.clean(), as_json)
 
 
 def report(deleted: int, as_json: bool) -> None:

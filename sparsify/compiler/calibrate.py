@@ -21,12 +21,12 @@ from typing import Any, Final
 import torch
 
 import sparsify
-from sparsify.compiler.cpp import directories, records, target
+from sparsify.compiler.cpp.toolchain import cache_directory, records, target
+from sparsify.compiler.cpp.toolchain.side_by_side import side_by_side
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.least import Least
-from sparsify.compiler.schedule.machine import Curve, Machine, believable, from_dict, joined, scaled
-from sparsify.compiler.schedule.tiles import VECTORS, tile_rows
-from sparsify.compiler.side_by_side import side_by_side
+from sparsify.compiler.kernel.least_time import Least
+from sparsify.compiler.schedule.cost.machine import Curve, Machine, believable, from_dict, joined, scaled
+from sparsify.compiler.schedule.templates.gemm import VECTORS, tile_rows
 from sparsify.errors import SparsifyError
 from sparsify.options import Options, current, override
 from sparsify.runtime.threads import count
@@ -147,7 +147,7 @@ def key_of(options: Options) -> str:
     """The key of a machine: processor, threads, vectors, versions, and where their figures lie."""
     parts = (
         EDITION, sparsify.__version__, torch.__version__, target.cpu_digest(), count(options),
-        target.vector_bytes(options), options.compiler, options.compiler_flags, directories.cache_dir(options),
+        target.vector_bytes(options), options.compiler, options.compiler_flags, cache_directory.cache_dir(options),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
 
@@ -308,7 +308,7 @@ def _machine(probes: dict[str, Probe], threads: int, vector_bytes: int) -> Machi
 
 
 def _place(options: Options, key: str) -> Path:
-    return directories.cache_dir(options) / f"{key}.machine"
+    return cache_directory.cache_dir(options) / f"{key}.machine"
 
 
 def _read(options: Options, key: str) -> Machine | None:

@@ -13,29 +13,29 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parameter import is_lazy
 
-from sparsify.compiler import in_graph
-from sparsify.compiler.ascending import ascending
-from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.einsum.restrict import restrict
-from sparsify.compiler.kernel import Kernel, compile_program, plan
+from sparsify.compiler.einsum.rewrite.restrict import restrict
+from sparsify.compiler.einsum.subscripts import read_subscripts
+from sparsify.compiler.ir.memo import recall, remember
+from sparsify.compiler.kernel import dynamo_nodes
+from sparsify.compiler.kernel.fast_call import Learn, Operands, shortcut
+from sparsify.compiler.kernel.kernel import Kernel, compile_program, plan
+from sparsify.compiler.kernel.operand_types import describe
+from sparsify.compiler.kernel.scalars import lifted
+from sparsify.compiler.kernel.sort_operands import ascending
+from sparsify.compiler.kernel.torch_operators import Operator, register
+from sparsify.compiler.kernel.tracing import is_traced
+from sparsify.compiler.plan.sparsified import evaluate_sparsified
+from sparsify.compiler.plan.specialise import specialised
 from sparsify.compiler.program_of import (
     conditions_by_result,
     formats_by_result,
     program_of,
     results_by_value,
 )
-from sparsify.compiler.remembered import recall, remember
-from sparsify.compiler.scalars import lifted
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
-from sparsify.compiler.shortcut import Learn, Operands, shortcut
-from sparsify.compiler.sparsified import evaluate_sparsified
-from sparsify.compiler.specialise import specialised
-from sparsify.compiler.torch_operator import Operator, register
-from sparsify.compiler.traced import is_traced
 from sparsify.errors import EinsumError, FormatError, ScheduleError, SparsifierError, public
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
@@ -73,7 +73,7 @@ def einsum(
     torch.Size([2, 3])
     """
     if is_dynamo_compiling():
-        return in_graph.einsum(subscripts, operands, format, schedule)
+        return dynamo_nodes.einsum(subscripts, operands, format, schedule)
     key = (subscripts, format, schedule, id(current()))
     try:
         known = _shortcuts.get(key)
@@ -146,7 +146,7 @@ def evaluate(
             raise SparsifierError(
                 "a sparsifier within torch.compile", "its condition, format='csr where abs(Y) >= 0.5'"
             )
-        return in_graph.evaluate(text, outputs, format, schedule, sizes, operands)
+        return dynamo_nodes.evaluate(text, outputs, format, schedule, sizes, operands)
     if sparsifier is not None:
         how = {"schedule": schedule, "sizes": sizes}
         return evaluate_sparsified(evaluate, text, outputs, format, sparsifier, operands, **how)
@@ -156,7 +156,7 @@ def evaluate(
 def evaluate_pair(text: str, A: torch.Tensor, B: torch.Tensor) -> Any:
     """`evaluate(text, A=A, B=B)` of two tensors."""
     if is_dynamo_compiling():
-        return in_graph.evaluate(text, None, None, None, None, {"A": A, "B": B})
+        return dynamo_nodes.evaluate(text, None, None, None, None, {"A": A, "B": B})
     return _evaluated((text, None, None, None, None, ("A", "B")), (A, B))
 
 
@@ -368,18 +368,18 @@ def _program(
 
 def _einsum_of_graph(*arguments: Any) -> Any:
     """The operator `sparsify::einsum`."""
-    from sparsify.compiler.of_graph import einsum_of_graph  # loads Dynamo
+    from sparsify.compiler.dynamo_kernels import einsum_of_graph  # loads Dynamo
 
     return einsum_of_graph(*arguments)
 
 
 def _evaluate_of_graph(*arguments: Any) -> Any:
     """The operator `sparsify::evaluate`."""
-    from sparsify.compiler.of_graph import evaluate_of_graph
+    from sparsify.compiler.dynamo_kernels import evaluate_of_graph
 
     return evaluate_of_graph(*arguments)
 
 
 _library = register(
-    Operator(in_graph.EINSUM, _einsum_of_graph), Operator(in_graph.EVALUATE, _evaluate_of_graph)
+    Operator(dynamo_nodes.EINSUM, _einsum_of_graph), Operator(dynamo_nodes.EVALUATE, _evaluate_of_graph)
 )

@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
-from sparsify.compiler.cpp import target
-from sparsify.compiler.cpp.cache import Library
-from sparsify.compiler.dense_product import DenseProduct
+from sparsify.compiler.cpp.toolchain import target
+from sparsify.compiler.cpp.toolchain.cache import Library
 from sparsify.compiler.einsum import printer as einsum
 from sparsify.compiler.einsum.nodes import Declaration, Program
-from sparsify.compiler.fuse import Fusion
-from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.kernel import Kernel
+from sparsify.compiler.kernel.kernel import Kernel
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.notation import printer
-from sparsify.compiler.partition import Prepared, partition
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
-from sparsify.compiler.plan import steps
+from sparsify.compiler.plan.alternatives import alternatives
+from sparsify.compiler.plan.dense_product import DenseProduct
+from sparsify.compiler.plan.fuse_row_chain import Fusion
+from sparsify.compiler.plan.partition import Prepared, partition
+from sparsify.compiler.plan.plan import steps
+from sparsify.compiler.plan.step import Convert
 from sparsify.compiler.reference import substitute
-from sparsify.compiler.schedule import hubs
-from sparsify.compiler.schedule.alternatives import alternatives
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.compiler.step import Convert
+from sparsify.compiler.schedule.templates import heavy_rows
 from sparsify.options import Options, current
 
 SECTIONS: Final = ("einsum", "formats", "cost", "notation", "schedule", "loops", "cpp", "kernel")
@@ -79,7 +79,7 @@ def explain_kernel(kernel: Kernel, sizes: Sizes | None = None, **facts: Any) -> 
     ]
     scheduled = kernel.schedule is not None
     compared: Sequence[str] = () if scheduled else _compared(kernel.program, kernel.sizes)
-    compared = (*compared, *(hubs.said(kernel.program, sizes or kernel.sizes) if not scheduled else ()))
+    compared = (*compared, *(heavy_rows.said(kernel.program, sizes or kernel.sizes) if not scheduled else ()))
     if kernel.keeping.again:
         compared = (*compared, str(kernel.keeping))
     return explain_plan(kernel.program, plan, compared=compared, **facts)
@@ -130,7 +130,7 @@ def explain_program(
             program, sizes, scheduled=schedule is not None, order=None if schedule is None else schedule.order
         )
     ]
-    compared = () if schedule is not None else (*_compared(program, sizes), *hubs.said(program, sizes))
+    compared = () if schedule is not None else (*_compared(program, sizes), *heavy_rows.said(program, sizes))
     return explain_plan(program, plan, compared=compared, **facts)
 
 

@@ -12,24 +12,24 @@ from typing import Any, Final
 
 from sparsify.compiler.cpp import codegen
 from sparsify.compiler.cpp import verify as cpp
-from sparsify.compiler.einsum import infer_format
 from sparsify.compiler.einsum import verify as einsum
+from sparsify.compiler.einsum.infer import format
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.loops import hold, lower, simplify, together
+from sparsify.compiler.loops import batch_reductions, hoist_loads, lower, simplify
 from sparsify.compiler.loops import nodes as loop_nodes
 from sparsify.compiler.loops import verify as loops
 from sparsify.compiler.notation import concretize, printer
 from sparsify.compiler.notation import verify as notation
-from sparsify.compiler.notation.lane import lane_bytes, lanes
+from sparsify.compiler.notation.lane_width import lane_bytes, lanes
 from sparsify.compiler.notation.nodes import Notation
-from sparsify.compiler.schedule import apply
-from sparsify.compiler.schedule.choose import candidates
+from sparsify.compiler.plan.step import Step
+from sparsify.compiler.plan.transpose_operands import Twin
+from sparsify.compiler.schedule.describe import gloss
 from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.gloss import gloss
-from sparsify.compiler.schedule.hubs import with_hubs
+from sparsify.compiler.schedule.rewrite import apply
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.compiler.step import Step
-from sparsify.compiler.turn import Twin
+from sparsify.compiler.schedule.templates.candidates import candidates
+from sparsify.compiler.schedule.templates.heavy_rows import with_hubs
 from sparsify.dump import Dump
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.options import Options, current
@@ -64,7 +64,7 @@ class Stage:
 
 def infer_formats(program: Program, given: Given) -> Program:
     """The program with a format for each result."""
-    return infer_format.infer_format(program)
+    return format.infer_format(program)
 
 
 def concretized(program: Program, given: Given) -> Notation:
@@ -84,7 +84,7 @@ def lowered(tree: Notation, given: Given) -> loop_nodes.Function:
 
 def simplified(function: loop_nodes.Function, given: Given) -> loop_nodes.Function:
     """The same loops, shorter, neighbouring horizontal reductions in one tree, vectors that sums share loaded once."""
-    return hold.hold(together.together(simplify.simplify(function)))
+    return hoist_loads.hold(batch_reductions.together(simplify.simplify(function)))
 
 
 def emitted(function: loop_nodes.Function, given: Given) -> str:
@@ -224,7 +224,7 @@ def chosen(step: Step, vector_bytes: int, sizes: Sizes) -> Schedule:
 @lru_cache(maxsize=256)
 def plain_notation(step: Step) -> Notation:
     """The notation of a step before its schedule."""
-    return concretize.concretize(infer_format.infer_format(step.program))
+    return concretize.concretize(format.infer_format(step.program))
 
 
 def schedules(

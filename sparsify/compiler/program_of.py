@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import declare
-from sparsify.compiler.einsum.extents import bind_extents
+from sparsify.compiler.einsum.infer.extents import bind_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Program
 from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.einsum.rename import all_indices
-from sparsify.compiler.einsum.restrict import restrict, stored_under
-from sparsify.compiler.node import find
-from sparsify.compiler.scalars import Substituted, substituted
+from sparsify.compiler.einsum.rewrite.restrict import restrict, stored_under
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.kernel.operand_types import describe
+from sparsify.compiler.kernel.scalars import Substituted, substituted
 from sparsify.errors import EinsumError
 from sparsify.storage.format import Format
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from sparsify.compiler.evaluate import evaluate, evaluate_pair
-from sparsify.compiler.traced import is_traced
+from sparsify.compiler.kernel.tracing import is_traced
 from sparsify.errors import DtypeError, EinsumError, ShapeError
 from sparsify.ops import lookup
 from sparsify.ops.memory import check_shape

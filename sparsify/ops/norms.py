@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.evaluate import einsum, evaluate
 from sparsify.ops import reductions
 from sparsify.ops.elementwise import div

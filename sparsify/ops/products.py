@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.evaluate import einsum, evaluate
 from sparsify.errors import ShapeError
 from sparsify.ops.elementwise import INDICES, add, scaled

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sparsify.compiler.compact import LARGE, TIMES
-from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.evaluate import evaluate
+from sparsify.compiler.kernel.renumber_coordinates import LARGE, TIMES
 from sparsify.errors import EinsumError, ShapeError
 from sparsify.ops.elementwise import INDICES
 from sparsify.ops.reshape import reshaped

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.evaluate import evaluate
 from sparsify.errors import EinsumError
 from sparsify.ops.elementwise import INDICES

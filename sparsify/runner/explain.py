@@ -14,13 +14,13 @@ import torch
 
 from sparsify.compiler import calibrate
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
 from sparsify.compiler.einsum.parse import read
+from sparsify.compiler.einsum.subscripts import read_subscripts
 from sparsify.compiler.explain import Section, explain_program, only, printed
-from sparsify.compiler.kernel import result_index_dtypes
-from sparsify.compiler.node import find
-from sparsify.compiler.schedule.cost import estimate_us
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.kernel.kernel import result_index_dtypes
+from sparsify.compiler.schedule.cost.statement import estimate_us
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import CaptureError, EinsumError, FormatError, ParseError, ScheduleError, SparsifyError

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from sparsify.compiler.blockwise import Block
+from sparsify.compiler.plan.blockwise import Block
 from sparsify.errors import ShapeError, SparsifierError
 from sparsify.sparsification.grouped import grouped_mask
 from sparsify.sparsification.largest import (

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsify.compiler.evaluate import evaluate
-from sparsify.compiler.sparsified import Condition
+from sparsify.compiler.plan.sparsified import Condition
 from sparsify.errors import SparsifierError, public
 from sparsify.storage.convert import index_dtype
 from sparsify.storage.format import Format

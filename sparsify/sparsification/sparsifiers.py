@@ -18,7 +18,7 @@ In: `sparsifiers.ScalarFraction(0.9)(weight, "csr")`. Out: a `SparseTensor` with
 Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, table 1.
 """
 
-from sparsify.compiler.sparsified import Condition
+from sparsify.compiler.plan.sparsified import Condition
 from sparsify.sparsification.blocking import PerBlockFraction, TopK
 from sparsify.sparsification.materializing import BlockFraction, Movement, SameFormat, ScalarFraction
 from sparsify.sparsification.sparsifier import Sparsifier, Streaming

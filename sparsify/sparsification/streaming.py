@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 
 from sparsify.compiler.einsum.parse import CONSTANTS
-from sparsify.compiler.einsum.restrict import SPREAD
-from sparsify.compiler.sparsified import Condition
+from sparsify.compiler.einsum.rewrite.restrict import SPREAD
+from sparsify.compiler.plan.sparsified import Condition
 from sparsify.errors import SparsifierError
 from sparsify.sparsification.sparsifier import Streaming
 
@@ -84,7 +84,7 @@ class RandomFraction(Streaming):
         SparsifierError: a probability that is none, a seed that is no integer of 64 bits.
 
     Source: STen, table 1, random fraction (dropout): 1 pass, O(1) memory, streaming. The hash is that of
-    `sparsify.compiler.einsum.threefry`.
+    `sparsify.compiler.einsum.counter_random`.
 
     >>> whole = RandomFraction(0.5, seed=3)(torch.ones(4, 6), "coo").to_dense()
     >>> shard = RandomFraction(0.5, seed=3, origin=(2, 0))(torch.ones(2, 6), "csr").to_dense()

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import unserializable_hook
 
-from sparsify.compiler.differentiate import Wanted, graph_task
+from sparsify.compiler.kernel.autograd import Wanted, graph_task
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.module.sparse_parameters import takes_sparse

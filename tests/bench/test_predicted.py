@@ -6,7 +6,7 @@ import pytest
 
 from sparsify.bench import predicted
 from sparsify.bench.predicted import Prediction, median_ratio, table
-from sparsify.compiler.schedule.machine import Machine
+from sparsify.compiler.schedule.cost.machine import Machine
 
 
 def test_too_much_and_too_little_count_alike():

@@ -4,7 +4,7 @@ import pytest
 
 from sparsify.bench import roofline
 from sparsify.bench.roofline import Limit, Work, level, limit
-from sparsify.compiler.schedule.machine import Curve, Machine
+from sparsify.compiler.schedule.cost.machine import Curve, Machine
 
 FLAT = Machine(
     threads=2,

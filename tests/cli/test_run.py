@@ -75,7 +75,7 @@ def test_missing_data(cli, tmp_path, monkeypatch):
 
 def test_quiet_runs_show_no_progress(cli, small, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    monkeypatch.setattr(import_module("sparsify.compiler.side_by_side"), "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(import_module("sparsify.compiler.cpp.toolchain.side_by_side"), "QUIET_SECONDS", 0.0)
     outcome = cli("run", "gcn", "epochs=1", "hidden=8", "--quiet")
     assert outcome.status == FINE
     assert outcome.err == ""

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparsify.compiler.dtypes import NUMBER
-from sparsify.compiler.einsum.infer_dtype import OF_BOOL, declared_kind, kind_of
+from sparsify.compiler.einsum.implicit_sums import free_indices
+from sparsify.compiler.einsum.infer.dtype import OF_BOOL, declared_kind, kind_of
 from sparsify.compiler.einsum.nodes import Access, Call, Index, Program, Reduce
-from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import walk
+from sparsify.compiler.ir.dtypes import NUMBER
+from sparsify.compiler.ir.node import walk
 
 from .data import SPECIAL, Case
 from .dense import COMPARISONS, compute, has_extremes

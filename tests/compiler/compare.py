@@ -16,26 +16,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparsify.compiler.arguments import DenseInput, SparseInput
-from sparsify.compiler.cpp import bridge
-from sparsify.compiler.cpp.build import BRIDGE, command, find_compiler
-from sparsify.compiler.cpp.cache import Library
-from sparsify.compiler.dense_product import DenseProduct
+from sparsify.compiler.cpp.toolchain import clang_openmp
+from sparsify.compiler.cpp.toolchain.build import BRIDGE, command, find_compiler
+from sparsify.compiler.cpp.toolchain.cache import Library
+from sparsify.compiler.einsum.infer.share import shared_pattern
 from sparsify.compiler.einsum.interpret import interpret as interpret_program
 from sparsify.compiler.einsum.nodes import Declaration
-from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.kernel import Kernel
-from sparsify.compiler.loops.held import array_dtype
+from sparsify.compiler.kernel.arguments import DenseInput, SparseInput
+from sparsify.compiler.kernel.kernel import Kernel
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
+from sparsify.compiler.kernel.variants import Variant, Variants
 from sparsify.compiler.loops.interpret import interpret as interpret_loops
-from sparsify.compiler.loops.lower.assemble import is_assembled
+from sparsify.compiler.loops.lower.assemble.assemble import is_assembled
+from sparsify.compiler.loops.numpy_values import array_dtype
 from sparsify.compiler.notation.interpret import interpret as interpret_notation
 from sparsify.compiler.pipeline import Stages, compile_stages
-from sparsify.compiler.plan import Convert, Step, steps
+from sparsify.compiler.plan.dense_product import DenseProduct
+from sparsify.compiler.plan.plan import Convert, Step, steps
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.size_class import PatternClasses
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
-from sparsify.compiler.share import shared_pattern
-from sparsify.compiler.size_class import PatternClasses
-from sparsify.compiler.variants import Variant, Variants
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.storage import validate
@@ -315,7 +315,7 @@ def compile_cases(
     settings = Options(compiler=compiler, compiler_flags=tuple(flags))
     found = find_compiler(settings)
     if found.needs_bridge():
-        (folder / BRIDGE).write_text(bridge.SOURCE)
+        (folder / BRIDGE).write_text(clang_openmp.SOURCE)
     done = subprocess.run(
         command(found, source, result, settings), capture_output=True, text=True, check=False
     )

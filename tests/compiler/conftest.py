@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sparsify.compiler.generated import GeneratedStep
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 
 
 @pytest.fixture(autouse=True)

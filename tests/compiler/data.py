@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 import sparsify
-from sparsify.compiler.einsum.extents import declared_extents
-from sparsify.compiler.einsum.infer_format import hangs_on_extents
+from sparsify.compiler.einsum.infer.extents import declared_extents
+from sparsify.compiler.einsum.infer.format import hangs_on_extents
+from sparsify.compiler.einsum.infer.share import shared_pattern
+from sparsify.compiler.einsum.infer.shared_pattern import over_modes
 from sparsify.compiler.einsum.nodes import Assign, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices
-from sparsify.compiler.einsum.shared_pattern import over_modes
-from sparsify.compiler.node import walk
-from sparsify.compiler.share import shared_pattern
+from sparsify.compiler.ir.node import walk
 from sparsify.storage.convert import level_columns
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor

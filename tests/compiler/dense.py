@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.implicit_sums import free_indices
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Program, Reduce, Stored
-from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import walk
+from sparsify.compiler.ir.node import walk
 
 Array = NDArray[np.float64]
 

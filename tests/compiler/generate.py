@@ -12,13 +12,13 @@ import numpy as np
 
 from sparsify.compiler.einsum.affine import Affine
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.extents import mode_extents
-from sparsify.compiler.einsum.gradient import adjoint
+from sparsify.compiler.einsum.gradient.adjoint import adjoint
+from sparsify.compiler.einsum.infer.extents import mode_extents
 from sparsify.compiler.einsum.interpret import interpret
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Stored
 from sparsify.compiler.einsum.rename import all_indices, rename_indices
-from sparsify.compiler.kernel import result_index_dtypes
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.ir.node import Node, map_children, walk
+from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.errors import UnsupportedProgramError
 from sparsify.storage.format import Format
 

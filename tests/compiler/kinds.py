@@ -10,7 +10,7 @@ from functools import partial
 
 from sparsify.compiler.einsum.nodes import Call, Reduce
 from sparsify.compiler.einsum.register import register_monoid
-from sparsify.compiler.node import walk
+from sparsify.compiler.ir.node import walk
 from sparsify.errors import (
     DiscordantError,
     DtypeError,

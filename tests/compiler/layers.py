@@ -6,9 +6,9 @@ In: `draw_layer(7)`. Out: a `Case` such as `Y[t,n] = relu(sum(k, X[t,k] * W[n,k]
 import numpy as np
 
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.extents import accesses
+from sparsify.compiler.einsum.infer.extents import accesses
 from sparsify.compiler.einsum.parse import parse
-from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.storage.format import Format
 
 from .data import LAYERS, Case, fill_operands

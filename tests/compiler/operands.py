@@ -4,7 +4,7 @@ In: `operand("csr")`. Out: how a matrix of float64, compressed by row, with 32-b
 """
 
 from sparsify.compiler.einsum.declare import Operand
-from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.storage.format import Format
 
 

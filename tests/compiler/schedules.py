@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.infer.format import infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign
-from sparsify.compiler.node import walk
+from sparsify.compiler.ir.node import walk
 from sparsify.compiler.notation.concretize import concretize, index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.pipeline import schedules
-from sparsify.compiler.plan import Step
+from sparsify.compiler.plan.plan import Step
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.apply import apply
-from sparsify.compiler.schedule.chains import loop_chain
+from sparsify.compiler.schedule.rewrite.apply import apply
+from sparsify.compiler.schedule.rewrite.nests import loop_chain
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import ScheduleError
 

@@ -7,10 +7,10 @@ import torch
 
 import sparsify
 from sparsify import options
-from sparsify.compiler.aggregate import Aggregated, aggregated
-from sparsify.compiler.einsum.extents import name_extents
+from sparsify.compiler.einsum.infer.extents import name_extents
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.plan import joined_reductions
+from sparsify.compiler.plan.fuse_reductions import Aggregated, aggregated
+from sparsify.compiler.plan.plan import joined_reductions
 from sparsify.compiler.schedule.sizes import sizes_of
 
 STATISTICS = """c[i] += A[i,j]

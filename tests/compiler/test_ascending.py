@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.ascending import ascending, ordered
+from sparsify.compiler.kernel.sort_operands import ascending, ordered
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 

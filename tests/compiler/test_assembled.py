@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.known import KNOWN
+from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.errors import FormatError
 from sparsify.runtime.buffers import POOL
 from sparsify.storage.tensor import SparseTensor

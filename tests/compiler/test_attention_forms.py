@@ -8,9 +8,9 @@ import sparsify
 from sparsify import options
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.pipeline import plain_notation
-from sparsify.compiler.schedule.row_chain import row_chain
-from sparsify.compiler.schedule.row_ways import row_ways
 from sparsify.compiler.schedule.sizes import UNKNOWN
+from sparsify.compiler.schedule.templates.row_chain.chain import row_chain
+from sparsify.compiler.schedule.templates.row_chain.strategies import row_ways
 from tests.compiler.test_attention_gradients import CLOSE, QUICK, operands
 
 CAP = 0.75

@@ -5,7 +5,7 @@ import torch
 
 import sparsify
 from sparsify import options
-from sparsify.compiler.einsum.threefry import uniform
+from sparsify.compiler.einsum.counter_random import uniform
 from sparsify.compiler.evaluate import evaluate_kernel
 
 PROGRAM = """

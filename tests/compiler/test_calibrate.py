@@ -7,7 +7,7 @@ import pytest
 
 from sparsify import options
 from sparsify.compiler import calibrate
-from sparsify.compiler.schedule.machine import Curve, Machine, believable, scaled
+from sparsify.compiler.schedule.cost.machine import Curve, Machine, believable, scaled
 
 
 @pytest.fixture

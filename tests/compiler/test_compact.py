@@ -7,10 +7,10 @@ import scipy.sparse
 import torch
 
 import sparsify
-from sparsify.compiler import compact
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
-from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.compiler.kernel import renumber_coordinates
+from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.storage.format import Format
 
 from .test_known import nothing_known, random  # noqa: F401
@@ -120,8 +120,8 @@ def test_csr_products_whose_dense_form_would_not_fit(memory):
 @pytest.mark.parametrize("form", ["dcsr", "coo", "dcsc"])
 @pytest.mark.parametrize("subscripts", ["ij,jk->ik", "ij,ik->jk", "ij->j", "ij,kj->ki"])
 def test_coordinates_counted_anew_give_the_same(subscripts, form, monkeypatch):
-    monkeypatch.setattr(compact, "LARGE", 0)
-    monkeypatch.setattr(compact, "TIMES", 0)
+    monkeypatch.setattr(renumber_coordinates, "LARGE", 0)
+    monkeypatch.setattr(renumber_coordinates, "TIMES", 0)
     A, B = random(40, 40, 0, form), random(40, 40, 1, form)
     used = (A, B)[: subscripts.count(",") + 1]
     for _ in range(2):
@@ -142,4 +142,4 @@ def test_coordinates_counted_anew_give_the_same(subscripts, form, monkeypatch):
 def test_what_may_be_counted_anew(text, counted):
     form = Format("dcsr")
     operands = {name: Operand(form, "float32", 0.0, result_index_dtypes(form)) for name in "AB"}
-    assert compact.compactable(declare(parse(text), operands)) == counted
+    assert renumber_coordinates.compactable(declare(parse(text), operands)) == counted

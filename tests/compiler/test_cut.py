@@ -2,9 +2,9 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.cut import cut
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.plan.split_statements import cut
 
 from .operands import operand
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import Operand
+from sparsify.compiler.kernel.operand_types import describe
 from sparsify.errors import DtypeError, EinsumError
 from sparsify.storage.format import Format
 

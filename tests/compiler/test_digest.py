@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparsify.compiler import digest
+from sparsify.compiler.arrays import digest
 
 WAYS = {"compiled": lambda: digest._function(), "interpreted": lambda: digest.interpreted}
 

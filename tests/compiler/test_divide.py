@@ -5,9 +5,9 @@ import torch
 
 import sparsify
 from sparsify import options
-from sparsify.compiler.divide import divide
-from sparsify.compiler.einsum.extents import name_extents
+from sparsify.compiler.einsum.infer.extents import name_extents
 from sparsify.compiler.evaluate import _program, evaluate_kernel
+from sparsify.compiler.plan.rows_and_columns import divide
 from sparsify.storage.tensor import SparseTensor
 
 ROWS = """

@@ -129,7 +129,7 @@ def test_a_temporary_by_value_and_its_gradient():
 
 
 def test_large_results_are_counted_first(monkeypatch):
-    monkeypatch.setattr("sparsify.compiler.loops.lower.dropped.MOST_ROOM", 100)
+    monkeypatch.setattr("sparsify.compiler.loops.lower.assemble.dropped.MOST_ROOM", 100)
     T = random(40, 90, seed=9)
     with options.override(threads=2, serial_threshold=0, compiler_flags=("-O1",)):
         check(sparsify.evaluate("Y[i,k] = relu(T[i,k] - 0.5)", T=T, format="csr"), (T - 0.5).relu())

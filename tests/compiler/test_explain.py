@@ -17,7 +17,7 @@ from sparsify.compiler.explain import (
     only,
     printed,
 )
-from sparsify.compiler.kernel import compile_program, result_index_dtypes
+from sparsify.compiler.kernel.kernel import compile_program, result_index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.options import Options
 from sparsify.storage.format import Format

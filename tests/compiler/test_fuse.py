@@ -8,15 +8,15 @@ import torch
 import sparsify
 from experiments.fusion.boundaries import PROGRAMS, _chains
 from sparsify import options
-from sparsify.compiler.divide import divide
-from sparsify.compiler.einsum.extents import name_extents
-from sparsify.compiler.einsum.gradient import adjoint
+from sparsify.compiler.einsum.gradient.adjoint import adjoint
+from sparsify.compiler.einsum.infer.extents import name_extents
 from sparsify.compiler.evaluate import _program
 from sparsify.compiler.explain import explain_program, printed
-from sparsify.compiler.fuse import fusion
-from sparsify.compiler.keep import keeping
-from sparsify.compiler.kernel import planned
-from sparsify.compiler.plan import apart, joined, joined_rows, steps
+from sparsify.compiler.kernel.kernel import planned
+from sparsify.compiler.plan.fuse_row_chain import fusion
+from sparsify.compiler.plan.plan import apart, joined, joined_rows, steps
+from sparsify.compiler.plan.rematerialize import keeping
+from sparsify.compiler.plan.rows_and_columns import divide
 from sparsify.compiler.schedule.sizes import Sizes
 
 # Nodes, edges of each, heads, features of a head; how many times faster one kernel was in

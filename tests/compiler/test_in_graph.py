@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import sparsify
-from sparsify.compiler import traced
+from sparsify.compiler.kernel import tracing
 from sparsify.storage.tensor import SparseTensor
 
 FIVE = """
@@ -263,7 +263,7 @@ def test_other_processes_run_what_was_exported(tmp_path, monkeypatch):
     entries, width = torch.export.Dim("entries", min=2), torch.export.Dim("width", min=2)
     dynamic = (None, {0: entries}, {0: entries}, {1: width})
     torch.export.save(torch.export.export(Layer(), operands, dynamic_shapes=dynamic), tmp_path / "layer.pt2")
-    monkeypatch.setattr(traced, "_kernels", {})  # as in a process that has traced nothing
+    monkeypatch.setattr(tracing, "_kernels", {})  # as in a process that has traced nothing
     program = torch.export.load(tmp_path / "layer.pt2").module()
     torch.testing.assert_close(program(*operands), product(A, x))
     other = sparse(7, 9, seed=3), torch.rand(9, 6)
@@ -274,7 +274,7 @@ def test_other_processes_run_what_was_exported(tmp_path, monkeypatch):
 def test_texts_of_graphs_say_what_the_kernels_are(monkeypatch):
     A, x = sparse(), torch.rand(9, 4)
     graph = make_fx(product)(A, x)
-    monkeypatch.setattr(traced, "_kernels", {})
+    monkeypatch.setattr(tracing, "_kernels", {})
     torch.testing.assert_close(graph(A, x), product(A, x))
     (text,) = {node.args[0] for node in graph.graph.nodes if "sparsify" in str(node.target)}
     broken = text.replace("Program", "print")

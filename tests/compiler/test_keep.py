@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsify.compiler.keep import keeping, with_results
+from sparsify.compiler.plan.rematerialize import keeping, with_results
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 
 from .einsum.programs import CSR, MATRIX, program

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.known import KNOWN, KnownPatterns
+from sparsify.compiler.kernel.pattern_cache import KNOWN, KnownPatterns
 from sparsify.storage.pattern import Pattern
 
 

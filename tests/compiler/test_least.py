@@ -1,6 +1,6 @@
 """The least time of a call: agreed on once several runs are as fast."""
 
-from sparsify.compiler.least import Least
+from sparsify.compiler.kernel.least_time import Least
 
 
 def test_one_fast_run_is_no_agreement():

@@ -6,10 +6,10 @@ from torch.nn.functional import silu
 
 import sparsify
 from sparsify.compiler.evaluate import evaluate_kernel
+from sparsify.compiler.ir.node import walk
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.node import walk
 from sparsify.compiler.pipeline import Stages, compile_stages
-from sparsify.compiler.plan import joined_experts
+from sparsify.compiler.plan.plan import joined_experts
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.options import override
 from tests.compiler.schedule.prototypes import check_memory, hottest, sums

@@ -4,7 +4,7 @@ import torch
 import sparsify
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.parse import parse
-from sparsify.compiler.narrow import narrow
+from sparsify.compiler.plan.limit_merges import narrow
 
 from .operands import operand
 
@@ -85,7 +85,7 @@ def test_a_choice_of_many_modes_is_a_sum_of_two():
 )
 def test_choices_in_two_parts(monkeypatch, dtype, fills):
     """Entries, fills, signs of zeros and NaN as torch chooses them."""
-    monkeypatch.setattr("sparsify.compiler.narrow.MOST_BODIES", 1)
+    monkeypatch.setattr("sparsify.compiler.plan.limit_merges.MOST_BODIES", 1)
     draw = torch.Generator().manual_seed(1)
     a, b, c, d = torch.randint(-2, 3, (4, 4, 6), generator=draw).to(dtype)
     if dtype.is_floating_point:

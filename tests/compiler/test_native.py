@@ -9,24 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from sparsify.compiler import native
-from sparsify.compiler.cpp import cache
-from sparsify.compiler.cpp.cache import Library, library
+from sparsify.compiler.cpp.toolchain import cache
+from sparsify.compiler.cpp.toolchain.cache import Library, library
+from sparsify.compiler.kernel import foreign_call
 from sparsify.errors import BuildError, KernelError
 from sparsify.options import Options, override
 from sparsify.runtime.buffers import Slots
 
 from .cpp.tiny_kernels import kernel
 
-Bind = Callable[[Library], native.Call]
+Bind = Callable[[Library], foreign_call.Call]
 
 
 @pytest.fixture(params=["trampoline", "ctypes"])
 def bind(request: pytest.FixtureRequest) -> Bind:
     """Both ways to call a kernel."""
     if request.param == "trampoline":
-        return native.bind
-    return lambda made: native._bind_ctypes(made.address)
+        return foreign_call.bind
+    return lambda made: foreign_call._bind_ctypes(made.address)
 
 
 def test_sizes_buffers_and_threads_arrive(bind: Bind) -> None:
@@ -44,7 +44,7 @@ int64_t *out = (int64_t *)buffers[2];
 
 def test_call() -> None:
     out = torch.zeros(1, dtype=torch.int64)
-    native.call(library(kernel("*(int64_t *)buffers[0] = sizes[0];")), (9,), (out,), 1)
+    foreign_call.call(library(kernel("*(int64_t *)buffers[0] = sizes[0];")), (9,), (out,), 1)
     assert out.item() == 9
 
 
@@ -119,14 +119,14 @@ def test_arguments_that_are_wrong(
     sizes: object, buffers: object, threads: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        native.bind(library(kernel("")))(sizes, buffers, threads, None)  # type: ignore[arg-type]
+        foreign_call.bind(library(kernel("")))(sizes, buffers, threads, None)  # type: ignore[arg-type]
 
 
 def test_lists_are_refused() -> None:
     with pytest.raises(TypeError, match="are tuples"):
-        native.bind(library(kernel("")))([], [], 1, None)  # type: ignore[arg-type]
+        foreign_call.bind(library(kernel("")))([], [], 1, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes sizes, buffers, threads and an allocator"):
-        native.bind(library(kernel("")))((), ())  # type: ignore[call-arg]
+        foreign_call.bind(library(kernel("")))((), ())  # type: ignore[call-arg]
 
 
 def test_other_threads_run_meanwhile(bind: Bind) -> None:
@@ -165,9 +165,9 @@ def test_threads_call_the_same_kernel_at_once(bind: Bind) -> None:
 @pytest.fixture
 def no_trampolines() -> Iterator[None]:
     """As if none had been asked for yet."""
-    native._trampolines.cache_clear()
+    foreign_call._trampolines.cache_clear()
     yield
-    native._trampolines.cache_clear()
+    foreign_call._trampolines.cache_clear()
 
 
 @pytest.mark.usefixtures("no_trampolines")
@@ -177,9 +177,9 @@ def test_ctypes_where_the_trampoline_cannot_be_loaded(monkeypatch: pytest.Monkey
     def refuse_trampoline(*arguments: object, **named: object) -> Library:
         raise BuildError("undefined symbol: PyCFunction_NewEx")
 
-    monkeypatch.setattr(native, "library", refuse_trampoline)
+    monkeypatch.setattr(foreign_call, "library", refuse_trampoline)
     out = torch.zeros(1, dtype=torch.int64)
-    run = native._bind.__wrapped__(made.address)
+    run = foreign_call._bind.__wrapped__(made.address)
     assert run.__qualname__.startswith("_bind_ctypes")
     run((), (out,), 1, None)
     assert out.item() == 3
@@ -194,16 +194,16 @@ def test_flags_of_the_user_do_not_reach_the_trampoline(monkeypatch: pytest.Monke
         seen.append(options.compiler_flags)
         return asked(source, parts, options, symbol=symbol)
 
-    monkeypatch.setattr(native, "library", note)
+    monkeypatch.setattr(foreign_call, "library", note)
     made = library(kernel("return 0;"))
     with override(compiler_flags=("-DINTEGER=1",)):
-        native._bind.__wrapped__(made.address)
+        foreign_call._bind.__wrapped__(made.address)
     assert seen == [()]
 
 
 @pytest.mark.bench
 def test_a_call_takes_less_than_a_microsecond() -> None:
-    run = native.bind(library(kernel("")))
+    run = foreign_call.bind(library(kernel("")))
     buffers = tuple(torch.zeros(4) for _ in range(4))
     seconds = timeit.repeat(lambda: run((1, 2, 3), buffers, 1, None), number=10_000, repeat=7)
     assert min(seconds) / 10_000 < 1e-6

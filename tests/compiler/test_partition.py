@@ -11,12 +11,12 @@ from sparsify import options
 from sparsify.bench.predicted import uniform
 from sparsify.compiler.evaluate import _program, evaluate_kernel
 from sparsify.compiler.explain import explain_program, printed
-from sparsify.compiler.kernel import planned
-from sparsify.compiler.partition import Prepared, partition
-from sparsify.compiler.plan import apart, steps
-from sparsify.compiler.rowwise import Rowwise
+from sparsify.compiler.kernel.kernel import planned
+from sparsify.compiler.plan.partition import Prepared, partition
+from sparsify.compiler.plan.plan import apart, steps
+from sparsify.compiler.plan.rowwise import Rowwise
+from sparsify.compiler.plan.step import Step
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
-from sparsify.compiler.step import Step
 
 NORM = (
     "m[i] = sum(k, S[i,k]) / extent\n"

@@ -12,7 +12,7 @@ from sparsify.compiler.cpp import verify as cpp
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.pipeline import Stages, compile_stages
-from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import ScheduleError, SparsifyError
 from sparsify.options import STAGES, Options

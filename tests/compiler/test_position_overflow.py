@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.arguments import SparseInput
 from sparsify.compiler.evaluate import einsum_kernel
-from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.known import KNOWN
-from sparsify.compiler.loops.lower import assemble
-from sparsify.compiler.native import fail
-from sparsify.compiler.size_class import PatternClasses
+from sparsify.compiler.kernel.arguments import SparseInput
+from sparsify.compiler.kernel.foreign_call import fail
+from sparsify.compiler.kernel.pattern_cache import KNOWN
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
+from sparsify.compiler.loops.lower.assemble import assemble
+from sparsify.compiler.schedule.size_class import PatternClasses
 from sparsify.errors import FormatError, KernelError
 from sparsify.options import override
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.arguments import index_dtypes
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.einsum_string import read_subscripts
+from sparsify.compiler.einsum.subscripts import read_subscripts
+from sparsify.compiler.kernel.arguments import index_dtypes
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.plan.plan import Step, steps
 from sparsify.options import Options
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor

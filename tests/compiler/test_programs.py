@@ -11,10 +11,10 @@ from shutil import which
 import numpy as np
 import pytest
 
+from sparsify.compiler.einsum.implicit_sums import free_indices
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.einsum.rename import all_indices
-from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
 
 from ..sampling import sampled
 from .compare import Prepared, compile_cases, run_again, run_compiled

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler import kernel, recall, variants
-from sparsify.compiler.cpp import cache, directories
-from sparsify.compiler.dense_product import DenseProduct
+from sparsify.compiler.cpp.toolchain import cache, cache_directory
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.kernel import compile_program
+from sparsify.compiler.kernel import decision_cache, kernel, variants
+from sparsify.compiler.kernel.kernel import compile_program
+from sparsify.compiler.plan.dense_product import DenseProduct
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.options import Options, override
 
@@ -36,12 +36,14 @@ class Asked:
 
 
 def plans(options: Options) -> list[Path]:
-    return sorted(directories.cache_dir(options).glob("*.plan"))
+    return sorted(cache_directory.cache_dir(options).glob("*.plan"))
 
 
 def test_the_same_question_is_answered_once(options: Options) -> None:
     asked = Asked()
-    assert [recall.recall("schedule", SMALL, asked, options) for _ in range(3)] == [("order i", 1)] * 3
+    assert [decision_cache.recall("schedule", SMALL, asked, options) for _ in range(3)] == [
+        ("order i", 1)
+    ] * 3
 
 
 def test_an_answer_that_cannot_be_written_is_worked_out_again(options: Options) -> None:
@@ -49,7 +51,7 @@ def test_an_answer_that_cannot_be_written_is_worked_out_again(options: Options) 
         """What no import finds."""
 
     for made in (Local, lambda: Local):
-        assert recall.recall("local", SMALL, lambda made=made: made, options) is made  # type: ignore[misc]
+        assert decision_cache.recall("local", SMALL, lambda made=made: made, options) is made  # type: ignore[misc]
     assert plans(options) == []
 
 
@@ -58,13 +60,13 @@ def test_other_questions_and_sizes_have_other_answers(
 ) -> None:
     asked = Asked()
     for question, sizes in (("schedule", SMALL), ("schedule", LARGE), ("steps", SMALL), ("steps", UNKNOWN)):
-        recall.recall(question, sizes, asked, options)
+        decision_cache.recall(question, sizes, asked, options)
     assert asked.times == 4
     reaches = Sizes(SMALL.extents, SMALL.stored, {}, {"A": 5}, {"A": {(0,): 3}})
-    recall.recall("schedule", reaches, asked, options)
+    decision_cache.recall("schedule", reaches, asked, options)
     assert asked.times == 5
-    monkeypatch.setattr(recall, "fingerprint", lambda: "another compiler")
-    recall.recall("schedule", SMALL, asked, options)
+    monkeypatch.setattr(decision_cache, "fingerprint", lambda: "another compiler")
+    decision_cache.recall("schedule", SMALL, asked, options)
     assert asked.times == 6
 
 
@@ -73,52 +75,52 @@ def test_patterns_count_by_their_statistics(options: Options) -> None:
     near, far = torch.eye(64), torch.eye(64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]
     for dense in (near, far, near.clone()):
         pattern = sparsify.tensor(dense, "csr").pattern
-        recall.recall("schedule", Sizes(patterns={"A": pattern}), asked, options)
+        decision_cache.recall("schedule", Sizes(patterns={"A": pattern}), asked, options)
     assert asked.times == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"half", None], ids=["empty", "short", "one bit"])
 def test_damaged_files_are_made_anew(options: Options, damage: bytes | None) -> None:
     asked = Asked()
-    recall.recall("schedule", SMALL, asked, options)
+    decision_cache.recall("schedule", SMALL, asked, options)
     (path,) = plans(options)
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if damage is None else damage)
-    assert recall.recall("schedule", SMALL, asked, options) == ("order i", 2)
-    assert recall.recall("schedule", SMALL, asked, options) == ("order i", 2)
+    assert decision_cache.recall("schedule", SMALL, asked, options) == ("order i", 2)
+    assert decision_cache.recall("schedule", SMALL, asked, options) == ("order i", 2)
 
 
 def test_files_of_others_are_not_read(options: Options) -> None:
     asked = Asked()
-    recall.recall("schedule", SMALL, asked, options)
-    directories.cache_dir(options).chmod(0o777)
-    assert recall.recall("schedule", SMALL, asked, options) == ("order i", 2)
+    decision_cache.recall("schedule", SMALL, asked, options)
+    cache_directory.cache_dir(options).chmod(0o777)
+    assert decision_cache.recall("schedule", SMALL, asked, options) == ("order i", 2)
 
 
 def test_a_directory_that_cannot_be_used_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     asked = Asked()
     with override(cache_dir=tmp_path / "file") as options:
-        assert recall.recall("schedule", SMALL, asked, options) == ("order i", 1)
-        assert recall.recall("schedule", SMALL, asked, options) == ("order i", 2)
+        assert decision_cache.recall("schedule", SMALL, asked, options) == ("order i", 1)
+        assert decision_cache.recall("schedule", SMALL, asked, options) == ("order i", 2)
 
 
 def test_sizes_that_change_with_every_call_do_not_fill_the_disk(options: Options) -> None:
     asked = Asked()
-    for rows in range(3 * recall.MOST_SIZES):
-        recall.recall("schedule", Sizes({"i": rows}), asked, options)
+    for rows in range(3 * decision_cache.MOST_SIZES):
+        decision_cache.recall("schedule", Sizes({"i": rows}), asked, options)
     (path,) = plans(options)
     assert path.stat().st_size < 4096
-    recall.recall("schedule", Sizes({"i": 0}), asked, options)
-    assert asked.times == 3 * recall.MOST_SIZES
+    decision_cache.recall("schedule", Sizes({"i": 0}), asked, options)
+    assert asked.times == 3 * decision_cache.MOST_SIZES
 
 
 def test_pruning_and_cleaning_take_plans_too(options: Options) -> None:
-    recall.recall("schedule", SMALL, Asked(), options)
-    assert directories.prune(0, options) == 0
+    decision_cache.recall("schedule", SMALL, Asked(), options)
+    assert cache_directory.prune(0, options) == 0
     assert plans(options) == []
-    recall.recall("schedule", SMALL, Asked(), options)
-    directories.clean(options)
+    decision_cache.recall("schedule", SMALL, Asked(), options)
+    cache_directory.clean(options)
     assert plans(options) == []
 
 

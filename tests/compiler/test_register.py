@@ -97,7 +97,8 @@ def test_other_definitions_are_other_kernels():
     program = "n[i] pick= A[i,j]"
     del MONOIDS["pick"], FUNCTIONS["pick_combine"]  # as in the next process
     sparsify.register_monoid("pick", "x + y + 0 * x * y", 0)
-    from sparsify.compiler import evaluate, kernel
+    from sparsify.compiler import evaluate
+    from sparsify.compiler.kernel import kernel
 
     evaluate._evaluations.clear()
     evaluate._shortcuts.clear()

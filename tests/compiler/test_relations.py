@@ -6,7 +6,7 @@ import torch
 import sparsify
 from sparsify import options
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.plan import joined_rows
+from sparsify.compiler.plan.plan import joined_rows
 from sparsify.compiler.reference import evaluate_program
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.storage.format import Format

@@ -15,12 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsify
-from sparsify.compiler import evaluate, native, shortcut
-from sparsify.compiler.arguments import DenseInput
-from sparsify.compiler.cpp.cache import library
+from sparsify.compiler import evaluate
+from sparsify.compiler.cpp.toolchain.cache import library
 from sparsify.compiler.einsum.nodes import Declaration
+from sparsify.compiler.kernel import fast_call, foreign_call
+from sparsify.compiler.kernel.arguments import DenseInput
+from sparsify.compiler.kernel.variants import Variants
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.variants import Variants
 from sparsify.errors import InvalidTensorError, KernelError, ShapeError
 from sparsify.options import current, override
 from sparsify.runtime import torch_functions
@@ -55,7 +56,7 @@ def warm(subscripts: str, *operands: torch.Tensor) -> torch.Tensor:
 def test_this_torch_has_the_functions() -> None:
     found = torch_functions.torch_functions()
     assert found is not None and len(found) == len(torch_functions.NAMES) + 2
-    assert native.trampolines() is not None
+    assert foreign_call.trampolines() is not None
 
 
 def test_known_calls_leave_out_the_long_way(long_ways: list[str]) -> None:
@@ -555,9 +556,9 @@ def test_options_have_shortcuts_of_their_own(long_ways: list[str]) -> None:
 def test_another_torch_has_no_shortcuts(monkeypatch: pytest.MonkeyPatch, long_ways: list[str]) -> None:
     monkeypatch.setattr(torch_functions, "NAMES", (("libtorch_cpu", "no_such_function"),))
     assert torch_functions.torch_functions.__wrapped__() is None
-    monkeypatch.setattr(shortcut, "torch_functions", lambda: None)
-    assert shortcut._load.__wrapped__(current()) is None
-    monkeypatch.setattr(shortcut, "_load", lambda options: None)
+    monkeypatch.setattr(fast_call, "torch_functions", lambda: None)
+    assert fast_call._load.__wrapped__(current()) is None
+    monkeypatch.setattr(fast_call, "_load", lambda options: None)
     monkeypatch.setattr(evaluate, "_shortcuts", {})
     a, x = matrix(), columns()
     torch.testing.assert_close(warm("ij,jl->il", a, x), DENSE @ x)
@@ -588,19 +589,19 @@ def by_hand(source: str, sizes: tuple[int, ...], *operands: torch.Tensor) -> Any
     }
     ranges = {name: (size, size) for name, size in ({"i": 3} | extents).items()}
     inputs = [(place, DenseInput(one)) for place, one in enumerate(declared)]
-    result = shortcut.Result(("i",), torch.float32, None, 0, torch.empty)
-    call = shortcut.KernelCall(library(tiny_kernel(source)).address, sizes, 1, None, ranges)
+    result = fast_call.Result(("i",), torch.float32, None, 0, torch.empty)
+    call = fast_call.KernelCall(library(tiny_kernel(source)).address, sizes, 1, None, ranges)
     taught: list[bool] = []
 
-    def otherwise(given: tuple[torch.Tensor, ...], learn: shortcut.Learn) -> Any:
-        made = shortcut.frame(given, inputs, result, call)
+    def otherwise(given: tuple[torch.Tensor, ...], learn: fast_call.Learn) -> Any:
+        made = fast_call.frame(given, inputs, result, call)
         if learn is None or made is None or taught:
             return "the long way"
         learn(ctypes.addressof(made))
         taught.append(True)
         return run(given)
 
-    run = shortcut.shortcut(otherwise)
+    run = fast_call.shortcut(otherwise)
     return run(operands)
 
 
@@ -622,10 +623,10 @@ def test_statuses_are_errors() -> None:
 
 def test_calls_that_no_frame_holds() -> None:
     one = torch.ones(3)
-    assert by_hand("", (), *[one] * shortcut.OPERANDS) is not None
-    assert by_hand("", (), *[one] * (shortcut.OPERANDS + 1)) == "the long way"
-    assert by_hand("", (0,) * (shortcut.SIZES + 1), one) == "the long way"
-    assert by_hand("", (), torch.ones([1] * (shortcut.MODES + 1))) == "the long way"
+    assert by_hand("", (), *[one] * fast_call.OPERANDS) is not None
+    assert by_hand("", (), *[one] * (fast_call.OPERANDS + 1)) == "the long way"
+    assert by_hand("", (0,) * (fast_call.SIZES + 1), one) == "the long way"
+    assert by_hand("", (), torch.ones([1] * (fast_call.MODES + 1))) == "the long way"
 
 
 def test_other_formats_of_one_shape_have_gradients_of_their_own():

@@ -15,8 +15,8 @@ import torch
 
 import sparsify
 from sparsify import errors, options
-from sparsify.compiler.cpp import cache
-from sparsify.compiler.side_by_side import is_stopped, side_by_side
+from sparsify.compiler.cpp.toolchain import cache
+from sparsify.compiler.cpp.toolchain.side_by_side import is_stopped, side_by_side
 
 PROGRAM = """
     T[i,k] = A[i,j] * X[j,k]
@@ -43,7 +43,7 @@ def test_options_in_force_are_those_of_the_caller():
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_bar_shows_what_takes_long(quiet, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    monkeypatch.setattr(import_module("sparsify.compiler.side_by_side"), "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(import_module("sparsify.compiler.cpp.toolchain.side_by_side"), "QUIET_SECONDS", 0.0)
     with options.override(quiet=quiet):
         side_by_side([lambda: time.sleep(0.2)] * 2)
     shown = capsys.readouterr()
@@ -96,7 +96,7 @@ import signal
 import sys
 from sparsify import options
 from sparsify.compiler.cpp import cache
-from sparsify.compiler.side_by_side import side_by_side
+from sparsify.compiler.cpp.toolchain.side_by_side import side_by_side
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs tests in the background
 sources = [f'extern "C" int sparsify_kernel() {{ return {n}; }}' for n in range(4)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.size_class import EXACT, PatternClasses, held, octave
+from sparsify.compiler.schedule.size_class import EXACT, PatternClasses, held, octave
 from sparsify.storage.pattern import Pattern
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler import sort_edges as module
-from sparsify.compiler.sort_edges import SortedEdges, sort_edges, turn
+from sparsify.compiler.arrays import sort_edges as module
+from sparsify.compiler.arrays.sort_edges import SortedEdges, sort_edges, turn
 from sparsify.options import override
 
 # Edges, rows and columns: none, few, many of the same, rows of all lengths, one long row, more rows than edges.

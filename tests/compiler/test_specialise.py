@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler import specialise
 from sparsify.compiler.evaluate import einsum_kernel, evaluate_kernel
+from sparsify.compiler.plan import specialise
 from sparsify.errors import ShapeError
 from sparsify.options import override
 

@@ -7,8 +7,8 @@ import torch
 import sparsify
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.parse import parse
-from sparsify.compiler.plan import steps
-from sparsify.compiler.turn import reordered
+from sparsify.compiler.plan.plan import steps
+from sparsify.compiler.plan.transpose_operands import reordered
 from sparsify.storage.format import Format
 
 from .compare import compile_cases, prepare, run_compiled

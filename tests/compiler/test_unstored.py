@@ -8,9 +8,9 @@ import sparsify
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.plan import collect
+from sparsify.compiler.plan.count_unstored import count_unstored
+from sparsify.compiler.plan.plan import collect
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.compiler.unstored import count_unstored
 
 from .operands import operand
 
@@ -115,7 +115,7 @@ def test_sums_over_no_coordinates_need_no_other_kernel(monkeypatch):
     full = sparsify.tensor(torch.tensor([[1.0, 0, -2], [0, 0, 0]]), "csr")
     none = sparsify.tensor(torch.zeros(2, 0), "csr")
     kernel = evaluate_kernel("y[i] = A[i,j] * x[j]", A=full, x=torch.ones(3))
-    monkeypatch.setattr("sparsify.compiler.kernel._plan", None)
+    monkeypatch.setattr("sparsify.compiler.kernel.kernel._plan", None)
     assert kernel(none, torch.ones(0)).tolist() == [0.0, 0.0]
     assert kernel(full, torch.ones(3)).tolist() == [-1.0, 0.0]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler import fingerprint, variants
-from sparsify.compiler.cpp import cache
+from sparsify.compiler.cpp.toolchain import cache, fingerprint
 from sparsify.compiler.evaluate import einsum_kernel
-from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.kernel import _planned, compile_program
+from sparsify.compiler.kernel import variants
+from sparsify.compiler.kernel.kernel import _planned, compile_program
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of

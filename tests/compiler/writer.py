@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsify.compiler.einsum.implicit_sums import free_indices
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
-from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
 
 SMOOTH = ("neg", "abs", "square", "relu", "exp", "tanh", "sigmoid", "sign", "silu")
 

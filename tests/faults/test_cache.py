@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsify.compiler import native, recall
-from sparsify.compiler.cpp import cache, directories, records, trust
-from sparsify.compiler.cpp.cache import Library, library
-from sparsify.compiler.einsum.exact import CLASSES
+from sparsify.compiler.cpp.toolchain import cache, cache_directory, records, trust
+from sparsify.compiler.cpp.toolchain.cache import Library, library
+from sparsify.compiler.einsum.serialize import CLASSES
+from sparsify.compiler.kernel import decision_cache, foreign_call
 from sparsify.compiler.schedule.sizes import UNKNOWN
 from sparsify.errors import BuildError, CacheError
 from sparsify.options import current, override
@@ -34,7 +34,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory of kernels of a process that knows none; it does not exist yet."""
     forget(monkeypatch)
     for name in ("_given_up", "_pauses"):
-        monkeypatch.setattr(directories, name, {})
+        monkeypatch.setattr(cache_directory, name, {})
     with override(cache_dir=tmp_path / "cache", compiler_flags=("-O0",)):
         yield tmp_path / "cache" / "kernels"
 
@@ -47,7 +47,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 def value(made: Library) -> int:
     """What a kernel writes into its only buffer."""
     buffer = torch.zeros(1, dtype=torch.int64)
-    native._bind_ctypes(made.address)((), (buffer,), 1, None)
+    foreign_call._bind_ctypes(made.address)((), (buffer,), 1, None)
     return int(buffer.item())
 
 
@@ -77,7 +77,7 @@ def test_directory_that_others_can_write_to(
 ) -> None:
     monkeypatch.setattr(trust, "_is_private", lambda group: False)
     plant(5, 666)
-    asked = recall.recall("question", UNKNOWN, lambda: ("planted",), current())
+    asked = decision_cache.recall("question", UNKNOWN, lambda: ("planted",), current())
     kernels.chmod(mode)
     before = sorted(kernels.rglob("*"))
     forget(monkeypatch)
@@ -86,7 +86,7 @@ def test_directory_that_others_can_write_to(
     assert len(said) == 1
     assert [value(one) for one in made] == [5, 6]
     assert not any(one.path.is_relative_to(kernels) for one in made)
-    assert recall.recall("question", UNKNOWN, lambda: ("found",), current()) == ("found",) != asked
+    assert decision_cache.recall("question", UNKNOWN, lambda: ("found",), current()) == ("found",) != asked
     assert stat.S_IMODE(kernels.stat().st_mode) == mode
     assert sorted(kernels.rglob("*")) == before
 
@@ -97,10 +97,10 @@ def test_cleaning_makes_a_refused_directory_usable_and_keeps_other_files(
     library(constant(5))
     kernels.chmod(0o777)
     (kernels / "thesis.txt").write_text("not a kernel")
-    assert directories.clean() == 1
+    assert cache_directory.clean() == 1
     assert [path.name for path in kernels.iterdir()] == ["thesis.txt"]
     (kernels / "thesis.txt").unlink()
-    assert directories.clean() == 0
+    assert cache_directory.clean() == 0
     assert not kernels.exists()
     forget(monkeypatch)
     assert library(constant(5)).path.parent == kernels
@@ -111,7 +111,7 @@ def test_parent_that_others_can_write_to(kernels: Path, monkeypatch: pytest.Monk
     library(constant(5))
     for mode, is_used in ((0o777, False), (0o1777, True), (0o755, True)):
         kernels.parent.chmod(mode)
-        assert directories.is_trusted(kernels) == is_used
+        assert cache_directory.is_trusted(kernels) == is_used
     kernels.parent.chmod(0o777)
     forget(monkeypatch)
     with pytest.warns(RuntimeWarning, match=r"others can write to .*cache \(mode 0777\)"):
@@ -121,18 +121,18 @@ def test_parent_that_others_can_write_to(kernels: Path, monkeypatch: pytest.Monk
 def test_link_on_the_way_leads_to_a_directory_that_others_can_write_to(kernels: Path, tmp_path: Path) -> None:
     (tmp_path / "open" / "elsewhere" / "kernels").mkdir(parents=True, mode=0o700)
     kernels.parent.symlink_to("open/./../open/elsewhere")
-    assert directories.is_trusted(kernels)
+    assert cache_directory.is_trusted(kernels)
     (tmp_path / "open").chmod(0o777)
-    assert not directories.is_trusted(kernels)
+    assert not cache_directory.is_trusted(kernels)
     (tmp_path / "open").chmod(0o700)
     if IS_ROOT:
         os.lchown(kernels.parent, STRANGER, STRANGER)
-        assert not directories.is_trusted(kernels)
+        assert not cache_directory.is_trusted(kernels)
 
 
 def test_links_in_a_circle(kernels: Path) -> None:
     kernels.parent.symlink_to(kernels.parent)
-    assert not directories.is_trusted(kernels)
+    assert not cache_directory.is_trusted(kernels)
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         assert value(library(constant(5))) == 5
 
@@ -199,12 +199,12 @@ def test_file_that_cannot_be_trusted_is_made_anew(
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_record_that_cannot_be_trusted_is_made_anew(kernels: Path, attack: Callable[[Path], None]) -> None:
-    recall.recall("question", UNKNOWN, lambda: ("planted",), current())
+    decision_cache.recall("question", UNKNOWN, lambda: ("planted",), current())
     (path,) = kernels.glob("*.plan")
     attack(path)
     answers = iter([("found",), ("not asked",)])
     for _ in range(2):
-        assert recall.recall("question", UNKNOWN, lambda: next(answers), current()) == ("found",)
+        assert decision_cache.recall("question", UNKNOWN, lambda: next(answers), current()) == ("found",)
 
 
 def test_kernels_with_exchanged_names(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_each_flipped_bit_is_found(kernels: Path, suffix: str) -> None:
 
 
 def test_records_run_nothing(kernels: Path, tmp_path: Path) -> None:
-    recall.recall("question", UNKNOWN, lambda: ("asked",), current())
+    decision_cache.recall("question", UNKNOWN, lambda: ("asked",), current())
     (path,) = kernels.glob("*.plan")
     ((sizes, _),) = json.loads(records.read(path)).items()
     texts = (
@@ -254,17 +254,17 @@ def test_records_run_nothing(kernels: Path, tmp_path: Path) -> None:
     )
     for text in texts:
         records.write(path, json.dumps({sizes: text}), current())
-        assert recall.recall("question", UNKNOWN, lambda: ("asked",), current()) == ("asked",), text
+        assert decision_cache.recall("question", UNKNOWN, lambda: ("asked",), current()) == ("asked",), text
     assert not (tmp_path / "run").exists()
     assert "Path" not in CLASSES
 
 
 @pytest.mark.parametrize("content", ["null", "[]", '{"a": 1}', '"', "{"])
 def test_records_of_another_kind(kernels: Path, content: str) -> None:
-    recall.recall("question", UNKNOWN, lambda: ("asked",), current())
+    decision_cache.recall("question", UNKNOWN, lambda: ("asked",), current())
     (path,) = kernels.glob("*.plan")
     records.write(path, content, current())
-    assert recall.recall("question", UNKNOWN, lambda: ("again",), current()) == ("again",)
+    assert decision_cache.recall("question", UNKNOWN, lambda: ("again",), current()) == ("again",)
 
 
 @needs_root
@@ -277,7 +277,7 @@ def test_kernels_of_root_are_used_and_stay_as_they_are(
     monkeypatch.setattr(os, "getuid", lambda: STRANGER)
     assert library(constant(5)).origin == "disk"
     with pytest.raises(PermissionError, match="belongs to another user"):
-        directories.prepare(kernels)
+        cache_directory.prepare(kernels)
     assert sorted(kernels.rglob("*")) == before
 
 
@@ -286,8 +286,8 @@ def test_mask_of_the_process(kernels: Path, monkeypatch: pytest.MonkeyPatch, mas
     before = os.umask(mask)
     try:
         library(constant(5))
-        recall.recall("question", UNKNOWN, lambda: ("asked",), current())
-        found = [path for path in kernels.parent.rglob("*") if path.parent.name != directories.LOCKS]
+        decision_cache.recall("question", UNKNOWN, lambda: ("asked",), current())
+        found = [path for path in kernels.parent.rglob("*") if path.parent.name != cache_directory.LOCKS]
     finally:
         os.umask(before)
     modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in found}
@@ -347,7 +347,7 @@ def test_fault_that_passes(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> No
     second = library(constant(6))
     assert [value(first), value(second)] == [5, 6]
     assert [made.path.parent == kernels for made in (first, second)] == [False, True]
-    assert not directories._given_up
+    assert not cache_directory._given_up
 
 
 def test_fault_that_stays_is_not_met_for_each_kernel(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,34 +365,34 @@ def test_fault_that_stays_is_not_met_for_each_kernel(kernels: Path, monkeypatch:
         for _ in range(2000):
             clock[0] += 1.0
             with pytest.raises(OSError, match="Input/output"):
-                directories.prepare(kernels)
-            directories.give_up(kernels, "Input/output error", current())
+                cache_directory.prepare(kernels)
+            cache_directory.give_up(kernels, "Input/output error", current())
     assert len(said) == 1
     assert 30 < len(tried) < 60  # after the first minutes, once a minute
 
 
 def test_size_stays_below_the_limit(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[int] = []
-    prune = directories.prune_directory
+    prune = cache_directory.prune_directory
 
     def noted(directory: Path, size: int) -> tuple[int, int]:
         walks.append(size)
         return prune(directory, size)
 
-    monkeypatch.setattr(directories, "prune_directory", noted)
+    monkeypatch.setattr(cache_directory, "prune_directory", noted)
     first = library(constant(0))
-    each = directories.cache_size()[1]
+    each = cache_directory.cache_size()[1]
     library(constant(100))
     for number in range(1, 7):
         os.utime(first.path, (time.time() + number, time.time() + number))  # used again and again
         with override(cache_bytes=5 * each):
             library(constant(number))
-        assert directories.cache_size()[1] <= 5 * each
+        assert cache_directory.cache_size()[1] <= 5 * each
     assert first.path.exists()
     assert len(walks) <= 5
     with override(cache_bytes=0):
         assert value(library(constant(9))) == 9
-    assert directories.cache_size() == (0, 0)
+    assert cache_directory.cache_size() == (0, 0)
 
 
 def test_sources_that_do_not_compile_count(kernels: Path) -> None:
@@ -400,14 +400,14 @@ def test_sources_that_do_not_compile_count(kernels: Path) -> None:
         for number in range(3):
             with pytest.raises(BuildError):
                 library(f"no C++ {number}" + " " * 600)
-    assert directories.cache_size()[1] <= 1000
+    assert cache_directory.cache_size()[1] <= 1000
 
 
 def test_dates_in_the_future_are_no_recent_use(kernels: Path) -> None:
     first, second = library(constant(5)), library(constant(6))
     for path in (first.path, first.path.with_suffix(".json")):
         os.utime(path, (time.time() + 1e8, time.time() + 1e8))
-    directories.prune(directories.cache_size()[1] // 2 + 100)
+    cache_directory.prune(cache_directory.cache_size()[1] // 2 + 100)
     assert [made.path.exists() for made in (first, second)] == [False, True]
 
 
@@ -419,11 +419,11 @@ def test_unfinished_work_of_a_process_that_runs_is_kept(kernels: Path) -> None:
     (kernels / names[2]).touch()
     for name in names:
         os.utime(kernels / name, (time.time() + 1e6, time.time() + 1e6))  # the clock was set back
-    in_use = directories.lock(kernels / names[0])
-    directories.remove_abandoned(kernels)
+    in_use = cache_directory.lock(kernels / names[0])
+    cache_directory.remove_abandoned(kernels)
     assert [path.name for path in kernels.glob("build-*")] == ["build-used"]
     os.close(in_use)
-    directories.remove_abandoned(kernels)
+    cache_directory.remove_abandoned(kernels)
     assert not list(kernels.glob("build-*"))
 
 
@@ -432,33 +432,33 @@ def test_processes_that_prune_at_once(kernels: Path, monkeypatch: pytest.MonkeyP
     for number in range(200):
         trust.write(kernels / f"{number:040x}.plan", b"x" * 100)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(partial(directories.prune_directory, kernels), [5000, 10_000, 4000, 0]))
+        found = list(pool.map(partial(cache_directory.prune_directory, kernels), [5000, 10_000, 4000, 0]))
     assert min(kept for _, kept in found) == 0
-    assert directories.cache_size() == (0, 0)
+    assert cache_directory.cache_size() == (0, 0)
     forget(monkeypatch)
     assert value(library(constant(5))) == 5
 
 
 def test_child_leaves_the_temporary_directory_of_its_parent(kernels: Path) -> None:
-    place = directories.process_directory()
+    place = cache_directory.process_directory()
     child = os.fork()
     if child == 0:
-        is_other = directories.process_directory() != place
-        for holder in directories._holders.values():
+        is_other = cache_directory.process_directory() != place
+        for holder in cache_directory._holders.values():
             holder.cleanup()
         os._exit(not is_other)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert place.is_dir()
     shutil.rmtree(place)  # as programs do that clean up /tmp
-    assert directories.process_directory().is_dir()
+    assert cache_directory.process_directory().is_dir()
 
 
 def test_locks_and_failures_that_are_files(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library(constant(5))
-    directories.clean()
-    shutil.rmtree(kernels / directories.LOCKS)
-    (kernels / directories.LOCKS).write_text("in the way")
-    (kernels / directories.FAILED).write_text("in the way")
+    cache_directory.clean()
+    shutil.rmtree(kernels / cache_directory.LOCKS)
+    (kernels / cache_directory.LOCKS).write_text("in the way")
+    (kernels / cache_directory.FAILED).write_text("in the way")
     forget(monkeypatch)
     made = library(constant(5))
     assert (value(made), made.path.parent) == (5, kernels)

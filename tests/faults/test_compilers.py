@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsify.compiler.cpp import build, cache, program, trust
-from sparsify.compiler.cpp.cache import library
+from sparsify.compiler.cpp.toolchain import build, cache, program, trust
+from sparsify.compiler.cpp.toolchain.cache import library
 from sparsify.errors import BuildError, CompilerNotFoundError
 from sparsify.options import Options, override
 from tests.compiler.cpp.tiny_kernels import constant

@@ -12,7 +12,7 @@ import torch
 
 import sparsify
 from sparsify import errors, options
-from sparsify.compiler.cpp import cache
+from sparsify.compiler.cpp.toolchain import cache
 from sparsify.compiler.reference import substitute
 
 TESTS = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler import generated, kernel, native
+from sparsify.compiler.kernel import foreign_call, kernel, statement_kernel
 from sparsify.compiler.reference import substitute
 from sparsify.errors import DeviceError
 from sparsify.storage.own_memory import runs_natively
@@ -55,11 +55,11 @@ def elsewhere(monkeypatch):
     def runs(*_):
         raise AssertionError("a kernel runs on tensors of another device")
 
-    for module in (generated, kernel):
+    for module in (statement_kernel, kernel):
         monkeypatch.setattr(module, "runs_natively", lambda _: False)
-    monkeypatch.setattr(generated.Frame, "__init__", runs)
+    monkeypatch.setattr(statement_kernel.Frame, "__init__", runs)
     monkeypatch.setattr(substitute, "_announced", set())
-    return native
+    return foreign_call
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -10,7 +10,7 @@ import torch
 
 import sparsify
 from sparsify.compiler import evaluate
-from sparsify.compiler.cpp import cache
+from sparsify.compiler.cpp.toolchain import cache
 from sparsify.options import override
 
 PROGRAMS = [

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sparsify
-from sparsify.compiler.digest import digest
+from sparsify.compiler.arrays.digest import digest
 from sparsify.passes.operands import content_memo
 
 NODES, EDGES = 40, 150

@@ -14,7 +14,7 @@ import torch
 from graph_models import MESSAGES, HandWritten, TwoLayers, graph
 
 from sparsify import errors, options
-from sparsify.compiler.cpp import cache, directories
+from sparsify.compiler.cpp.toolchain import cache, cache_directory
 from sparsify.compiler.reference import substitute
 from sparsify.passes.apply import apply
 
@@ -40,7 +40,7 @@ def without_optimisation() -> None:
 def folder(tmp_path, monkeypatch):
     """A process without kernels, an empty cache in `folder/cache`."""
     monkeypatch.setattr(cache, "_memory", cache._Memory())
-    monkeypatch.setattr(directories, "_given_up", {})
+    monkeypatch.setattr(cache_directory, "_given_up", {})
     monkeypatch.setattr(substitute, "_announced", set())
     with options.override(cache_dir=tmp_path / "cache"):
         yield tmp_path

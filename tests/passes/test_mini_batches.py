@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparsify import apply
-from sparsify.compiler.variants import Variants
+from sparsify.compiler.kernel.variants import Variants
 from sparsify.passes.operands.cached_operands import Structure
 
 RECIPE = {

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from sparsify import options
-from sparsify.compiler.cpp import cache
+from sparsify.compiler.cpp.toolchain import cache
 from sparsify.errors import SparsifyError
 from sparsify.models import data, inputs, train
 from sparsify.models.data.synthetic import synthetic

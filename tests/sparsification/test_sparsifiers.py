@@ -8,7 +8,7 @@ import torch
 
 import sparsify
 from sparsify import options, recipe, sparsifiers
-from sparsify.compiler.einsum.threefry import uniform
+from sparsify.compiler.einsum.counter_random import uniform
 from sparsify.errors import (
     FormatError,
     InvalidTensorError,

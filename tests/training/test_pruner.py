@@ -299,7 +299,7 @@ def test_dense_gradients_of_weights_that_torch_reads_come_from_the_source_model(
     asked["sparsify"][0]["schedule"] = {"end": 9, "every": 1}
     applied = sparsify.apply(net, asked, x)
     pruner = sparsify.Pruner(applied, torch.optim.SGD(applied.parameters(), 0.1))
-    monkeypatch.setattr("sparsify.compiler.differentiate._give_dense", lambda *_: None)
+    monkeypatch.setattr("sparsify.compiler.kernel.autograd._give_dense", lambda *_: None)
     twin = copy.deepcopy(net)
     for name, value in pruner._dense_weights().items():
         twin.get_parameter(name).data = value

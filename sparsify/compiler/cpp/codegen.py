@@ -10,35 +10,32 @@ The size `serial_threshold` is the work below which a parallel loop runs on one 
 
 from typing import Final
 
-from sparsify.compiler.cpp import (
+from sparsify.compiler.cpp import names, parallel, random_numbers, register_tables
+from sparsify.compiler.cpp.expressions import Expressions
+from sparsify.compiler.cpp.helpers import (
     arithmetic,
     bits,
+    bitset,
     complex_numbers,
     compress,
     elementary,
-    halves,
-    lookups,
-    marks,
-    memory,
-    names,
-    parallel,
-    random_numbers,
+    float16,
     shuffles,
     types,
+    vector_memory,
     wide,
 )
-from sparsify.compiler.cpp.expressions import Expressions
+from sparsify.compiler.cpp.helpers.unit import Template, Unit, indent
 from sparsify.compiler.cpp.statements import Statements
-from sparsify.compiler.cpp.unit import Template, Unit, indent
 from sparsify.compiler.loops import nodes
 
 TEMPLATES: Final[dict[str, Template]] = {
-    **halves.TEMPLATES,
-    **memory.TEMPLATES,
-    **marks.TEMPLATES,
+    **float16.TEMPLATES,
+    **vector_memory.TEMPLATES,
+    **bitset.TEMPLATES,
     **compress.TEMPLATES,
     **bits.TEMPLATES,
-    **lookups.TEMPLATES,
+    **register_tables.TEMPLATES,
     **wide.TEMPLATES,
     **shuffles.TEMPLATES,
     **arithmetic.TEMPLATES,

@@ -7,11 +7,12 @@ In: `fma(A_vals[p], T_vals[j * k_extent ..8], w_0)`. Out:
 from dataclasses import dataclass, field
 from typing import Final
 
-from sparsify.compiler.cpp import complex_numbers, lookups, random_numbers, types, wide
-from sparsify.compiler.cpp.arithmetic import constant, identity, narrow, power_of_two
-from sparsify.compiler.cpp.bits import is_expanded_wide
-from sparsify.compiler.cpp.unit import Unit
-from sparsify.compiler.dtypes import REAL, STORED_HALVES
+from sparsify.compiler.cpp import random_numbers, register_tables
+from sparsify.compiler.cpp.helpers import complex_numbers, types, wide
+from sparsify.compiler.cpp.helpers.arithmetic import constant, identity, narrow, power_of_two
+from sparsify.compiler.cpp.helpers.bits import is_expanded_wide
+from sparsify.compiler.cpp.helpers.unit import Unit
+from sparsify.compiler.ir.dtypes import REAL, STORED_HALVES
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 
@@ -181,7 +182,7 @@ class Expressions:
         if name == "logical_not":
             return f"!{within(self.write(args[0]), PREFIX)}", PREFIX
         if name == "lookup":
-            return lookups.call(self, expr), ATOM
+            return register_tables.call(self, expr), ATOM
         if name == "uniform":
             return random_numbers.call(self, expr), ATOM
         power = power_of_two(args[1], type) if name in ("floordiv", "mod") else None

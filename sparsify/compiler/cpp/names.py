@@ -8,9 +8,9 @@ import re
 from itertools import count, islice
 from typing import Final
 
-from sparsify.compiler.cpp.types import ELEMENTS
+from sparsify.compiler.cpp.helpers.types import ELEMENTS
+from sparsify.compiler.ir.node import Node, walk
 from sparsify.compiler.loops import nodes
-from sparsify.compiler.node import Node, walk
 
 _KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sparsify.compiler.cpp import names, types
+from sparsify.compiler.cpp import names
+from sparsify.compiler.cpp.helpers import types
+from sparsify.compiler.cpp.helpers.unit import Template, Unit, indent
 from sparsify.compiler.cpp.scratch import fits_stack
-from sparsify.compiler.cpp.unit import Template, Unit, indent
+from sparsify.compiler.ir.node import Node, children, find, walk
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
-from sparsify.compiler.node import Node, children, find, walk
 
 if TYPE_CHECKING:
     from sparsify.compiler.cpp.statements import Statements

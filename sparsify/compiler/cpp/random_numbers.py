@@ -9,10 +9,10 @@ the bits that the interpreter has.
 
 from typing import TYPE_CHECKING, Final
 
-from sparsify.compiler.cpp import types
-from sparsify.compiler.cpp.memory import INLINE
-from sparsify.compiler.cpp.unit import Template, Unit, indent
-from sparsify.compiler.einsum.threefry import GROUP, KEPT_BITS, PARITY, ROTATIONS, ROUNDS, WORD_BITS
+from sparsify.compiler.cpp.helpers import types
+from sparsify.compiler.cpp.helpers.unit import Template, Unit, indent
+from sparsify.compiler.cpp.helpers.vector_memory import INLINE
+from sparsify.compiler.einsum.counter_random import GROUP, KEPT_BITS, PARITY, ROTATIONS, ROUNDS, WORD_BITS
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 

@@ -5,8 +5,8 @@ In: `scratch w: float32[128]`. Out: `alignas(64) float w[128];`.
 
 from typing import Final
 
-from sparsify.compiler.cpp import types
 from sparsify.compiler.cpp.expressions import PREFIX, Expressions, within
+from sparsify.compiler.cpp.helpers import types
 from sparsify.compiler.loops import nodes
 
 OUT_OF_MEMORY: Final = 1

@@ -8,13 +8,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from sparsify.compiler.cpp import compress, parallel, scratch, types
+from sparsify.compiler.cpp import parallel, scratch
 from sparsify.compiler.cpp.expressions import PREFIX, SUM, Expressions, unwidened, within
+from sparsify.compiler.cpp.helpers import compress, types
+from sparsify.compiler.cpp.helpers.unit import Unit, indent
 from sparsify.compiler.cpp.scratch import OUT_OF_MEMORY
-from sparsify.compiler.cpp.unit import Unit, indent
+from sparsify.compiler.ir.node import find, holds, walk
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
-from sparsify.compiler.node import find, holds, walk
 
 # In loops that only copy, of which g++ makes calls of memcpy: they are slow for the few entries that are left of a row.
 SHORT: Final = '__asm__ volatile("");  // for a few entries: no calls'

@@ -10,14 +10,14 @@ from functools import partial
 from typing import cast
 
 from sparsify.compiler.einsum.diagonal import search_diagonals
-from sparsify.compiler.einsum.extents import declared_extents, equal_extents, mode_extents
-from sparsify.compiler.einsum.infer_format import hangs_on_extents, infer_format
+from sparsify.compiler.einsum.infer.extents import declared_extents, equal_extents, mode_extents
+from sparsify.compiler.einsum.infer.format import hangs_on_extents, infer_format
+from sparsify.compiler.einsum.infer.sparsity import infer_sparsity
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Program
-from sparsify.compiler.einsum.places import expand_places, has_places, name_entries
 from sparsify.compiler.einsum.register import expand_statements
-from sparsify.compiler.einsum.sparsity import infer_sparsity
+from sparsify.compiler.einsum.rewrite.places import expand_places, has_places, name_entries
 from sparsify.compiler.einsum.verify import verify, verify_statements
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.errors import EinsumError
 from sparsify.storage.format import Format
 

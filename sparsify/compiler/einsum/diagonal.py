@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from sparsify.compiler.dtypes import FLOATING, category
-from sparsify.compiler.einsum.extents import mode_extents
+from sparsify.compiler.einsum.infer.extents import mode_extents
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
@@ -26,7 +25,8 @@ from sparsify.compiler.einsum.nodes import (
     Stored,
 )
 from sparsify.compiler.einsum.rename import all_indices, fresh
-from sparsify.compiler.node import Node, map_children
+from sparsify.compiler.ir.dtypes import FLOATING, category
+from sparsify.compiler.ir.node import Node, map_children
 
 
 def search_diagonals(program: Program) -> Program:

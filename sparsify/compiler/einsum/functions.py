@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparsify.compiler.einsum.threefry import uniform
+from sparsify.compiler.einsum.counter_random import uniform
 
 Evaluate = Callable[..., Any]
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sparsify.compiler.einsum.extents import index_variables, program_extents
-from sparsify.compiler.einsum.infer_dtype import declared_kind
+from sparsify.compiler.einsum.implicit_sums import free_indices
+from sparsify.compiler.einsum.infer.dtype import declared_kind
+from sparsify.compiler.einsum.infer.extents import index_variables, program_extents
+from sparsify.compiler.einsum.infer.shared_pattern import over_modes
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Assign, Declaration, Extent, Index, Program
-from sparsify.compiler.einsum.shared_pattern import over_modes
-from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.einsum.values import (
     Array,
     Grid,

@@ -9,7 +9,7 @@
 from dataclasses import dataclass
 
 from sparsify.compiler.einsum import printer
-from sparsify.compiler.node import Node
+from sparsify.compiler.ir.node import Node
 from sparsify.storage.format import Format
 
 

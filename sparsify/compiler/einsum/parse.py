@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from functools import reduce
 from math import inf, nan
 
-from sparsify.compiler.einsum import slices
-from sparsify.compiler.einsum.extents import accesses, bind_extents
+from sparsify.compiler.einsum import slice_syntax
 from sparsify.compiler.einsum.functions import COMPARISON, FUNCTIONS, PRODUCT, SUM
+from sparsify.compiler.einsum.implicit_sums import free_indices, make_sums_explicit
+from sparsify.compiler.einsum.infer.extents import accesses, bind_extents
 from sparsify.compiler.einsum.monoids import MONOIDS, PLACES
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Extent, Index, Reduce, Stored
 from sparsify.compiler.einsum.rename import fresh, rename_indices
-from sparsify.compiler.einsum.sums import free_indices, make_sums_explicit
 from sparsify.compiler.einsum.tokens import Token, tokenize
 from sparsify.errors import ParseError
 
@@ -303,11 +303,11 @@ class _Reader:
         is_counted = None in (start, stop) or min(start or 0, stop or 0) < 0
         extent = self.extent_of(tensor, mode) if is_counted else None
         try:
-            read = slices.places(start, stop, step, extent, f"mode {mode} of {tensor}")
+            read = slice_syntax.places(start, stop, step, extent, f"mode {mode} of {tensor}")
         except ValueError as error:
             raise self.error(str(error), token) from None
         self.sizes[name] = len(read)
-        return slices.index_of(name, read)
+        return slice_syntax.index_of(name, read)
 
     def extent_of(self, tensor: str, mode: int) -> int | None:
         """The extent of a mode, `None` where it is not known."""

@@ -17,7 +17,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, In
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
 from sparsify.compiler.einsum.values import Tensor, evaluate
-from sparsify.compiler.node import Node, children, find, map_children, walk
+from sparsify.compiler.ir.node import Node, children, find, map_children, walk
 from sparsify.errors import EinsumError
 
 N = TypeVar("N", bound=Node)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar, cast
 
 from sparsify.compiler.einsum.nodes import Access, Expr, Index, Program, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 
 N = TypeVar("N", bound=Node)
 

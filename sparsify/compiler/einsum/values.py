@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsify.compiler.dtypes import NUMBER, Kind, category, promote
 from sparsify.compiler.einsum.functions import FUNCTIONS
-from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind, reduced, result_kind
+from sparsify.compiler.einsum.infer.dtype import OF_BOOL, kind_of, operand_kind, reduced, result_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Extent, Index, Reduce, Stored
+from sparsify.compiler.ir.dtypes import NUMBER, Kind, category, promote
 from sparsify.storage.fill import decided
 
 Array = NDArray[Any]

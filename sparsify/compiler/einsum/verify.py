@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 
 from sparsify.compiler.einsum.affine import affine
-from sparsify.compiler.einsum.extents import mode_extents
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.implicit_sums import free_indices
+from sparsify.compiler.einsum.infer.extents import mode_extents
 from sparsify.compiler.einsum.monoids import MONOIDS, PLACES
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce, Stored
-from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import children, find, walk
+from sparsify.compiler.ir.node import children, find, walk
 from sparsify.errors import EinsumError, ShapeError
 
 

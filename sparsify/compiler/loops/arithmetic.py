@@ -3,7 +3,7 @@
 In: `plus(INT 0, k)`, `times(k, INT 1)`. Out: `k`, `k`.
 """
 
-from sparsify.compiler.dtypes import STORED_HALVES
+from sparsify.compiler.ir.dtypes import STORED_HALVES
 from sparsify.compiler.loops.nodes import BOOL, INT, Convert, Expr, Literal, Op, Type
 
 ZERO = Literal(0, INT)

@@ -13,12 +13,12 @@ from typing import Any, Final
 import numpy as np
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.ir.node import Node
 from sparsify.compiler.loops import nodes
-from sparsify.compiler.loops.held import Value, array_dtype, converted, full, poison, unsigned
-from sparsify.compiler.loops.marks import MARKS, padded
+from sparsify.compiler.loops.bitset import MARKS, padded
 from sparsify.compiler.loops.nodes import type_of
-from sparsify.compiler.loops.sharing import Array, Places, Sharing
-from sparsify.compiler.node import Node
+from sparsify.compiler.loops.numpy_values import Value, array_dtype, converted, full, poison, unsigned
+from sparsify.compiler.loops.race_check import Array, Places, Sharing
 
 Variables = dict[str, Value]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
+from sparsify.compiler.ir.node import Node
 from sparsify.compiler.loops import printer
-from sparsify.compiler.node import Node
 
 
 class Type(NamedTuple):

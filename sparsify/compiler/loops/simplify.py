@@ -9,10 +9,10 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Final
 
+from sparsify.compiler.ir.node import Node, find, holds, map_children
+from sparsify.compiler.ir.rewrite import Rule, bottom_up, by_class, first, fixpoint
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import Block, Convert, Declare, For, If, Literal, Op, Var, type_of
-from sparsify.compiler.node import Node, find, holds, map_children
-from sparsify.compiler.rewrite import Rule, bottom_up, by_class, first, fixpoint
 
 FOLDS: Final[dict[str, Callable[[int, int], int]]] = {
     "add": operator.add,

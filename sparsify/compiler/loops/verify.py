@@ -7,11 +7,11 @@ set, buffers are declared and inputs only read, and parallel loops neither retur
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sparsify.compiler.dtypes import BYTES, FLOATING, STORED_HALVES, category, real
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.ir.dtypes import BYTES, FLOATING, STORED_HALVES, category, real
+from sparsify.compiler.ir.node import Node
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
-from sparsify.compiler.node import Node
 
 DTYPES: Final = frozenset(BYTES)
 INDEX_DTYPES: Final = ("int16", "int32", "int64")

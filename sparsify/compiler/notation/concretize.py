@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
-from sparsify.compiler.dtypes import NUMBER, Kind, computing
 from sparsify.compiler.einsum import nodes as einsum
-from sparsify.compiler.einsum.factor import factor
-from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
-from sparsify.compiler.einsum.patterns import pattern_access
+from sparsify.compiler.einsum.infer.dtype import declared_kind, kind_of
+from sparsify.compiler.einsum.infer.patterns import pattern_access
+from sparsify.compiler.einsum.infer.sparsity import infer_sparsity
 from sparsify.compiler.einsum.rename import all_indices, fresh
-from sparsify.compiler.einsum.sparsity import infer_sparsity
-from sparsify.compiler.node import Node, find, holds, map_children
+from sparsify.compiler.einsum.rewrite.factor import factor
+from sparsify.compiler.ir.dtypes import NUMBER, Kind, computing
+from sparsify.compiler.ir.node import Node, find, holds, map_children
 from sparsify.compiler.notation.nodes import (
     Forall,
     Let,

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparsify.compiler.dtypes import Kind
-from sparsify.compiler.einsum.extents import declared_extents
-from sparsify.compiler.einsum.infer_dtype import declared_kind
+from sparsify.compiler.einsum.infer.dtype import declared_kind
+from sparsify.compiler.einsum.infer.extents import declared_extents
+from sparsify.compiler.einsum.infer.shared_pattern import over_modes
 from sparsify.compiler.einsum.interpret import Input, input_tensors
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices
-from sparsify.compiler.einsum.shared_pattern import over_modes
 from sparsify.compiler.einsum.values import (
     Array,
     Grid,
@@ -30,7 +29,8 @@ from sparsify.compiler.einsum.values import (
     in_dtype,
     index_values,
 )
-from sparsify.compiler.node import Node, find, walk
+from sparsify.compiler.ir.dtypes import Kind
+from sparsify.compiler.ir.node import Node, find, walk
 from sparsify.compiler.notation.nodes import (
     Forall,
     Fuse,

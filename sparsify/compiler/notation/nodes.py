@@ -10,7 +10,7 @@ keep their provenance in `relations`; accesses go on using the original index va
 from dataclasses import dataclass
 
 from sparsify.compiler.einsum.nodes import Assign, Declaration, Expr
-from sparsify.compiler.node import Node
+from sparsify.compiler.ir.node import Node
 from sparsify.compiler.notation import printer
 
 

@@ -4,7 +4,7 @@ In: relations such as `split k ko ki 64`. Out: `leaves("k") == ["ko", "ki"]`.
 """
 
 from sparsify.compiler.einsum.nodes import Access, Index
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation import nodes as notation
 
 

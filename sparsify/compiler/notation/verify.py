@@ -3,9 +3,9 @@
 In: a notation. Out: nothing, or `ScheduleError` where a schedule has broken it.
 """
 
+from sparsify.compiler.einsum.implicit_sums import free_indices
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
-from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import Node, find, walk
+from sparsify.compiler.ir.node import Node, find, walk
 from sparsify.compiler.notation.nodes import (
     Forall,
     Fuse,

@@ -12,9 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sparsify.compiler.dtypes import BOOL, Kind, category, computing
+from sparsify.compiler.einsum.implicit_sums import free_indices
 from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
-from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.ir.dtypes import BOOL, Kind, category, computing
 from sparsify.compiler.reference.space import sized
 from sparsify.compiler.reference.stored import DenseValues, Entries, Values
 

@@ -11,9 +11,9 @@ from typing import Final
 
 import torch
 
-from sparsify.compiler.dtypes import Kind
-from sparsify.compiler.einsum.infer_dtype import kind_of
+from sparsify.compiler.einsum.infer.dtype import kind_of
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Reduce, Stored
+from sparsify.compiler.ir.dtypes import Kind
 from sparsify.compiler.reference.grid import Grid, apply, in_dtype, number
 from sparsify.storage.fill import decided
 

@@ -15,9 +15,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sparsify.compiler.dtypes import NUMBER, Kind
-from sparsify.compiler.einsum.extents import program_extents
-from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of, reduced
+from sparsify.compiler.einsum.implicit_sums import free_indices
+from sparsify.compiler.einsum.infer.dtype import declared_kind, kind_of, reduced
+from sparsify.compiler.einsum.infer.extents import program_extents
+from sparsify.compiler.einsum.infer.shared_pattern import root_access
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import (
     Access,
@@ -33,8 +34,7 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
     Stored,
 )
-from sparsify.compiler.einsum.shared_pattern import root_access
-from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.ir.dtypes import NUMBER, Kind
 from sparsify.compiler.reference.contract import contracted
 from sparsify.compiler.reference.cover import Cover, Leaf, Sets, cover
 from sparsify.compiler.reference.fold import fold, joined, operation, repeated

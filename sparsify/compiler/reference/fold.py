@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sparsify.compiler.dtypes import Kind
-from sparsify.compiler.einsum.infer_dtype import OF_BOOL
+from sparsify.compiler.einsum.infer.dtype import OF_BOOL
 from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.ir.dtypes import Kind
 from sparsify.compiler.reference.grid import Grid, Mask, apply, computed_dtype
 from sparsify.storage.fill import decided
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sparsify.compiler.einsum.threefry import KEPT_BITS, kept_bits
+from sparsify.compiler.einsum.counter_random import KEPT_BITS, kept_bits
 
 
 def _cbrt(x: Tensor) -> Tensor:

@@ -12,7 +12,11 @@ from functools import cache, reduce
 import torch
 from torch import Tensor
 
-from sparsify.compiler.dtypes import (
+from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
+from sparsify.compiler.einsum.infer.dtype import OF_BOOL, kind_of, operand_kind, result_kind
+from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr
+from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.ir.dtypes import (
     BOOL,
     INTEGER,
     NUMBER,
@@ -21,10 +25,6 @@ from sparsify.compiler.dtypes import (
     computing,
     torch_dtype,
 )
-from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
-from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind, result_kind
-from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr
-from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.reference.functions import compute
 from sparsify.storage.fill import Fill, decided
 

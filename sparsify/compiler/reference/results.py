@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sparsify.compiler.dtypes import torch_dtype
+from sparsify.compiler.einsum.infer.share import shared_pattern
 from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.ir.dtypes import torch_dtype
 from sparsify.compiler.reference.stored import DenseValues, Entries, Values, entries_of, permutation
-from sparsify.compiler.share import shared_pattern
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor

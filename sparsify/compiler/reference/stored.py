@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sparsify.compiler.dtypes import Kind
 from sparsify.compiler.einsum.nodes import Call, Const, Expr, Extent, Index
+from sparsify.compiler.ir.dtypes import Kind
 from sparsify.compiler.reference.grid import Grid, Mask, exact, in_dtype
 from sparsify.compiler.reference.keys import Keys, find
 from sparsify.compiler.reference.space import Space

@@ -10,9 +10,9 @@ from typing import Final
 
 from torch import Tensor
 
-from sparsify.compiler.arguments import check_operand, patterns_of
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.known import KNOWN
+from sparsify.compiler.kernel.arguments import check_operand, patterns_of
+from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.compiler.reference import evaluate_program
 from sparsify.errors import CompilerNotFoundError, DeviceError, SparsifyError
 from sparsify.options import Options

@@ -11,8 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sparsify.compiler.dtypes import Kind
 from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.ir.dtypes import Kind
 from sparsify.compiler.reference.fold import Partial, combined, identity, repeated, scatter
 from sparsify.compiler.reference.grid import Grid, Mask, computed_dtype
 from sparsify.compiler.reference.keys import Keys

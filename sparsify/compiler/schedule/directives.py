@@ -8,7 +8,7 @@ A directive says what to do to which loop; `apply.py` does it and checks that it
 import re
 from dataclasses import dataclass
 
-from sparsify.compiler.node import Node
+from sparsify.compiler.ir.node import Node
 from sparsify.errors import ScheduleError
 
 SCOPES = ("register", "thread", "memory")

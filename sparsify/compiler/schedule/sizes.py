@@ -11,7 +11,7 @@ from typing import Final
 from torch import SymInt, Tensor
 
 from sparsify.compiler.einsum.nodes import Declaration, Program
-from sparsify.compiler.size_class import octave
+from sparsify.compiler.schedule.size_class import octave
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sparsify.compiler.size_class import octave
+from sparsify.compiler.schedule.size_class import octave
 from sparsify.passes.call.first_backward import Result
 from sparsify.storage.own_memory import PLAIN
 

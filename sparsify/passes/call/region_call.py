@@ -18,11 +18,11 @@ import torch
 from torch import fx
 from torch.autograd import forward_ad
 
-from sparsify.compiler.differentiate import pull_back, read_by_gradients
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.kernel import plan
+from sparsify.compiler.kernel.autograd import pull_back, read_by_gradients
+from sparsify.compiler.kernel.kernel import plan
+from sparsify.compiler.plan.specialise import specialised
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.compiler.specialise import specialised
 from sparsify.errors import CompilerError, DeviceError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.passes.call.alternative import Preferred

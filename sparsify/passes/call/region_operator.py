@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsify.compiler import torch_operator
-from sparsify.compiler.einsum import exact
-from sparsify.compiler.traced import Parts
+from sparsify.compiler.einsum import serialize
+from sparsify.compiler.kernel import torch_operators
+from sparsify.compiler.kernel.tracing import Parts
 from sparsify.passes.call.first_backward import Result, listed
 from sparsify.passes.call.region_call import entries, find
 from sparsify.passes.call.tracing import is_traced
@@ -59,7 +59,7 @@ def parted(arguments: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any], lis
 @cache
 def places_in(packed: str) -> tuple[Place, ...]:
     """The text of a traced call about its packed weights."""
-    return tuple(exact.read(packed, {**exact.CLASSES, "Parts": Parts})) if packed else ()
+    return tuple(serialize.read(packed, {**serialize.CLASSES, "Parts": Parts})) if packed else ()
 
 
 def together(tensors: Sequence[torch.Tensor], packed: str) -> dict[int, torch.Tensor]:
@@ -206,9 +206,9 @@ REGION_BACKWARD = (
     "region_backward(int handle, Tensor?[] gradients, Tensor?[] results, Tensor[] tensors, SymInt[] sizes, "
     "int[] places, int[] needed, str packed) -> Tensor[]"
 )
-_library = torch_operator.register(
-    torch_operator.Operator(REGION, run, shapes_only, remember, backward),
-    torch_operator.Operator(REGION_BACKWARD, run_backward, backward_shapes),
+_library = torch_operators.register(
+    torch_operators.Operator(REGION, run, shapes_only, remember, backward),
+    torch_operators.Operator(REGION_BACKWARD, run_backward, backward_shapes),
 )
 dispatch.HANDLERS[torch.ops.sparsify.region] = take_apart
 dispatch.HANDLERS[torch.ops.sparsify.region_backward] = take_apart

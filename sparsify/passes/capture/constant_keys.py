@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from sparsify.compiler.digest import digest
+from sparsify.compiler.arrays.digest import digest
 from sparsify.storage.own_memory import has_memory
 
 Contents = tuple[type, str | bytes | None]

@@ -18,9 +18,9 @@ import torch
 from torch import fx
 
 from sparsify.compiler import calibrate
-from sparsify.compiler.dtypes import BYTES
-from sparsify.compiler.schedule.cost import known_extents, statement_us
-from sparsify.compiler.schedule.machine import Curve, Machine
+from sparsify.compiler.ir.dtypes import BYTES
+from sparsify.compiler.schedule.cost.machine import Curve, Machine
+from sparsify.compiler.schedule.cost.statement import known_extents, statement_us
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.call.alternative import Alternative, Preferred

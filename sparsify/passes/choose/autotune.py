@@ -20,8 +20,8 @@ from typing import Any, Final
 import torch
 
 from sparsify.compiler import calibrate
-from sparsify.compiler.least import Least
-from sparsify.compiler.recall import recall
+from sparsify.compiler.kernel.decision_cache import recall
+from sparsify.compiler.kernel.least_time import Least
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import Options, current
 

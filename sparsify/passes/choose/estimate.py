@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from sparsify.compiler import calibrate
-from sparsify.compiler.schedule.contract import contract
-from sparsify.compiler.schedule.cost import estimate_us
+from sparsify.compiler.plan.contract import contract
+from sparsify.compiler.schedule.cost.statement import estimate_us
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sparsify.compiler import calibrate
 from sparsify.compiler.einsum.nodes import Access, Call, Reduce
-from sparsify.compiler.node import walk
+from sparsify.compiler.ir.node import walk
 from sparsify.compiler.notation.concretize import index_names
-from sparsify.compiler.schedule.pack import Packing, pack_matrix
+from sparsify.compiler.schedule.cost.weight_format import Packing, pack_matrix
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Key

@@ -16,8 +16,8 @@ from typing import Any, Final
 from torch import fx
 
 from sparsify.compiler import calibrate
-from sparsify.compiler.schedule.machine import Machine
-from sparsify.compiler.schedule.product_cost import dense_us
+from sparsify.compiler.schedule.cost.machine import Machine
+from sparsify.compiler.schedule.cost.matmul import dense_us
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, estimated_us
 from sparsify.passes.choose.left_dense import choose_dense

@@ -14,11 +14,11 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.compiler.generated import GeneratedStep
+from sparsify.compiler.cpp.toolchain.side_by_side import side_by_side
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.neighbours import neighbours
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.side_by_side import side_by_side
 from sparsify.errors import SparsifyError
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import fx
 
-from sparsify.compiler.kernel import Kernel
-from sparsify.compiler.prepare import build_all
+from sparsify.compiler.kernel.kernel import Kernel
+from sparsify.compiler.kernel.prepare import build_all
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.call.bind import Binding, bind_all, extract

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.compiler.prepare import build_all
+from sparsify.compiler.kernel.prepare import build_all
 from sparsify.errors import SparsifyError
 from sparsify.passes.call.bind import extract
 from sparsify.passes.capture.draft import Draft, Mark

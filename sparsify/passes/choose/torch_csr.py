@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce
-from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.kernel import Kernel
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.kernel.kernel import Kernel
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.reference.functions import TORCH
 from sparsify.passes.operands.content_memo import Memo

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import fx, nn
 
-from sparsify.compiler.prepare import build_all
+from sparsify.compiler.kernel.prepare import build_all
 from sparsify.errors import SparsifyError
 from sparsify.passes.call.bind import extract
 from sparsify.passes.call.first_backward import Result

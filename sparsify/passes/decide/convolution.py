@@ -15,13 +15,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program
 from sparsify.compiler.einsum.rename import rename_accesses
-from sparsify.compiler.kernel import result_index_dtypes
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.dtypes import name_of
+from sparsify.compiler.ir.node import Node, find, map_children
+from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import known_size, operator_name, tensor_value

@@ -10,9 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from sparsify.compiler.einsum.infer.sparsity import Sparsity
 from sparsify.compiler.einsum.nodes import Access, Assign, Reduce
-from sparsify.compiler.einsum.sparsity import Sparsity
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import MATRIX, ModelProgram
 from sparsify.passes.rewrite.simplify import functions_of, is_multilinear

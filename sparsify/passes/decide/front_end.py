@@ -16,8 +16,8 @@ from torch import fx
 
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.nodes import Access, Call, Program, Reduce
-from sparsify.compiler.node import find
-from sparsify.compiler.schedule.contract import contract
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.plan.contract import contract
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.capture.draft import Mark
 from sparsify.passes.decide.cut import Cut
 from sparsify.passes.decide.textbook import unified

@@ -15,8 +15,8 @@ from torch import fx
 
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.nodes import Stored
-from sparsify.compiler.node import find
-from sparsify.compiler.unblock import whole
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.plan.expand_blocks import whole
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries

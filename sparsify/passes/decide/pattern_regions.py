@@ -16,7 +16,7 @@ from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Expr, Index, Reduce
 from sparsify.compiler.einsum.parse import parse_expression
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.decide.cut import Cut, needed
 from sparsify.passes.decide.to_region import region_of

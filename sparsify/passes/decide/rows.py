@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.decide.cut import Cut, is_layer
 from sparsify.passes.graph import canonicalize, insert
 from sparsify.passes.graph.node_info import info, set_info

@@ -11,7 +11,7 @@ from typing import Final
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
 from sparsify.passes.decide.cut import Cut
 from sparsify.passes.graph.operators import parameter_behind
 from sparsify.passes.program.model import ModelProgram, index_names

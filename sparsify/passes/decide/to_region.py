@@ -12,12 +12,12 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand
-from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.einsum.nodes import Access, Reduce
 from sparsify.compiler.einsum.rename import rename_accesses
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.dtypes import name_of
+from sparsify.compiler.ir.node import find
 from sparsify.errors import SparsifyError
 from sparsify.passes.decide.cut import Cut, is_layer
 from sparsify.passes.decide.gates import Tokens, tokens_of

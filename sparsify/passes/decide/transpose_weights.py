@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.decide.textbook import Text
 from sparsify.passes.graph import insert
 from sparsify.passes.graph.operators import operator_name

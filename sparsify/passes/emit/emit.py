@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from torch import fx
 
-from sparsify.compiler.prepare import prepare_all
+from sparsify.compiler.kernel.prepare import prepare_all
 from sparsify.compiler.reference import substitute
-from sparsify.compiler.schedule.hubs import said
+from sparsify.compiler.schedule.templates.heavy_rows import said
 from sparsify.errors import DeviceError, InvalidTensorError, SparsifyError
 from sparsify.passes.call.bind import as_methods, bind_all
 from sparsify.passes.call.region_call import RegionCall

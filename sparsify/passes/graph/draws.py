@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from sparsify.compiler.einsum.threefry import KEPT_BITS, WORD_BITS, kept_bits
+from sparsify.compiler.einsum.counter_random import KEPT_BITS, WORD_BITS, kept_bits
 
 # Seeds are drawn below it: int32, as operands of wider entries would halve the lanes of a kernel.
 SEEDS: Final = 2**31 - 1

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sparsify import options as settings
-from sparsify.compiler.cpp.build import has_compiler
+from sparsify.compiler.cpp.toolchain.build import has_compiler
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes import pipeline
 from sparsify.passes.capture import calls, data_sizes

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparsify.compiler.clear import cleared_by
+from sparsify.compiler.arrays.clear import cleared_by
 from sparsify.errors import UnsupportedOperatorError
 from sparsify.storage import trained_masks
 from sparsify.storage.tensor import SparseTensor

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx, nn
 
-from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.ir.dtypes import name_of
 from sparsify.errors import DtypeError
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import is_call

@@ -15,7 +15,7 @@ from torch import fx
 
 from sparsify.compiler import calibrate
 from sparsify.compiler.explain import Section
-from sparsify.compiler.schedule.operation_count import counted
+from sparsify.compiler.schedule.cost.operation_count import counted
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.errors import SparsifyError
 from sparsify.options import current

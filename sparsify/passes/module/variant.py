@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from sparsify.compiler.remembered import REMEMBERED
+from sparsify.compiler.ir.memo import REMEMBERED
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.calls import SPARSE_LAYOUTS, Call, CallShape
 from sparsify.passes.capture.export import Captured

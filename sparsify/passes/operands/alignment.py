@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from sparsify.compiler.sort_edges import SortedEdges, sort_edges
+from sparsify.compiler.arrays.sort_edges import SortedEdges, sort_edges
 from sparsify.errors import InvalidTensorError, UnsupportedProgramError
 from sparsify.storage import convert
 from sparsify.storage.format import Format

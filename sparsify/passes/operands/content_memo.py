@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import torch
 
-from sparsify.compiler.digest import digest, sample
+from sparsify.compiler.arrays.digest import digest, sample
 from sparsify.storage import transformed
 from sparsify.storage.own_memory import PLAIN, has_memory, is_on_device
 from sparsify.storage.tensor import SparseTensor

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.kernel import Kernel, plan
+from sparsify.compiler.kernel.kernel import Kernel, plan
 from sparsify.compiler.reference import evaluate_program
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import Options

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand
-from sparsify.compiler.einsum.density import expected_density
-from sparsify.compiler.einsum.infer_format import declare_result, dense_format
+from sparsify.compiler.einsum.infer.density import expected_density
+from sparsify.compiler.einsum.infer.format import declare_result, dense_format
+from sparsify.compiler.einsum.infer.sparsity import Sparsity, infer_sparsity
 from sparsify.compiler.einsum.nodes import Assign, Declaration, Expr
-from sparsify.compiler.einsum.sparsity import Sparsity, infer_sparsity
+from sparsify.compiler.ir.dtypes import name_of
 from sparsify.passes.program.model import ModelProgram, Size
 
 # What an extent that only a call knows counts as.

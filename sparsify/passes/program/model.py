@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Extent, Index, Reduce
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
 
 # The modes of a matrix.
 MATRIX: Final = 2

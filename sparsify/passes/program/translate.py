@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand
-from sparsify.compiler.einsum.infer_dtype import infer_dtype
-from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.infer.dtype import infer_dtype
+from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.einsum.nodes import Assign, Cast, Declaration
 from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.ir.dtypes import name_of
 from sparsify.errors import EinsumError
 from sparsify.passes.graph.operators import operator_name, tensor_value
 from sparsify.passes.program.model import ModelProgram, Refusal, Size, require_extents

@@ -12,11 +12,11 @@ from typing import Protocol, TypeVar
 
 from torch import fx
 
-from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Extent, Index, Program, Reduce
-from sparsify.compiler.node import Node, map_children
+from sparsify.compiler.ir.dtypes import name_of
+from sparsify.compiler.ir.node import Node, map_children
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.operands.convolution_operands import FlatImages

@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand
-from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.compiler.ir.dtypes import name_of
+from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.passes.capture.draft import Mark
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Extent, Index
-from sparsify.compiler.node import Node, children, find
+from sparsify.compiler.ir.node import Node, children, find
 from sparsify.passes.graph.canonicalize import is_writer
 from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.program.model import ModelProgram, sizes_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Extent, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.graph.operators import is_dropout
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.rewrite.inline import placed

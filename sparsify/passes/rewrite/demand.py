@@ -9,9 +9,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from math import inf
 
+from sparsify.compiler.einsum.infer.sparsity import Sparsity
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
-from sparsify.compiler.einsum.sparsity import Sparsity
-from sparsify.compiler.node import children, find
+from sparsify.compiler.ir.node import children, find
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
 

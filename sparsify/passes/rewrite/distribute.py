@@ -14,7 +14,7 @@ from math import prod
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Extent, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage, number_of
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.region.region import place

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.program.model import ModelProgram, Refusal, sizes_of
 from sparsify.passes.rewrite.inline import DEEPEST

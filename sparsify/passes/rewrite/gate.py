@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.graph.insert import call
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name

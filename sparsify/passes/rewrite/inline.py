@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Cast, Const, Expr, Extent, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import MATRIX, ModelProgram
 from sparsify.passes.region.region import place

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.graph.constant_values import constant, counted_mode
 from sparsify.passes.graph.operators import overwritten
 from sparsify.passes.program.model import ModelProgram, sizes_of

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.region.region import place

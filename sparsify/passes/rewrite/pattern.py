@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Stored
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.rewrite.simplify import simplify

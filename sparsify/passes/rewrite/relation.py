@@ -16,9 +16,9 @@ from typing import Final
 
 from torch import fx
 
-from sparsify.compiler.dtypes import STORED_HALVES, name_of
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.dtypes import STORED_HALVES, name_of
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.graph.canonicalize import input_of_expression, number_of_expression
 from sparsify.passes.graph.operators import is_real, tensor_value
 from sparsify.passes.program.model import By, ModelProgram, Refusal, Relation, Size, index_names

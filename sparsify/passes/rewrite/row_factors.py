@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr
-from sparsify.compiler.node import map_children
+from sparsify.compiler.ir.node import map_children
 from sparsify.passes.rewrite.inline import LOGIC
 
 ONE, MINUS_ONE = Const(1), Const(-1)

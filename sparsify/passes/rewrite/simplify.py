@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Extent, Reduce, Stored
 from sparsify.compiler.einsum.rename import rename_indices
-from sparsify.compiler.node import Node, children, find, map_children
+from sparsify.compiler.ir.node import Node, children, find, map_children
 
 N = TypeVar("N", bound=Node)
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.program.model import ModelProgram, Refusal, index_names, sizes_of
 from sparsify.passes.region.region import place
 from sparsify.passes.rewrite.simplify import renamed

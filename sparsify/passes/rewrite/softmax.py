@@ -15,7 +15,7 @@ from math import inf
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Reduce, Stored
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.program.model import ModelProgram, Relation
 
 NEGLIGIBLE: Final = 1e-15

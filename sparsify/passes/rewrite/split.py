@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Expr, Index
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.graph.operators import COPIES, argument, operator_name
 from sparsify.passes.program.model import ModelProgram, Size, sizes_of
 

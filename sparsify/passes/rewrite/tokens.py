@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from sparsify.compiler.einsum.nodes import Access, Const, Expr, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.graph.insert import call
 from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.program.model import ModelProgram, Size, index_names, sizes_of

@@ -11,7 +11,7 @@ from typing import Final
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Call, Expr, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram

@@ -19,7 +19,7 @@ from torch import fx
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Reduce
 from sparsify.compiler.einsum.parse import parse_expression
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
 from sparsify.passes.graph.operators import known_size
 from sparsify.passes.operands.sliding_window import Window
 from sparsify.passes.program.model import ModelProgram, Refusal, Size, sizes_of

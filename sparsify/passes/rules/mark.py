@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import fx
 
-from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.ir.dtypes import name_of
 from sparsify.errors import RecipeError, SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import operators

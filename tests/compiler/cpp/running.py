@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsify import options
-from sparsify.compiler.cpp import cache
 from sparsify.compiler.cpp.codegen import emit
+from sparsify.compiler.cpp.toolchain import cache
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.interpret import Result, interpret
 from sparsify.compiler.loops.verify import verify

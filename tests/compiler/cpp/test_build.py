@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsify.compiler import native
-from sparsify.compiler.cpp import build
-from sparsify.compiler.cpp.cache import library
+from sparsify.compiler.cpp.toolchain import build
+from sparsify.compiler.cpp.toolchain.cache import library
+from sparsify.compiler.kernel import foreign_call
 from sparsify.errors import BuildError, CompilerNotFoundError
 from sparsify.options import Options, override
 from sparsify.runtime import openmp
@@ -85,7 +85,7 @@ def test_vectors_of_any_width_run(name: str, width: int) -> None:
     lanes = width // 4
     x, y = torch.arange(20.0), torch.ones(20)
     with override(compiler=name):
-        native.call(library(source), (), (x, y), 1)
+        foreign_call.call(library(source), (), (x, y), 1)
     assert torch.equal(x, torch.arange(20.0) + 2 * (torch.arange(20) < lanes))
 
 
@@ -94,7 +94,7 @@ def test_vectors_of_any_width_run(name: str, width: int) -> None:
 def test_one_pool_of_threads(name: str) -> None:
     seen = torch.zeros(8, dtype=torch.int64)
     with override(compiler=name):
-        native.call(library(kernel(NOTE_THREADS, OPENMP)), (100,), (seen,), 4)
+        foreign_call.call(library(kernel(NOTE_THREADS, OPENMP)), (100,), (seen,), 4)
     assert seen.tolist() == [104, 104, 104, 104, 0, 0, 0, 3]
     assert openmp.loaded() == [str(openmp.path())]
 

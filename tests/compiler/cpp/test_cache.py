@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from sparsify.compiler.cpp import cache, directories
-from sparsify.compiler.cpp.cache import library
+from sparsify.compiler.cpp.toolchain import cache, cache_directory
+from sparsify.compiler.cpp.toolchain.cache import library
 from sparsify.errors import CacheError
 from sparsify.options import Options, override
 
@@ -27,7 +27,7 @@ from .tiny_kernels import ask, compiler, constant, result, runs
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A process that knows no kernels, an empty cache in `folder/cache` and a compiler that notes its runs."""
     forget(monkeypatch)
-    monkeypatch.setattr(directories, "_given_up", {})
+    monkeypatch.setattr(cache_directory, "_given_up", {})
     with override(cache_dir=tmp_path / "cache", compiler=str(compiler(tmp_path))):
         yield tmp_path
 
@@ -84,7 +84,7 @@ def test_directory_is_closed_to_others(folder: Path) -> None:
     directory = folder / "cache" / "kernels"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
-    assert directories.is_trusted(directory)
+    assert cache_directory.is_trusted(directory)
 
 
 def damage_code(path: Path) -> None:
@@ -160,7 +160,7 @@ def test_process_killed_while_compiling(folder: Path) -> None:
 def test_who_waits_too_long_compiles_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "PATIENCE_SECONDS", 0.0)
     key = library(constant(5)).key
-    directories.clean()
+    cache_directory.clean()
     forget(monkeypatch)
     held = cache.lock_file(folder / "cache" / "kernels", key)
     with cache.filelock.FileLock(str(held)), override(compiler_timeout=1.0):
@@ -170,7 +170,7 @@ def test_who_waits_too_long_compiles_alone(folder: Path, monkeypatch: pytest.Mon
 
 def test_what_killed_processes_left_is_removed(folder: Path) -> None:
     directory = folder / "cache" / "kernels"
-    for name, age in (("build-old", 2 * directories.ABANDONED_SECONDS), ("build-new", 0.0)):
+    for name, age in (("build-old", 2 * cache_directory.ABANDONED_SECONDS), ("build-new", 0.0)):
         (directory / name).mkdir(parents=True)
         os.utime(directory / name, (time.time() - age,) * 2)
     library(constant(5))
@@ -187,7 +187,7 @@ def test_home_that_cannot_be_written(folder: Path) -> None:
         # Said once; a warning is an error here.
         second = library(constant(6))
     assert (result(first), result(second)) == (5, 6)
-    assert [made.path.parent for made in (first, second)] == [directories._temporary(None)] * 2
+    assert [made.path.parent for made in (first, second)] == [cache_directory._temporary(None)] * 2
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="the system's owner may write everywhere")
@@ -200,16 +200,16 @@ def test_home_without_permission(folder: Path) -> None:
 def test_kernels_of_a_directory_that_can_only_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library(constant(5))
     forget(monkeypatch)
-    directories._given_up[folder / "cache" / "kernels"] = "read-only"
+    cache_directory._given_up[folder / "cache" / "kernels"] = "read-only"
     made = library(constant(5))
     assert (made.origin, result(made)) == ("disk", 5)
 
 
 def test_directory_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "cache" / "kernels").mkdir(parents=True)
-    monkeypatch.setattr(directories.os, "getuid", lambda: os.geteuid() + 1)
+    monkeypatch.setattr(cache_directory.os, "getuid", lambda: os.geteuid() + 1)
     with pytest.raises(PermissionError, match="belongs to another user"):
-        directories.prepare(folder / "cache" / "kernels")
+        cache_directory.prepare(folder / "cache" / "kernels")
 
 
 def test_disk_full_for_the_compiler(folder: Path) -> None:
@@ -251,14 +251,14 @@ def test_no_directory_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_size_prune_clean(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = library(constant(5)), library(constant(6))
     os.utime(first.path, (1, 1))
-    kernels, total = directories.cache_size()
+    kernels, total = cache_directory.cache_size()
     assert kernels == 2
     assert total == sum(path.stat().st_size for path in first.path.parent.glob("*.*") if path.is_file())
-    assert directories.prune(total // 2 + 100) == 1
+    assert cache_directory.prune(total // 2 + 100) == 1
     assert not first.path.exists()
     assert second.path.exists()
-    assert directories.clean() == 1
-    assert directories.cache_size() == (0, 0)
+    assert cache_directory.clean() == 1
+    assert cache_directory.cache_size() == (0, 0)
     forget(monkeypatch)
     assert library(constant(6)).origin == "compiled"
 
@@ -268,7 +268,7 @@ def test_others_remove_files_meanwhile(folder: Path, monkeypatch: pytest.MonkeyP
     work = gone.path.parent / "build-other"
     work.mkdir()
     (work / "unit.cpp").touch()
-    walk, status = os.walk, directories._status
+    walk, status = os.walk, cache_directory._status
 
     def removing(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         for found in walk(top):
@@ -280,9 +280,9 @@ def test_others_remove_files_meanwhile(folder: Path, monkeypatch: pytest.MonkeyP
         return status(path)
 
     monkeypatch.setattr(os, "walk", removing)
-    monkeypatch.setattr(directories, "_status", vanishing)
-    assert directories.cache_size()[0] == 1
-    assert directories.prune(0) == 1
+    monkeypatch.setattr(cache_directory, "_status", vanishing)
+    assert cache_directory.cache_size()[0] == 1
+    assert cache_directory.prune(0) == 1
     assert not kept.path.exists()
 
 
@@ -292,14 +292,14 @@ def test_use_protects_from_pruning(folder: Path, monkeypatch: pytest.MonkeyPatch
         os.utime(made.path, (1, 1))
     forget(monkeypatch)
     library(constant(5))
-    directories.prune(directories.cache_size()[1] // 2 + 100)
+    cache_directory.prune(cache_directory.cache_size()[1] // 2 + 100)
     assert first.path.exists()
     assert not second.path.exists()
 
 
 def test_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert directories.cache_dir(Options()) == tmp_path / "sparsify" / "kernels"
+    assert cache_directory.cache_dir(Options()) == tmp_path / "sparsify" / "kernels"
 
 
 @pytest.mark.bench

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsify.compiler.cpp import target
 from sparsify.compiler.cpp.codegen import emit
+from sparsify.compiler.cpp.toolchain import target
 from sparsify.compiler.loops.nodes import (
     Allocate,
     AllocateOutput,
@@ -179,7 +179,7 @@ def test_parts_of_vectors_by_mask_registers(random):
 
 def test_masked_accesses_compile_for_avx512(tmp_path):
     """On a CPU without AVX-512 the text is at least accepted by the compiler."""
-    from sparsify.compiler.cpp import build
+    from sparsify.compiler.cpp.toolchain import build
     from sparsify.options import Options
 
     options = Options(compiler_flags=("-march=x86-64-v4", "-Werror"))

@@ -8,7 +8,7 @@ import torch
 
 import sparsify
 from sparsify import options
-from sparsify.compiler.einsum.threefry import uniform
+from sparsify.compiler.einsum.counter_random import uniform
 from sparsify.compiler.loops.nodes import INT, Broadcast, Convert, Lanes, Op, Store, Type
 from tests.compiler.cpp.running import compare
 from tests.compiler.loops.build import kernel, lit, load, loop, var

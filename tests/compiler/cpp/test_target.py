@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsify.compiler.cpp import target
+from sparsify.compiler.cpp.toolchain import target
 from sparsify.options import Options
 
 

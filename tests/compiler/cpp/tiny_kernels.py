@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from sparsify.compiler import native
-from sparsify.compiler.cpp.cache import Library
+from sparsify.compiler.cpp.toolchain.cache import Library
+from sparsify.compiler.kernel import foreign_call
 
 CONTEXT = """\
 typedef __INT64_TYPE__ int64_t;
@@ -33,7 +33,7 @@ def constant(value: int) -> str:
 def result(library: Library) -> int:
     """What a kernel writes into its only buffer."""
     buffer = torch.zeros(1, dtype=torch.int64)
-    native.call(library, (), (buffer,), 1)
+    foreign_call.call(library, (), (buffer,), 1)
     return int(buffer.item())
 
 
@@ -60,7 +60,8 @@ def ask(source: str, cache_dir: Path, cxx: Path) -> subprocess.Popen[str]:
     """Another process that asks for a kernel and prints its origin and result."""
     program = (
         "import sys; from pathlib import Path; from sparsify.options import override\n"
-        "from sparsify.compiler.cpp.cache import library; from tests.compiler.cpp.tiny_kernels import result\n"
+        "from sparsify.compiler.cpp.toolchain.cache import library\n"
+        "from tests.compiler.cpp.tiny_kernels import result\n"
         "with override(cache_dir=Path(sys.argv[2]), compiler=sys.argv[3]):\n"
         "    made = library(sys.argv[1]); print(made.origin, result(made))\n"
     )

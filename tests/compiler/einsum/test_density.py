@@ -7,11 +7,11 @@ import torch
 
 import sparsify
 from sparsify.compiler.einsum.declare import declare
-from sparsify.compiler.einsum.density import expected_density
-from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.infer.density import expected_density
+from sparsify.compiler.einsum.infer.format import infer_format
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.kernel import compile_program
+from sparsify.compiler.kernel.kernel import compile_program
 
 from .programs import CSR, MATRIX, VECTOR, operand, program
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sparsify.compiler.einsum.declare import declare
-from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.interpret import interpret
+from sparsify.compiler.einsum.subscripts import read_subscripts
 from sparsify.errors import EinsumError, ShapeError
 
 from .programs import operand

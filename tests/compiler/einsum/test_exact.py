@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sparsify.compiler.einsum import exact
+from sparsify.compiler.einsum import serialize
 from sparsify.compiler.einsum.nodes import Call, Const, Index
 from sparsify.errors import SparsifyError
 
@@ -39,12 +39,12 @@ def busy() -> Iterator[None]:
 
 
 def test_texts_read_back() -> None:
-    assert exact.read(repr(PROGRAM)) == PROGRAM
+    assert serialize.read(repr(PROGRAM)) == PROGRAM
 
 
 def test_other_classes_are_refused() -> None:
     with pytest.raises(SparsifyError, match="no program of this version"):
-        exact.read("Path('/')")
+        serialize.read("Path('/')")
 
 
 @pytest.mark.usefixtures("busy")
@@ -53,7 +53,7 @@ def test_several_threads_read_at_once() -> None:
 
     def deep(depth: int) -> object:
         Finalized()
-        return deep(depth - 1) if depth else exact.read(text)
+        return deep(depth - 1) if depth else serialize.read(text)
 
     with ThreadPoolExecutor(4) as pool:
         assert all(found == PROGRAM for found in pool.map(deep, [turn % 7 for turn in range(400)]))
@@ -64,7 +64,7 @@ def test_children_forked_while_another_thread_reads() -> None:
     begun, over = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with exact.PARSING:
+        with serialize.PARSING:
             begun.set()
             over.wait()
 
@@ -74,7 +74,7 @@ def test_children_forked_while_another_thread_reads() -> None:
     pid = os.fork()
     if not pid:
         signal.alarm(10)
-        os._exit(exact.read("Index('i')") != Index("i"))
+        os._exit(serialize.read("Index('i')") != Index("i"))
     _, status = os.waitpid(pid, 0)
     over.set()
     thread.join()

@@ -3,8 +3,8 @@
 import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.factor import factor
 from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.rewrite.factor import factor
 from sparsify.storage.format import Format
 
 FORMATS = {"A": "csr", "B": "csr", "M": "csr", "s": "dense"}

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from sparsify.compiler.einsum.adjoint_rules import needs_only_result
 from sparsify.compiler.einsum.functions import FUNCTIONS
-from sparsify.compiler.einsum.gradient import adjoint
+from sparsify.compiler.einsum.gradient.adjoint import adjoint
+from sparsify.compiler.einsum.gradient.rules import needs_only_result
 from sparsify.compiler.einsum.interpret import interpret
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.verify import verify

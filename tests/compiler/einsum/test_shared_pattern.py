@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from sparsify.compiler.einsum.nodes import Access, Declaration, Index
-from sparsify.compiler.einsum.shared_pattern import (
+from sparsify.compiler.einsum.infer.shared_pattern import (
     further_extents,
     over_modes,
     root_access,
     shared_access,
     shared_format,
 )
+from sparsify.compiler.einsum.nodes import Access, Declaration, Index
 from sparsify.storage.format import Format
 
 from .programs import CSR, MATRIX, VECTOR, operand, program

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from sparsify.compiler.einsum import gradient
-from sparsify.compiler.einsum.factor import factor
-from sparsify.compiler.einsum.flatten import flatten
+from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.interpret import interpret
-from sparsify.compiler.einsum.shift import shifts
+from sparsify.compiler.einsum.rewrite.factor import factor
+from sparsify.compiler.einsum.rewrite.one_reduction import flatten
+from sparsify.compiler.einsum.rewrite.softmax_shift import shifts
 
 from .programs import CSR, MATRIX, program
 
@@ -77,12 +77,12 @@ def test_gradients_are_those_with_the_shift(ties, monkeypatch):
     known = {**inputs, **results, "g": seed}
 
     def gradients() -> list[np.ndarray]:
-        reverse = gradient.adjoint(forward, ("Q", "K", "V"), {"Y": "g"})
+        reverse = adjoint.adjoint(forward, ("Q", "K", "V"), {"Y": "g"})
         found = interpret(reverse, {name: known[name] for name in reverse.inputs})
         return [found[name][0] for name in reverse.outputs]
 
     without = gradients()
-    monkeypatch.setattr(gradient, "shifts", lambda *_: frozenset())
+    monkeypatch.setattr(adjoint, "shifts", lambda *_: frozenset())
     for found, expected in zip(without, gradients(), strict=True):
         assert np.abs(expected).max() > 0.1
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparsify.compiler.einsum.parse import parse_expression
-from sparsify.compiler.einsum.simplify import simplify
+from sparsify.compiler.einsum.rewrite.simplify import simplify
 from sparsify.compiler.einsum.values import Tensor, evaluate
 from sparsify.errors import DtypeError
 

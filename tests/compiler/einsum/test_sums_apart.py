@@ -4,8 +4,8 @@ import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
-from sparsify.compiler.einsum.sums_apart import sums_apart
-from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.compiler.einsum.rewrite.split_entry_sums import sums_apart
+from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.storage.format import Format
 
 SUM = "sum(k, Q[i,h,k] * K[j,h,k])"

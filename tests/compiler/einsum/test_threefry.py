@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 import sparsify
-from sparsify.compiler.einsum.threefry import KEPT_BITS, kept_bits, threefry, uniform
+from sparsify.compiler.einsum.counter_random import KEPT_BITS, kept_bits, threefry, uniform
 from sparsify.errors import DtypeError, EinsumError
 
 ONES = 2**32 - 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsify.compiler.einsum.extents import bind_extents
+from sparsify.compiler.einsum.infer.extents import bind_extents
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.einsum.verify import verify_statements
 from sparsify.errors import EinsumError, ShapeError

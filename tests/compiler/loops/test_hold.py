@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sparsify.compiler.loops.hold import hold
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.loops.hoist_loads import hold
 from sparsify.compiler.loops.nodes import Block, Declare, Load, Op, Set, Store, Type
-from sparsify.compiler.node import find
 from tests.compiler.cpp.running import compare
 from tests.compiler.loops.build import kernel, lit, load, var
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.kernel.operand_types import describe
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.interpret import Machine
 from sparsify.compiler.loops.nodes import Load
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.sizes import sizes_of
 
 from ...sampling import sampled

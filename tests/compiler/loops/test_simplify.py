@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sparsify.compiler.ir.rewrite import fixpoint
 from sparsify.compiler.loops.interpret import interpret
 from sparsify.compiler.loops.nodes import (
     BOOL,
@@ -20,7 +21,6 @@ from sparsify.compiler.loops.nodes import (
     Type,
 )
 from sparsify.compiler.loops.simplify import ANY_RULE, simplify
-from sparsify.compiler.rewrite import fixpoint
 from tests.compiler.loops.build import F32, I32, add, block, kernel, lit, load, loop, mul, op, var
 
 ROW, J, N = var("i"), var("j"), var("n")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from sparsify.compiler.ir.node import walk
+from sparsify.compiler.loops.batch_reductions import together
 from sparsify.compiler.loops.interpret import interpret
 from sparsify.compiler.loops.nodes import Block, Declare, Horizontal, HorizontalTogether, Op, Set, Store, Type
-from sparsify.compiler.loops.together import together
-from sparsify.compiler.node import walk
 from tests.compiler.cpp.running import compare
 from tests.compiler.loops.build import kernel, lit, load, var
 

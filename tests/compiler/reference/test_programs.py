@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 
-from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.kernel import Kernel
+from sparsify.compiler.kernel.kernel import Kernel
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
+from sparsify.compiler.kernel.variants import Variants
 from sparsify.compiler.reference import evaluate, evaluate_program, join, space, totals
-from sparsify.compiler.variants import Variants
 from sparsify.errors import CompilerNotFoundError
 from sparsify.options import Options
 from sparsify.storage.tensor import SparseTensor

@@ -5,10 +5,10 @@ from math import inf, nan
 import pytest
 import torch
 
-from sparsify.compiler.dtypes import Kind
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.ir.dtypes import Kind
 from sparsify.compiler.reference.cover import cover
 from sparsify.compiler.reference.fold import fold, identity, repeated, scatter
 from sparsify.compiler.reference.functions import TORCH

@@ -6,11 +6,11 @@ In: the notation of `C[i,k] = A[i,j] * W[j,k]`, a seed. Out: `split k k0 k1 4 ma
 import random
 
 from sparsify.compiler.einsum.nodes import Assign
-from sparsify.compiler.node import walk
+from sparsify.compiler.ir.node import walk
 from sparsify.compiler.notation.nodes import Forall, Let, Notation
 from sparsify.compiler.notation.verify import verify
-from sparsify.compiler.schedule.apply import apply
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.rewrite.apply import apply
 from sparsify.errors import DiscordantError, ScheduleError
 
 KINDS = (

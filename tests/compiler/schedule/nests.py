@@ -3,12 +3,12 @@
 import torch
 
 import sparsify
-from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import declare
-from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.einsum.subscripts import read_subscripts
+from sparsify.compiler.kernel.operand_types import describe
+from sparsify.compiler.schedule.cost.iterations import Nest, body_of, nest_of
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
-from sparsify.compiler.schedule.work import Nest, body_of, nest_of
 from sparsify.storage.format import Format
 
 

@@ -6,16 +6,16 @@ import numpy as np
 import torch
 
 import sparsify
-from sparsify.compiler.arguments import index_dtypes
-from sparsify.compiler.cpp import target
+from sparsify.compiler.cpp.toolchain import target
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.parse import read
+from sparsify.compiler.ir.node import walk
+from sparsify.compiler.kernel.arguments import index_dtypes
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.interpret import interpret
-from sparsify.compiler.node import walk
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.options import current, override
 from sparsify.storage.format import Format

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.infer.format import infer_format
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.schedule.aggregates import aggregates
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.templates.joint_reductions import aggregates
 
 TEXT = """c[i] += A[i,j]
 s[i,f] += A[i,j] * X[j,f]

@@ -3,7 +3,7 @@
 import torch
 
 import sparsify
-from sparsify.compiler.schedule.alternatives import alternatives, rounded
+from sparsify.compiler.plan.alternatives import alternatives, rounded
 from sparsify.compiler.schedule.sizes import UNKNOWN
 
 from .nests import program_of, random

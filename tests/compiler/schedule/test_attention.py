@@ -10,7 +10,7 @@ from sparsify import options
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.plan import steps
+from sparsify.compiler.plan.plan import steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import ScheduleError, ShapeError, SparsifyError

@@ -9,10 +9,10 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.plan import Step, steps
-from sparsify.compiler.schedule.choose import candidates
-from sparsify.compiler.schedule.scattered import scattered
+from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+from sparsify.compiler.schedule.templates.candidates import candidates
+from sparsify.compiler.schedule.templates.spgemm import scattered
 from sparsify.storage.format import Format
 
 from ..operands import operand

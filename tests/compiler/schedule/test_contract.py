@@ -9,14 +9,14 @@ import torch
 
 import sparsify
 from experiments.compiler import scheduling
-from sparsify.compiler.dense_product import DenseProduct
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.node import find
-from sparsify.compiler.plan import steps
-from sparsify.compiler.schedule.contract import contract
-from sparsify.compiler.schedule.paths import Part, Paths
-from sparsify.compiler.schedule.work import body_of, nest_of
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.plan.contract import contract
+from sparsify.compiler.plan.contraction_path import Part, Paths
+from sparsify.compiler.plan.dense_product import DenseProduct
+from sparsify.compiler.plan.plan import steps
+from sparsify.compiler.schedule.cost.iterations import body_of, nest_of
 from sparsify.errors import ShapeError
 from sparsify.options import override
 

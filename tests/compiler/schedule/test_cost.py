@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from sparsify.compiler.evaluate import _program
-from sparsify.compiler.schedule.cost import estimate_us
-from sparsify.compiler.schedule.machine import Curve, Machine, scaled
-from sparsify.compiler.schedule.pack import pack_matrix
-from sparsify.compiler.schedule.product_cost import Packed, dense_us, packed_loops_us
+from sparsify.compiler.schedule.cost.machine import Curve, Machine, scaled
+from sparsify.compiler.schedule.cost.matmul import Packed, dense_us, packed_loops_us
+from sparsify.compiler.schedule.cost.statement import estimate_us
+from sparsify.compiler.schedule.cost.weight_format import pack_matrix
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.storage.interop import tensor
 

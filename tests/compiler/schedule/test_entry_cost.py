@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.infer.format import infer_format
 from sparsify.compiler.evaluate import _program
 from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.schedule.entry_cost import EntryCost
-from sparsify.compiler.schedule.machine import scaled
-from sparsify.compiler.schedule.row_chain import row_chain
+from sparsify.compiler.schedule.cost.machine import scaled
+from sparsify.compiler.schedule.templates.row_chain.chain import row_chain
+from sparsify.compiler.schedule.templates.row_chain.entry_cost import EntryCost
 
 from .test_entry_modes import PRODUCTS, SUMS, operands
 

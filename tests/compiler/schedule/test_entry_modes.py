@@ -5,14 +5,14 @@ import torch
 
 import sparsify
 from sparsify import options
-from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.infer.format import infer_format
 from sparsify.compiler.evaluate import _program, evaluate_kernel
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.schedule.entry_modes import EntryModes
-from sparsify.compiler.schedule.row_chain import row_chain
-from sparsify.compiler.schedule.row_ways import row_ways
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.templates.row_chain.chain import row_chain
+from sparsify.compiler.schedule.templates.row_chain.entry_heads import EntryModes
+from sparsify.compiler.schedule.templates.row_chain.strategies import row_ways
 
 ROWS = """
 m[h,i] max= S[h,i,j]

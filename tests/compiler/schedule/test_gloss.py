@@ -3,8 +3,8 @@
 import pytest
 
 from sparsify.compiler.schedule import directives
+from sparsify.compiler.schedule.describe import gloss
 from sparsify.compiler.schedule.directives import Directive, Schedule
-from sparsify.compiler.schedule.gloss import gloss
 
 TEXTS = {
     "order i, j": "the loops from outside to inside",

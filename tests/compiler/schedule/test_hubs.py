@@ -8,9 +8,9 @@ import torch
 import sparsify
 from sparsify import options
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.schedule.hubs import hub_entries
+from sparsify.compiler.schedule.size_class import PatternClasses
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
-from sparsify.compiler.size_class import PatternClasses
+from sparsify.compiler.schedule.templates.heavy_rows import hub_entries
 
 NODES = 20_000
 SPMM = "Y[i,k] = A[i,j] * X[j,k]"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsify.compiler.schedule.machine import Curve, Machine, from_dict, scaled
+from sparsify.compiler.schedule.cost.machine import Curve, Machine, from_dict, scaled
 
 
 @pytest.mark.parametrize(

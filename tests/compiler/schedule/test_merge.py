@@ -3,7 +3,7 @@
 import pytest
 
 from sparsify.compiler.notation.parse import parse_notation
-from sparsify.compiler.schedule.merge import merge
+from sparsify.compiler.schedule.rewrite.fuse_loops import merge
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,18 @@ import torch
 import sparsify
 from experiments.compiler import scheduling
 from sparsify.compiler.pipeline import chosen, compile_stages
-from sparsify.compiler.plan import Step, steps
-from sparsify.compiler.schedule import order as loop_order
-from sparsify.compiler.schedule.order import Order, Search, best_order, least_cost, may_follow, orders
+from sparsify.compiler.plan.plan import Step, steps
+from sparsify.compiler.schedule.cost import loop_order
+from sparsify.compiler.schedule.cost.iterations import Nest, body_of, nest_of, spread
+from sparsify.compiler.schedule.cost.loop_order import (
+    Order,
+    Search,
+    best_order,
+    least_cost,
+    may_follow,
+    orders,
+)
 from sparsify.compiler.schedule.sizes import UNKNOWN
-from sparsify.compiler.schedule.work import Nest, body_of, nest_of, spread
 
 from ..generate import draw
 from .nests import nest, program_of, random

@@ -4,8 +4,15 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.schedule.machine import Machine, scaled
-from sparsify.compiler.schedule.pack import COMPACT, SLICES, Packing, pack_matrix, pack_tensor, slots_of
+from sparsify.compiler.schedule.cost.machine import Machine, scaled
+from sparsify.compiler.schedule.cost.weight_format import (
+    COMPACT,
+    SLICES,
+    Packing,
+    pack_matrix,
+    pack_tensor,
+    slots_of,
+)
 from sparsify.storage.format import Format
 
 

@@ -10,10 +10,10 @@ import sparsify
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.plan import Step, steps
-from sparsify.compiler.schedule.choose import candidates
-from sparsify.compiler.schedule.panels import panels, tile_rows
+from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.templates.candidates import candidates
+from sparsify.compiler.schedule.templates.sparse_linear import panels, tile_rows
 from sparsify.options import override
 
 from ...sampling import sampled

@@ -5,7 +5,7 @@ import torch
 
 import sparsify
 from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.plan import steps
+from sparsify.compiler.plan.plan import steps
 from sparsify.errors import DiscordantError, ScheduleError
 from sparsify.options import override
 from tests.compiler.schedule.draw import draw

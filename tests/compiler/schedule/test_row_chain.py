@@ -5,19 +5,19 @@ import torch
 
 import sparsify
 from sparsify import options
-from sparsify.compiler import fuse
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.gradient import adjoint
+from sparsify.compiler.einsum.gradient.adjoint import adjoint
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.explain import explain_program
-from sparsify.compiler.fuse import fusion
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.plan import steps
-from sparsify.compiler.schedule.row_chain import row_chain
-from sparsify.compiler.schedule.row_ways import row_ways
+from sparsify.compiler.plan import fuse_row_chain
+from sparsify.compiler.plan.fuse_row_chain import fusion
+from sparsify.compiler.plan.plan import steps
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.templates.row_chain.chain import row_chain
+from sparsify.compiler.schedule.templates.row_chain.strategies import row_ways
 from sparsify.storage.format import Format
 
 ROWS = """
@@ -164,7 +164,7 @@ def test_the_cost_of_one_kernel_and_of_several(monkeypatch):
     assert str(found).startswith("S, m, P, d, Y: one kernel ")
     assert "since sizes are not known" in str(fusion(declared("bcsr(16,16)"), Sizes()))
     # Where one kernel loses, each statement of one head has its own.
-    monkeypatch.setattr(fuse, "chain_us", lambda *given: 1e9)
+    monkeypatch.setattr(fuse_row_chain, "chain_us", lambda *given: 1e9)
     lost = fusion(declared("bcsr(16,16)"), known)
     assert not lost.is_faster and "cut, since one kernel loses" in str(lost)
 

@@ -6,9 +6,9 @@ import torch
 import sparsify
 from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.plan import Step, steps
-from sparsify.compiler.schedule.choose import candidates
+from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
+from sparsify.compiler.schedule.templates.candidates import candidates
 from sparsify.options import override
 from sparsify.storage.tensor import SparseTensor
 

@@ -12,17 +12,17 @@ from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.explain import explain_program
-from sparsify.compiler.fuse import fusion
-from sparsify.compiler.kernel import planned
+from sparsify.compiler.kernel.kernel import planned
 from sparsify.compiler.notation import printer
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import chosen, compile_stages, plain_notation
-from sparsify.compiler.plan import joined, steps
-from sparsify.compiler.schedule.apply import apply
+from sparsify.compiler.plan.fuse_row_chain import fusion
+from sparsify.compiler.plan.plan import joined, steps
 from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.row_chain import row_chain
-from sparsify.compiler.schedule.row_ways import row_ways
+from sparsify.compiler.schedule.rewrite.apply import apply
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+from sparsify.compiler.schedule.templates.row_chain.chain import row_chain
+from sparsify.compiler.schedule.templates.row_chain.strategies import row_ways
 from sparsify.errors import ScheduleError
 from sparsify.storage.format import Format
 from tests.compiler.schedule.test_row_chain import CLOSE, QUICK, attention, normal, pattern
@@ -282,7 +282,7 @@ def test_ways_that_loops_cannot_become_are_none(monkeypatch):
     def refuse(*_):
         raise ScheduleError("no loops are", "others")
 
-    monkeypatch.setattr("sparsify.compiler.fuse.apply", refuse)
+    monkeypatch.setattr("sparsify.compiler.plan.fuse_row_chain.apply", refuse)
     assert fusion(step.program, sizes) is None
 
 

@@ -14,10 +14,10 @@ import torch
 
 import sparsify
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.order import best_order, described, may_follow
-from sparsify.compiler.schedule.work import Nest
+from sparsify.compiler.schedule.cost.iterations import Nest
+from sparsify.compiler.schedule.cost.loop_order import best_order, described, may_follow
 
 from .nests import nest, program_of, random
 

@@ -8,7 +8,7 @@ from sparsify import options
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.plan import Step
+from sparsify.compiler.plan.plan import Step
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import ScheduleError
 from sparsify.storage.format import Format

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.compiler.ir.node import walk
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.node import walk
 from sparsify.errors import ScheduleError
 from sparsify.options import override
 from tests.compiler.schedule.prototypes import check, check_memory, hottest, lowered, normal, sparse, sums

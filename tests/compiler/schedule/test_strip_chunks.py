@@ -3,12 +3,12 @@
 import pytest
 
 from sparsify.compiler.pipeline import plain_notation
-from sparsify.compiler.plan import steps
-from sparsify.compiler.schedule.row_chain import row_chain
+from sparsify.compiler.plan.plan import steps
 from sparsify.compiler.schedule.sizes import UNKNOWN
-from sparsify.compiler.schedule.strip_chunks import StripChunks
-from sparsify.compiler.schedule.strips import Strips
-from sparsify.compiler.schedule.two_passes import two_passes
+from sparsify.compiler.schedule.templates.row_chain.block_chunks import StripChunks
+from sparsify.compiler.schedule.templates.row_chain.block_rows import Strips
+from sparsify.compiler.schedule.templates.row_chain.chain import row_chain
+from sparsify.compiler.schedule.templates.row_chain.two_pass import two_passes
 
 from .test_row_ways import program
 

@@ -4,16 +4,16 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.dense_product import DenseProduct
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.generated import GeneratedStep
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.plan import Step, steps
-from sparsify.compiler.schedule.choose import candidates
-from sparsify.compiler.schedule.machine import scaled
-from sparsify.compiler.schedule.product_cost import dense_us, product_us, tiled_us
+from sparsify.compiler.plan.dense_product import DenseProduct
+from sparsify.compiler.plan.plan import Step, steps
+from sparsify.compiler.schedule.cost.machine import scaled
+from sparsify.compiler.schedule.cost.matmul import dense_us, product_us, tiled_us
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.schedule.tiles import tile_rows
+from sparsify.compiler.schedule.templates.candidates import candidates
+from sparsify.compiler.schedule.templates.gemm import tile_rows
 from sparsify.options import override
 
 PRODUCT = "C[i,k] = A[i,j] * W[j,k]"

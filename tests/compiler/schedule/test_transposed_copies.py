@@ -8,9 +8,9 @@ import torch
 
 import sparsify
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.kernel import Kernel, compile_program
+from sparsify.compiler.kernel.kernel import Kernel, compile_program
 from sparsify.compiler.program_of import program_of
-from sparsify.compiler.schedule.order import statement_order
+from sparsify.compiler.schedule.cost.loop_order import statement_order
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.options import override
 

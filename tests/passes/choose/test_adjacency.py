@@ -13,8 +13,8 @@ from torch import nn
 
 import sparsify
 from sparsify import options
-from sparsify.compiler import recall
-from sparsify.compiler.least import Least
+from sparsify.compiler.kernel import decision_cache
+from sparsify.compiler.kernel.least_time import Least
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.choose import adjacency, autotune
 from sparsify.passes.module import capture_call
@@ -162,7 +162,7 @@ def test_what_was_timed_is_found_again_and_loaded(model, monkeypatch, tmp_path):
 )
 def test_the_kernel_stays(model, monkeypatch, tmp_path, name, agreeing, told):
     won_by(monkeypatch, name, agreeing)
-    monkeypatch.setattr(recall, "_DOUBTED", {})
+    monkeypatch.setattr(decision_cache, "_DOUBTED", {})
     sparse = applied(model, graph(), tmp_path)
     assert all(region.preferred is None for region in regions(sparse))
     assert all(told in note and "timed " in note for note in notes(sparse))

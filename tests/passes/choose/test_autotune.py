@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparsify import options
-from sparsify.compiler import recall
+from sparsify.compiler.kernel import decision_cache
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.choose import autotune
 from sparsify.passes.choose.autotune import Candidate, Winner
@@ -111,7 +111,7 @@ def test_the_winner(kind, us, is_agreed, winner):
 
 @pytest.mark.parametrize("is_agreed", [True, False])
 def test_times_are_found_again_where_turns_agreed(monkeypatch, tmp_path, is_agreed):
-    monkeypatch.setattr(recall, "_DOUBTED", {})
+    monkeypatch.setattr(decision_cache, "_DOUBTED", {})
     monkeypatch.setattr(autotune, "is_agreed", lambda found: is_agreed)
     times(monkeypatch, [4.0], [2.0])
     made = []
@@ -127,6 +127,6 @@ def test_times_are_found_again_where_turns_agreed(monkeypatch, tmp_path, is_agre
 
     assert ask() == ask() == Winner("operator", (("usual", 4.0), ("other", 2.0)), is_agreed)
     assert len(made) == 1
-    monkeypatch.setattr(recall, "_DOUBTED", {})  # as in another process
+    monkeypatch.setattr(decision_cache, "_DOUBTED", {})  # as in another process
     assert ask().name == "other"
     assert len(made) == (1 if is_agreed else 2)

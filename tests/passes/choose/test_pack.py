@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sparsify
-from sparsify.compiler import plan
+from sparsify.compiler.plan import plan
 
 RECIPE: dict[str, Any] = {
     "schema": 1,

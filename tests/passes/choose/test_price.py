@@ -5,8 +5,8 @@ import torch
 from torch import fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from sparsify.compiler.schedule.machine import scaled
-from sparsify.compiler.schedule.product_cost import dense_us
+from sparsify.compiler.schedule.cost.machine import scaled
+from sparsify.compiler.schedule.cost.matmul import dense_us
 from sparsify.passes.choose.price import eager_us
 
 MACHINE = scaled(2, 64)

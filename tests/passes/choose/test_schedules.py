@@ -9,8 +9,8 @@ from graph_models import MESSAGES, HandWritten, TwoLayers, graph
 
 import sparsify
 from sparsify import options
-from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.least import Least
+from sparsify.compiler.kernel.least_time import Least
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.errors import UnsupportedProgramError
 from sparsify.passes.choose import autotune, schedules
 

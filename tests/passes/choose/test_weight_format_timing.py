@@ -9,7 +9,7 @@ from torch import nn
 
 import sparsify
 from sparsify import options
-from sparsify.compiler import recall
+from sparsify.compiler.kernel import decision_cache
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.choose import autotune, pack
 from sparsify.passes.choose.autotune import Winner
@@ -111,7 +111,7 @@ def test_what_was_disturbed_is_timed_again_elsewhere(model, tmp_path, monkeypatc
         for _ in range(2):
             sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False)
         assert len(asked) == 1
-        monkeypatch.setattr(recall, "_DOUBTED", {})  # as in another process
+        monkeypatch.setattr(decision_cache, "_DOUBTED", {})  # as in another process
         sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False)
     assert len(asked) == (1 if is_agreed else 2)
     assert asked[0] == ["onednn", "torch_sparse"]

@@ -61,7 +61,7 @@ def test_training_and_evaluation_of_all_sizes(monkeypatch):
     def build(*_, **__):
         raise AssertionError("a kernel is built for a call that was prepared")
 
-    monkeypatch.setattr("sparsify.compiler.cpp.cache.build", build)
+    monkeypatch.setattr("sparsify.compiler.cpp.toolchain.cache.build", build)
     with torch.no_grad():
         sparse(few), sparse(many), sparse(torch.randn(7, 128))
     sparse.train()

@@ -13,7 +13,7 @@ from torch import nn
 
 import sparsify
 from sparsify import options
-from sparsify.compiler.schedule.pack import SLICES, Packing, pack_matrix
+from sparsify.compiler.schedule.cost.weight_format import SLICES, Packing, pack_matrix
 from sparsify.passes.choose import pack
 from sparsify.passes.choose.autotune import Winner
 from sparsify.storage.tensor import SparseTensor

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import sparsify
 from sparsify import options
-from sparsify.compiler.einsum.threefry import uniform
+from sparsify.compiler.einsum.counter_random import uniform
 from sparsify.errors import UnsupportedProgramError
 from sparsify.passes.graph.draws import SEEDS, dropped_edges, repetitions
 

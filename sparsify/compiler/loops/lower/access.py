@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparsify.compiler.dtypes import computing
 from sparsify.compiler.einsum.nodes import Access
+from sparsify.compiler.ir.dtypes import computing
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
     ONE,
@@ -22,9 +22,9 @@ from sparsify.compiler.loops.arithmetic import (
     plus,
     smaller,
 )
-from sparsify.compiler.loops.lower import temporaries
+from sparsify.compiler.loops.lower import temporary_places
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, scalar
-from sparsify.compiler.loops.lower.levels import level_variable, numerator, place_of
+from sparsify.compiler.loops.lower.level_access import level_variable, numerator, place_of
 from sparsify.compiler.loops.nodes import MOST_LOOKED_UP
 from sparsify.errors import DiscordantError, ScheduleError
 
@@ -36,7 +36,7 @@ def position_of(low: Lowering, access: Access, env: Environment) -> tuple[str, C
     """The buffer and the position in it of a tensor entry whose loops are all entered."""
     memory = low.memory.get(access.tensor)
     if memory is not None:
-        return access.tensor, temporaries.position(low, memory, access, env)
+        return access.tensor, temporary_places.position(low, memory, access, env)
     place = place_of(low, access, env)
     levels = low.declaration(access.tensor).format.levels
     if place.levels < len(levels):
@@ -103,7 +103,7 @@ def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr 
     A temporary along a tile has room for whole vectors: lanes past a cut tile are its own to read and to write.
     """
     assert env.lane is not None
-    free = temporaries.has_room(low, access.tensor, env.lane.index, env.lane.lanes)
+    free = temporary_places.has_room(low, access.tensor, env.lane.index, env.lane.lanes)
     count = None if free else env.lane.count
     for mode in (mode for found, mode in env.cut if found == access):
         at, extent = (
@@ -151,7 +151,9 @@ def store(low: Lowering, access: Access, value: loops.Expr, env: Environment) ->
         return loops.Store(buffer, position.start, value)
     if position.vector is None and position.step == ONE:
         count = (
-            None if temporaries.ends_a_strip(low, access.tensor, env.lane) else lanes_in_use(low, access, env)
+            None
+            if temporary_places.ends_a_strip(low, access.tensor, env.lane)
+            else lanes_in_use(low, access, env)
         )
         return loops.Store(buffer, position.start, value, count)
     return loops.Scatter(buffer, position.as_vector(env.lane.lanes), value, lanes_in_use(low, access, env))

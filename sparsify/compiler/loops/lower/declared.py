@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sparsify.compiler.dtypes import Kind, held
-from sparsify.compiler.einsum.infer_dtype import declared_kind
+from sparsify.compiler.einsum.infer.dtype import declared_kind
+from sparsify.compiler.einsum.infer.shared_pattern import root_access
 from sparsify.compiler.einsum.nodes import Access, Declaration
-from sparsify.compiler.einsum.shared_pattern import root_access
+from sparsify.compiler.ir.dtypes import Kind, held
 
 
 @dataclass(frozen=True)

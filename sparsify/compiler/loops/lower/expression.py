@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparsify.compiler.dtypes import BYTES, COMPLEX, INTEGER, NUMBER, category, computing, real
 from sparsify.compiler.einsum.functions import FUNCTIONS
-from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind
+from sparsify.compiler.einsum.infer.dtype import OF_BOOL, kind_of, operand_kind
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Extent, Index, Stored
+from sparsify.compiler.ir.dtypes import BYTES, COMPLEX, INTEGER, NUMBER, category, computing, real
+from sparsify.compiler.ir.node import holds
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import convert, lanes_of
 from sparsify.compiler.loops.lower.access import load, position_of
 from sparsify.compiler.loops.lower.environment import Environment, LaneContext
-from sparsify.compiler.node import holds
 from sparsify.errors import UnsupportedProgramError
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from sparsify.compiler.dtypes import Kind, held
 from sparsify.compiler.einsum.functions import FUNCTIONS
-from sparsify.compiler.einsum.infer_dtype import kind_of
+from sparsify.compiler.einsum.infer.dtype import kind_of
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Extent, Index, Stored
-from sparsify.compiler.node import Node, find
+from sparsify.compiler.ir.dtypes import Kind, held
+from sparsify.compiler.ir.node import Node, find
 from sparsify.compiler.notation.nodes import Let
 from sparsify.storage.fill import decided
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from functools import reduce
 from typing import assert_never
 
-from sparsify.compiler.dtypes import BYTES, held
+from sparsify.compiler.einsum.infer.shared_pattern import further_extents, root_access
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
-from sparsify.compiler.einsum.shared_pattern import further_extents, root_access
+from sparsify.compiler.ir.dtypes import BYTES, held
+from sparsify.compiler.ir.node import Node, find
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
     ZERO,
@@ -27,12 +28,13 @@ from sparsify.compiler.loops.arithmetic import (
     remainder,
     times,
 )
-from sparsify.compiler.loops.lower import assemble, assignments, iterate, locate, temporaries
+from sparsify.compiler.loops.lower import assign, temporaries
+from sparsify.compiler.loops.lower.assemble import assemble
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
 from sparsify.compiler.loops.lower.expression import evaluate
-from sparsify.compiler.node import Node, find
+from sparsify.compiler.loops.lower.iterate import ranges, search
 from sparsify.compiler.notation import nodes as notation
-from sparsify.compiler.notation.lane import lanes, tensor_kinds
+from sparsify.compiler.notation.lane_width import lanes, tensor_kinds
 from sparsify.compiler.notation.provenance import extent_names
 from sparsify.errors import ScheduleError, UnsupportedProgramError
 
@@ -179,13 +181,13 @@ class Lowering:
         """The loop IR of one statement."""
         match node:
             case Assign():
-                return assignments.lower(self, node, env)
+                return assign.lower(self, node, env)
             case notation.Sequence(statements=statements):
                 return [stmt for inner in statements for stmt in self.statement(inner, env)]
             case notation.Let():
                 return temporaries.let(self, node, env)
             case notation.Forall():
-                return iterate.forall(self, node, env)
+                return ranges.forall(self, node, env)
             case notation.If(condition=condition, body=body):
                 then = loops.Block(tuple(self.statement(body, env)))
                 return [loops.If(evaluate(self, condition, env, "bool"), then)]
@@ -199,7 +201,7 @@ class Lowering:
 
     def located(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
         """The loop IR of a statement, where windows and searched entries are there and where they are not."""
-        return locate.located(self, node, env, lambda inner: self.statement(node, inner))
+        return search.located(self, node, env, lambda inner: self.statement(node, inner))
 
     def declaration(self, name: str) -> Declaration:
         """The declaration of tensor `name`."""

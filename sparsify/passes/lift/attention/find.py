@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access
-from sparsify.compiler.node import find
+from sparsify.compiler.ir.node import find
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.capture.libraries.transformers_bigbird import own_pattern
 from sparsify.passes.graph.canonicalize import remove_unused

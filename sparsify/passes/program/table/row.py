@@ -25,7 +25,7 @@ from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr
 from sparsify.compiler.einsum.parse import parse_expression
-from sparsify.compiler.node import Node, map_children
+from sparsify.compiler.ir.node import Node, map_children
 from sparsify.passes.program.model import Refusal
 from sparsify.passes.program.operator_view import OperatorView
 

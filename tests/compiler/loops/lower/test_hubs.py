@@ -8,8 +8,8 @@ import torch
 import sparsify
 from sparsify import options
 from sparsify.compiler.evaluate import evaluate_kernel
+from sparsify.compiler.ir.node import find
 from sparsify.compiler.loops.nodes import ParallelFor
-from sparsify.compiler.node import find
 from sparsify.errors import ScheduleError
 
 WIDTHS = (64, 32, 16, 0)

@@ -4,11 +4,11 @@ from collections import defaultdict
 
 import pytest
 
-from sparsify.compiler.dtypes import Kind
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.ir.dtypes import Kind
+from sparsify.compiler.ir.node import walk
 from sparsify.compiler.loops.lower.lattice import prune, statement_points
-from sparsify.compiler.node import walk
 from sparsify.compiler.notation.nodes import Let, Sequence, Temporary
 
 

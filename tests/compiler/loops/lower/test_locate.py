@@ -3,10 +3,10 @@
 import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.plan import Step
+from sparsify.compiler.plan.plan import Step
 
 
 @pytest.mark.parametrize(

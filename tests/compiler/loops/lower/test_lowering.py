@@ -4,15 +4,15 @@ import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
-from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.compiler.loops.lower import lower
 from sparsify.compiler.loops.lower.lowering import MOST_RECENT
 from sparsify.compiler.loops.simplify import simplify
 from sparsify.compiler.loops.verify import verify
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.notation.nodes import Notation
-from sparsify.compiler.schedule.apply import apply
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.rewrite.apply import apply
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.storage.format import Format
 

@@ -6,7 +6,7 @@ import torch
 
 import sparsify
 from sparsify import options
-from sparsify.compiler.loops.marks import marks_bytes
+from sparsify.compiler.loops.bitset import marks_bytes
 from sparsify.compiler.loops.nodes import Allocate, AllocateOutput, Declare, Mark, TakeMarks
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import ScheduleError

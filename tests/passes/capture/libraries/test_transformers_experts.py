@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sparsify
-from sparsify.compiler.least import Least
+from sparsify.compiler.kernel.least_time import Least
 from sparsify.options import override
 from sparsify.passes.choose import autotune
 

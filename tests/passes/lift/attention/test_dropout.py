@@ -10,7 +10,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 import sparsify
 from sparsify import options, patterns
-from sparsify.compiler.einsum.threefry import uniform
+from sparsify.compiler.einsum.counter_random import uniform
 from sparsify.passes.graph.draws import SEEDS
 
 RATE = 0.25

@@ -1,0 +1,1 @@
+"""Arrays beside the generated kernels: edges sorted into CSR, digests of memory, gradients cleared, in C++."""

@@ -1,0 +1,116 @@
+"""Lookups: elements of a table that lies in vectors, one a lane, at places that the lanes of another vector say.
+
+In: `lookup(j, x_0, x_1)` with 16 lanes of float32. Out: `lookup_2_float32x16(j, x_0, x_1)`, which is one instruction
+with AVX-512. Larger tables are looked up by halves, of which a bit of the place chooses; elsewhere lane by lane.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.cpp.helpers import types, wide
+from sparsify.compiler.cpp.helpers.unit import Template, Unit
+from sparsify.compiler.cpp.helpers.vector_memory import INLINE
+from sparsify.compiler.ir.dtypes import INTEGER, category
+from sparsify.compiler.loops import nodes
+from sparsify.compiler.loops.nodes import MOST_LOOKED_UP, type_of
+
+if TYPE_CHECKING:
+    from sparsify.compiler.cpp.expressions import Expressions
+
+# By dtype and lanes: the instructions that take places of two vectors, and of one.
+PERMUTED: Final = {
+    ("float32", 16): "ps512",
+    ("float64", 8): "pd512",
+    ("int32", 16): "d512",
+    ("int64", 8): "q512",
+}
+PERMUTED_ALONE: Final = {("float32", 8): "permvarsf256", ("int32", 8): "permvarsi256"}
+NATIVE_ELEMENTS: Final = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
+
+
+def call(write: "Expressions", expr: nodes.Op) -> str:
+    """The call of the function for a table of so many vectors."""
+    places, *table = expr.args
+    dtype, lanes = expr.type.dtype, expr.type.lanes
+    count = 1 << (len(table) - 1).bit_length()
+    assert count <= MOST_LOOKED_UP, f"{expr} has a table of more than {MOST_LOOKED_UP} vectors"
+    texts = [write.text(vector) for vector in (*table, *[table[-1]] * (count - len(table)))]
+    helper = write.unit.use(f"lookup_{count}", dtype, lanes)
+    return f"{helper}({_places(write, places, dtype, lanes)}, {', '.join(texts)})"
+
+
+def _places(write: "Expressions", places: nodes.Expr, dtype: str, lanes: int) -> str:
+    """The places in integers as wide as the elements, from where they lie in memory if they were loaded."""
+    loaded = write.loaded.get(places.name) if isinstance(places, nodes.Var) else None
+    source = places if loaded is None else loaded
+    wanted, found = types.integer_as_wide(dtype), type_of(source)
+    text = write.text(source)
+    if found.dtype == wanted:
+        return text
+    assert category(found.dtype) == INTEGER, "places are integers"
+    if wide.is_widened(found.dtype, wanted, lanes):
+        return wide.converted(write.unit, text, wanted)
+    return f"__builtin_convertvector({text}, {write.unit.type(wanted, lanes)})"
+
+
+def _lookup(count: int, unit: Unit, dtype: str, lanes: int) -> str:
+    """The elements at places below `count * lanes`."""
+    vector, integers = unit.type(dtype, lanes), unit.type(types.integer_as_wide(dtype), lanes)
+    names = [f"table_{n}" for n in range(count)]
+    arguments = ", ".join([f"{integers} places", *(f"{vector} {name}" for name in names)])
+    head = f"{INLINE}{vector} lookup_{count}_{vector}({arguments}) {{\n"
+    if count == 1:
+        return f"{head}{_one(unit, dtype, lanes)}"
+    half = unit.use(f"lookup_{count // 2}", dtype, lanes)
+    low, high = (f"{half}(places, {', '.join(part)})" for part in (names[: count // 2], names[count // 2 :]))
+    bit = unit.use("broadcast", types.integer_as_wide(dtype), lanes)
+    chosen = f"  return (places & {bit}({count // 2 * lanes})) != {integers}{{}} ? {high} : {low};\n}}"
+    return f"{head}{_of_two(unit, dtype, lanes) if count == 2 else ''}{chosen}"
+
+
+def _one(unit: Unit, dtype: str, lanes: int) -> str:
+    """A lookup in the lanes of one vector, by an instruction for eight of four bytes, else lane by lane."""
+    vector = unit.type(dtype, lanes)
+    native = ""
+    if (dtype, lanes) in PERMUTED_ALONE:
+        builtin = f"__builtin_ia32_{PERMUTED_ALONE[dtype, lanes]}"
+        table, places = _native(unit, dtype, lanes), _native(unit, "int32", lanes)
+        native = f"  return ({vector}){builtin}(({table})table_0, ({places})places);\n"
+        native = f"#if defined(__AVX2__)\n{native}#endif\n"
+    return (
+        f"{native}"
+        f"  {vector} value{{}};\n"
+        f"  for (int lane = 0; lane < {lanes}; ++lane) value[lane] = table_0[places[lane] & {lanes - 1}];\n"
+        "  return value;\n}"
+    )
+
+
+def _of_two(unit: Unit, dtype: str, lanes: int) -> str:
+    """A lookup in the lanes of two vectors of 64 bytes."""
+    if (dtype, lanes) not in PERMUTED:
+        return ""
+    vector, suffix = unit.type(dtype, lanes), PERMUTED[dtype, lanes]
+    table, places = _native(unit, dtype, lanes), _native(unit, types.integer_as_wide(dtype), lanes)
+    first, second, at = f"({table})table_0", f"({table})table_1", f"({places})places"
+    mask = "unsigned short" if lanes == 16 else "unsigned char"
+    return (
+        "#if defined(__AVX512F__) && defined(__clang__)\n"
+        f"  return ({vector})__builtin_ia32_vpermi2var{suffix}({first}, {at}, {second});\n"
+        "#elif defined(__AVX512F__)\n"
+        f"  return ({vector})__builtin_ia32_vpermt2var{suffix}_mask({at}, {first}, {second}, ({mask})-1);\n"
+        "#endif\n"
+    )
+
+
+def _native(unit: Unit, dtype: str, lanes: int) -> str:
+    """The type that the compiler's functions take."""
+    name, size = f"native_{dtype}x{lanes}", types.BYTES[dtype] * lanes
+    unit.declare(
+        f"native {name}", f"typedef {NATIVE_ELEMENTS[dtype]} {name} __attribute__((vector_size({size})));"
+    )
+    return name
+
+
+TEMPLATES: Final[dict[str, Template]] = {
+    f"lookup_{1 << power}": partial(_lookup, 1 << power) for power in range(MOST_LOOKED_UP.bit_length())
+}

@@ -1,0 +1,1 @@
+"""The compiler of the system: translation units built side by side, cached on disk, loaded."""

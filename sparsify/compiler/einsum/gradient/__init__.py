@@ -1,0 +1,1 @@
+"""Adjoints of einsum programs, as einsum programs."""

@@ -1,0 +1,1 @@
+"""Rewrites of einsum programs: einsum in, einsum out."""

@@ -1,0 +1,1 @@
+"""What all intermediate representations share: nodes, rewrite rules, dtypes, a bounded memo."""

@@ -1,0 +1,410 @@
+"""Kernels: a program compiled to a plan of steps, and the call that runs it on tensors.
+
+In: `compile_program(program)` and operands in the order of `program.inputs`. Out: the results, differentiable.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from sparsify.compiler.cpp.toolchain import target
+from sparsify.compiler.einsum.gradient.adjoint import adjoint
+from sparsify.compiler.einsum.gradient.program import needed
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.einsum.register import definitions
+from sparsify.compiler.kernel import fast_call, functorch, tracing
+from sparsify.compiler.kernel.autograd import Differentiable, Kept, keep
+from sparsify.compiler.kernel.decision_cache import recall
+from sparsify.compiler.kernel.prepare import prepare_all
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
+from sparsify.compiler.kernel.variants import Variants
+from sparsify.compiler.plan.dense_product import DenseProduct
+from sparsify.compiler.plan.fuse_experts import mixture_adjoint
+from sparsify.compiler.plan.plan import starts_otherwise, steps
+from sparsify.compiler.plan.rematerialize import Keeping, keeping, wide, with_results, with_wide_rows
+from sparsify.compiler.plan.step import STEP_CLASSES, Convert, Step
+from sparsify.compiler.reference import substitute
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+from sparsify.errors import CompilerError, ShapeError
+from sparsify.options import Options, current
+from sparsify.storage.format import Format
+from sparsify.storage.own_memory import runs_natively
+from sparsify.storage.transformed import have_tangents
+
+Operand = torch.Tensor
+Chooser = Callable[[Sequence[Operand]], tuple[Operand, ...]]
+# A step, what takes its operands from all tensors, and the slots of its results; one result is not in a list.
+Move = tuple["DenseProduct | Convert | GeneratedStep", Chooser, list[int] | int]
+
+
+class Kernel:
+    """A compiled program.
+
+    Attributes:
+        program: what it computes.
+        schedule: the one that was asked for, `None` when each statement has its own.
+        steps: its steps in order, generated kernels and products of torch.
+        generated: those of them that are generated kernels.
+        sizes: of the operands that it was last prepared for.
+        options: that it was planned with.
+        cache: `hit` when all kernels were found, `miss` when the last request built one, `none` without kernels.
+        kept: what backward reads, by which arguments of `Differentiable` need gradients.
+        is_prepared: whether it was compiled for some sizes.
+        results: the results for a tuple of operands, not differentiable; one result is not in a tuple.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        plan: tuple["DenseProduct | Convert | GeneratedStep", ...],
+        schedule: Schedule | None = None,
+        options: Options | None = None,
+    ) -> None:
+        self.program, self.steps, self.schedule = program, plan, schedule
+        self.options = options or current()
+        self._names, self._results = program.inputs, program.outputs
+        step = plan[0] if len(plan) == 1 else None
+        # The one step that is the whole program and reads the operands in their order.
+        self._whole = step if isinstance(step, GeneratedStep) and step.operands == self._names else None
+        self.generated = [step for step in plan if isinstance(step, GeneratedStep)]
+        self._slots: dict[str, int] = {name: slot for slot, name in enumerate(self._names)}
+        self._moves = [self._move(step) for step in plan]
+        self._result_slots = [self._slots[name] for name in self._results]
+        self.cache = "hit"
+        self.estimated_us: float | None = None
+        self.kept: dict[tuple[bool, ...], Kept] = {}
+        self.is_prepared = False
+        self._adjoints: dict[tuple[str, ...], Kernel] = {}
+        self._dense_adjoints: dict[tuple[str, ...], Kernel] = {}
+        self._empties: dict[tuple[tuple[str, int], ...], Kernel] = {}
+        self._call: Callable[[tuple[Operand, ...]], Any] = self._first_call
+        self.results: Callable[[tuple[Operand, ...]], Any] = self._run_steps
+        self.sizes = UNKNOWN
+
+    def _move(self, step: "DenseProduct | Convert | GeneratedStep") -> "Move":
+        """A step with the slots of its operands and results; results get slots of their own."""
+        names = step.results if isinstance(step, GeneratedStep) else (step.result,)
+        read = _chooser([self._slots[name] for name in step.operands])
+        written = [self._slots.setdefault(name, len(self._slots)) for name in names]
+        return step, read, written if len(written) > 1 else written[0]
+
+    @property
+    def key(self) -> str:
+        """The keys of generated kernels in the cache, shortened; `torch` where torch's operators compute."""
+        return "+".join(dict.fromkeys(step.key for step in self.generated)) or "torch"
+
+    @property
+    def failure(self) -> CompilerError | None:
+        """Why some step has no kernel and torch's operators compute it; `None` when none was found to lack one."""
+        return next((step.failure for step in self.generated if step.failure is not None), None)
+
+    def _settings(self) -> Options:
+        """The options in force, strict where those of the plan are."""
+        found = current()
+        return replace(found, strict=True) if self.options.strict and not found.strict else found
+
+    @cached_property
+    def has_frames(self) -> bool:
+        """Whether a shortcut can be taught its calls."""
+        return self._whole is not None and self._whole.is_simple
+
+    def prepare(self, sizes: Sizes) -> None:
+        """Compiles what operands of these sizes need, the kernels of several statements side by side.
+
+        Raises:
+            ScheduleError, UnsupportedProgramError, CompilerError: as `compile_program`.
+        """
+        (error,) = prepare_all([(self, sizes)])
+        self.is_prepared = True
+        if error is not None:
+            raise error
+
+    def prepare_for(self, sizes: Sizes, operands: Sequence[Operand]) -> None:
+        """Compiles what a call with these operands needs, which have these sizes.
+
+        Where some require gradients and the forward pass keeps temporaries for them, the kernels of both passes are
+        compiled side by side, and not the one that keeps none.
+
+        Raises:
+            ScheduleError, UnsupportedProgramError, CompilerError: as `compile_program`.
+        """
+        self.sizes = sizes.without_operands()
+        needs = tuple([operand.requires_grad for operand in operands])
+        kept = None
+        if torch.is_grad_enabled() and any(needs):
+            kept = self.kept.setdefault((False, *needs), keep(self, needs))
+        if kept is None or kept.forward is self:
+            self.prepare(sizes)
+            return
+        # What is wrong with gradients is said when they are asked for.
+        error, _ = prepare_all([(kept.forward, sizes), (self.adjoint(kept.wrt), sizes)])
+        if error is not None:
+            raise error
+
+    def prefer(self, step: GeneratedStep, schedule: Schedule, sizes: Sizes) -> None:
+        """Makes a schedule that was measured the one of a statement for operands of about these sizes.
+
+        Calls like those that `evaluate` and `einsum` have answered before keep the kernel that answered them.
+        """
+        step.prefer(schedule, sizes)
+        self._call, self.results = self._first_call, self._run_steps
+
+    def __call__(self, *operands: Operand) -> Any:
+        """The results for operands in the order of `program.inputs`; one result is not in a tuple.
+
+        Raises:
+            ShapeError, DtypeError, FormatError: operands that do not fit the program.
+        """
+        return self._call(operands)
+
+    def _first_call(self, operands: tuple[Operand, ...]) -> Any:
+        """The results; from now on whole programs have a shortcut."""
+        results = self._long_way(operands, None)
+        self._call = partial(self._long_way, learn=None)
+        if self._whole is not None:
+            self.results = self._whole.compute
+            if self.has_frames:
+                self._call = fast_call.shortcut(self._long_way)
+        return results
+
+    def _long_way(self, operands: tuple[Operand, ...], learn: fast_call.Learn) -> Any:
+        """The results for any operands; whole kernels teach the shortcut."""
+        # Within the guard, attributes of sparse operands are read without going through `__torch_function__`.
+        with torch._C.DisableTorchFunctionSubclass():
+            if len(operands) != len(self._names):
+                raise ShapeError(f"{len(operands)} operands for {', '.join(self._names)}")
+            if tracing.is_traced(operands):
+                return tracing.call(self, operands)
+            if torch._C._are_functorch_transforms_active():
+                return functorch.call(self, operands)
+            if have_tangents(operands):
+                return functorch.call_forward(self, operands)
+            for operand in operands:
+                if operand.numel() == 0:
+                    kernel = self._without_coordinates(operands)
+                    if kernel is not self:
+                        return kernel._long_way(operands, None)
+                    break
+            if torch.is_grad_enabled():
+                for operand in operands:
+                    if operand.requires_grad:
+                        results = Differentiable.apply(self, *operands)  # type: ignore[no-untyped-call]
+                        break
+                else:
+                    results = self.results(operands)
+            else:
+                results = self.results(operands)
+            if learn is not None:
+                self.teach(learn, operands)
+            return results
+
+    def _without_coordinates(self, operands: tuple[Operand, ...]) -> "Kernel":
+        """The kernel for operands with modes of extent 0: some reductions over them have a plan of their own."""
+        places = tuple(
+            [
+                (name, mode)
+                for name, operand in zip(self._names, operands, strict=True)
+                for mode, extent in enumerate(operand.shape)
+                if extent == 0
+            ]
+        )
+        if places not in self._empties:
+            sizes = sizes_of(self.program, operands)
+            found = self
+            if self.schedule is None and starts_otherwise(self.program, sizes):
+                found = _plan(self.program, None, self._settings(), sizes)
+            self._empties[places] = found._empties[places] = found
+        return self._empties[places]
+
+    def teach(
+        self, learn: Callable[[int], None], operands: tuple[Operand, ...], order: Sequence[int] = ()
+    ) -> None:
+        """Teaches a shortcut a call with such operands; `order` has per input of the program its place among them."""
+        if self._whole is not None:
+            self._whole.teach(learn, operands, order or range(len(operands)), self)
+
+    def _run_steps(self, operands: tuple[Operand, ...]) -> Any:
+        """The results by way of all tensors."""
+        values = self._tensors(operands)
+        if len(self._results) == 1:
+            return values[self._result_slots[0]]
+        return tuple([values[slot] for slot in self._result_slots])
+
+    def adjoint(self, wrt: tuple[str, ...]) -> "Kernel":
+        """The kernel of the adjoint program: gradients of the inputs `wrt` from `g_` and the results' names.
+
+        It is compiled when it is first called.
+        """
+        if wrt not in self._adjoints:
+            gradients = {name: f"g_{name}" for name in self.program.outputs}
+            program = mixture_adjoint(self.program, wrt, gradients, self.sizes.extents) or adjoint(
+                self.program, wrt, gradients, self.keeping.again
+            )
+            given = {*self.program.inputs, *self.program.outputs, *gradients.values()}
+            kept = set(program.inputs) - given
+            self._adjoints[wrt] = _plan(wide(program, kept), None, self._settings(), self.sizes)
+        return self._adjoints[wrt]
+
+    def dense_adjoint(self, wrt: tuple[str, ...]) -> "Kernel":
+        """The adjoint of the same program with the inputs `wrt` stored densely: gradients at their zeros, too."""
+        if wrt not in self._dense_adjoints:
+            program = self.program
+            declarations = tuple(
+                replace(d, format=Format(", ".join(["dense"] * d.format.rank))) if d.name in wrt else d
+                for d in program.declarations
+            )
+            made = _plan(replace(program, declarations=declarations), None, self._settings(), self.sizes)
+            self._dense_adjoints[wrt] = made.adjoint(wrt)
+        return self._dense_adjoints[wrt]
+
+    @cached_property
+    def keeping(self) -> Keeping:
+        """Temporaries kept for the gradients, and those that they compute again."""
+        return keeping(self.program, self.sizes)
+
+    def also(self, names: tuple[str, ...]) -> "Kernel":
+        """The kernel whose results are those of this one and then these temporaries."""
+        program = with_results(self.program, names, copied=len(self.steps) == 1)
+        return _plan(program, self.schedule, self._settings(), self.sizes)
+
+    def temporaries(self, names: tuple[str, ...]) -> "Kernel":
+        """The kernel that computes these temporaries of the program alone, from the same operands."""
+        program = self.program
+        statements = tuple(needed(program.statements, names))
+        kept = {*program.inputs, *(statement.target.tensor for statement in statements)}
+        declarations = tuple(d for d in program.declarations if d.name in kept)
+        part = replace(program, statements=statements, declarations=declarations, outputs=names)
+        return _plan(wide(part, names), self.schedule, self._settings(), self.sizes)
+
+    def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
+        """All tensors by name: operands, temporaries of the plan, results."""
+        return dict(zip(self._slots, self._tensors(operands), strict=True))
+
+    def _tensors(self, operands: tuple[Operand, ...]) -> list[Operand]:
+        """All tensors by slot."""
+        if not runs_natively(operands):
+            return self._tensors_elsewhere(operands)
+        if not self.is_prepared and len(self.generated) > 1:
+            self.prepare(sizes_of(self.program, operands))
+        values: list[Any] = [*operands, *[None] * (len(self._slots) - len(operands))]
+        for step, read, written in self._moves:
+            found = step.compute(read(values))
+            if isinstance(written, int):
+                values[written] = found
+            else:
+                for slot, value in zip(written, found, strict=True):
+                    values[slot] = value
+        return values
+
+    def _tensors_elsewhere(self, operands: tuple[Operand, ...]) -> list[Any]:
+        """Operands on another device and the results by slot; there are no temporaries."""
+        results = substitute.computed_elsewhere(self.program, operands, self._settings())
+        listed = results if isinstance(results, tuple) else (results,)
+        names = (*self._names, *self._results)
+        known = dict(zip(names, (*operands, *listed), strict=True))
+        return [known.get(name) for name in self._slots]
+
+
+def compile_program(
+    program: Program,
+    schedule: Schedule | str | None = None,
+    options: Options | None = None,
+    sizes: Sizes = UNKNOWN,
+) -> Kernel:
+    """The kernel of a program; kernels that exist are found in memory or on disk.
+
+    Args:
+        program: as `einsum.declare.declare` makes it.
+        schedule: for the whole program, which becomes one kernel; without it each statement gets its own.
+        options: by default those in force.
+        sizes: of the operands that will come, for the choice of a schedule; others may come too.
+
+    Raises:
+        ScheduleError: the schedule does not fit.
+        UnsupportedProgramError: the program cannot be compiled yet.
+        CompilerError: there is no compiler, or it failed.
+    """
+    kernel = plan(program, schedule, options, sizes)
+    kernel.prepare(sizes)
+    return kernel
+
+
+def plan(
+    program: Program,
+    schedule: Schedule | str | None = None,
+    options: Options | None = None,
+    sizes: Sizes = UNKNOWN,
+) -> Kernel:
+    """The kernel of a program before anything is compiled; arguments as those of `compile_program`."""
+    text = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
+    return _plan(program, text, options or current(), sizes)
+
+
+def planned(program: Program, plan: Sequence[DenseProduct | Step | Convert]) -> Kernel:
+    """The kernel of a program whose steps are given, `plan.joined` or `plan.apart`, before anything is compiled."""
+    options = current()
+    return _planned(program, tuple(plan), None, options, target.vector_bytes(options))
+
+
+def _chooser(slots: list[int]) -> Chooser:
+    """Takes the tensors in these slots."""
+    if len(slots) < 2:
+        return lambda values: tuple([values[slot] for slot in slots])
+    return itemgetter(*slots)
+
+
+def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: Sizes) -> Kernel:
+    """The kernel of a program before anything is compiled; programs with the same steps share one."""
+    program = with_wide_rows(program)
+    if schedule is None:
+        plan = _steps(program, sizes, options)
+    else:
+        plan = steps(program, sizes, scheduled=True, order=schedule.order)
+    return _planned(program, plan, schedule, options, target.vector_bytes(options))
+
+
+def _steps(program: Program, sizes: Sizes, options: Options) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of a program, found by this process or by an earlier one."""
+    question = (
+        f"steps of {program!r} {definitions(program)} for vectors of {target.vector_bytes(options)} bytes"
+    )
+    return recall(question, sizes, partial(steps, program, sizes), options, classes=STEP_CLASSES)
+
+
+@cache
+def _planned(
+    program: Program,
+    plan: tuple[DenseProduct | Step | Convert, ...],
+    schedule: Schedule | None,
+    options: Options,
+    vector_bytes: int,
+) -> Kernel:
+    """The kernel of a plan before anything is compiled."""
+    return Kernel(
+        program,
+        tuple(
+            step
+            if isinstance(step, DenseProduct | Convert)
+            else GeneratedStep(step, Variants(step, schedule, vector_bytes, options), options)
+            for step in plan
+        ),
+        schedule,
+        options,
+    )
+
+
+def result_index_dtypes(format_: Format, dtype: str = "int32") -> tuple[tuple[str, str], ...]:
+    """The dtypes of the arrays of a tensor in this format, where the levels fix none."""
+    found = []
+    for stored in format_.levels:
+        pos, crd = (
+            getattr(stored.level, role, None) or dtype if role in stored.level.arrays else ""
+            for role in ("pos", "crd")
+        )
+        found.append((pos, crd))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Results whose pattern the kernel finds: workspaces, bounds, positions and coordinates."""

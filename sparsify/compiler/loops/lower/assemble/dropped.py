@@ -1,0 +1,111 @@
+"""Results that do not store what equals their fill: values decide the pattern.
+
+In: `forall i: let w[k]: (forall k: w[k] = relu(T[i,k])); forall k: Y[i,k] = w[k]` with Y stored csr, dropping fills.
+Out: a row of w, and `Y2_crd, Y_vals[next ..] and next += entries of w[0 ..k_extent] that are not 0.0`. There is room
+for all coordinates of each row, and gaps between the rows of threads are closed; a result that is too large for that is
+counted first. Other loops compare entries one by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, minus, plus, times
+from sparsify.compiler.loops.lower.assemble import upper_bound
+from sparsify.compiler.loops.lower.environment import Environment, Range, scalar
+from sparsify.compiler.loops.lower.iterate import search
+from sparsify.compiler.notation import nodes as notation
+from sparsify.compiler.notation.concretize import index_names
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.assemble.assemble import Assembly
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+# Entries up to which there is room for all coordinates; memory that is not written takes no space.
+MOST_ROOM: Final = 2**28
+
+
+def phases(assembly: Assembly) -> Lowered:
+    """One pass where there is room for whole rows, else the rows counted before."""
+    assembly.is_running = True
+    once = upper_bound.phases(assembly)
+    assembly.renew()
+    twice = assembly.counted()
+    is_much = compare("gt", assembly.whole_room(), integer(MOST_ROOM))
+    return [loops.If(is_much, loops.Block(tuple(twice)), loops.Block(tuple(once)))]
+
+
+def kept(assembly: Assembly, value: loops.Expr, entry: Lowered) -> Lowered:
+    """An entry that is stored where it differs from the fill."""
+    fill = loops.Literal(assembly.declaration.fill, loops.type_of(value))
+    return [loops.If(compare("ne", value, fill), loops.Block(tuple(entry)))]
+
+
+def row_of(low: Lowering, loop: notation.Forall) -> Access | None:
+    """The row, one number behind the other, whose entries a loop appends as they are; `None` for other loops."""
+    assembly = low.assembly
+    if assembly is None or not assembly.declaration.drops or not assembly.by_rows or assembly.bounds:
+        return None
+    match loop:
+        case notation.Forall(
+            index, Assign(Access(name), None, Access(tensor, indices) as row), kind=notation.Serial()
+        ):
+            pass
+        case _:
+            return None
+    derived = (low.splits, low.split_by_inner, low.split_by_outer, low.positions, low.fused)
+    is_whole = index == assembly.variables[-1] and name == assembly.name and not assembly.phase
+    is_whole = is_whole and not any(index in relations for relations in derived)
+    dtype = low.dtype(tensor)
+    if not is_whole or dtype != assembly.declaration.dtype or dtype not in upper_bound.WHOLE:
+        return None
+    if tensor in low.memory:
+        last = len(indices) - 1
+    elif tensor in low.declarations and low.declaration(tensor).format.is_dense and indices:
+        last = low.declaration(tensor).format.ordering[-1]
+    else:
+        return None
+    others = [
+        n for mode, place in enumerate(indices) if mode != last for n in index_names(Access("", (place,)))
+    ]
+    is_listed = tensor in low.listed or tensor in low.marked
+    return row if indices[last] == Index(index) and index not in others and not is_listed else None
+
+
+def append(low: Lowering, loop: notation.Forall, row: Access, env: Environment) -> Lowered:
+    """The entries of a row that differ from the fill, written or counted."""
+    assembly = low.assembly
+    assert assembly is not None, "rows are those of an assembled result"
+    reach = env.ranges.get(loop.index, Range(ZERO, low.bound(loop.index)))
+    inner = env.with_coordinate(loop.index, scalar(reach.begin))
+    first = search.evaluate_masked(low, row, inner, low.dtype(row.tensor))
+    assert isinstance(first, loops.Load), "rows lie in memory"
+    number = assembly.row(env)
+    end = (
+        times(plus(number, ONE), assembly.row_room())
+        if assembly.is_running
+        else assembly.position(plus(number, ONE))
+    )
+    return [
+        loops.Compress(
+            assembly.counters[-1],
+            assembly.coordinates if assembly.filling else None,
+            f"{assembly.name}_vals",
+            first.buffer,
+            first.index,
+            minus(reach.end, reach.begin),
+            reach.begin,
+            loops.Literal(assembly.declaration.fill, loops.Type(assembly.declaration.dtype)),
+            end,
+        ),
+    ]
+
+
+def is_known_by_rows(assembly: Assembly) -> bool:
+    """Whether a result has rows that are written in one pass though no operand bounds them."""
+    temporaries = [t for n in find(assembly.low.program.body, notation.Let) for t in n.temporaries]
+    return assembly.declaration.drops and assembly.by_rows and not any(t.marked for t in temporaries)

@@ -1,0 +1,119 @@
+"""Workspaces: dense rows in scratch memory that list which of their entries are in use.
+
+In: `let w[k] in thread listed: (forall j: forall k: w[k] += A[i,j] * B[j,k]); forall k: Y[i,k] = w[k]`.
+Out: `if w_seen[k]: w[k] += ..; else: w_seen[k] = 1; w_list[w_count++] = k; w[k] = ..`, then a loop over the list in
+order, then `w_seen` back to 0, entry by entry: the work follows the entries in use, not the extent.
+
+Source: Gustavson, Two Fast Algorithms for Sparse Matrices, 1978; Kjolstad et al., Tensor Algebra Compilation with
+Workspaces, 2019.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus, times
+from sparsify.compiler.loops.lower.environment import Environment, scalar
+from sparsify.compiler.loops.lower.iterate import coordinates, ranges
+from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+FLAG: Final = loops.Type("int8")
+UNSEEN: Final = loops.Literal(0, FLAG)
+SEEN: Final = loops.Literal(1, FLAG)
+# Above one entry in so many, reading all flags in order is cheaper than sorting the list.
+SPARSE: Final = 128
+
+
+def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
+    """An empty workspace; its memory is allocated, and its flags are cleared, once a thread."""
+    name = temporary.name
+    if name not in low.memory:
+        extent = low.bound(temporary.indices[0])
+        low.memory[name] = temporary
+        low.setups[-1] += [
+            loops.Allocate(name, temporary.dtype, extent),
+            loops.Allocate(f"{name}_list", "int64", extent),
+            loops.Allocate(f"{name}_seen", FLAG.dtype, extent, 0),
+        ]
+    low.listed[name] = loops.Var(low.fresh(f"{name}_count"), loops.INT)
+    return [loops.Declare(low.listed[name], ZERO, True)]
+
+
+def end(low: Lowering, temporary: notation.Temporary) -> Lowered:
+    """The flags of the entries in use cleared."""
+    name = temporary.name
+    place = loops.Var(low.fresh(f"p{name}"), loops.INT)
+    clear = loops.Store(f"{name}_seen", loops.Load(f"{name}_list", place, loops.INT), UNSEEN)
+    return [loops.For(place, ZERO, low.listed.pop(name), clear)]
+
+
+def add(low: Lowering, target: Access, added: loops.Expr, combined: loops.Expr, env: Environment) -> Lowered:
+    """`added` becomes the entry when it is not in use yet, else `combined` does.
+
+    While the entries of a result are counted, only whether they are in use matters.
+    """
+    name = target.tensor
+    index = target.indices[0]
+    assert isinstance(index, Index)
+    coordinate = env.coordinates[index.name]
+    if env.lane is not None or not coordinate.is_uniform:
+        raise ScheduleError(f"{name} lists its entries one by one", f"no vector loop around {target}")
+    k, count = coordinate.start, low.listed[name]
+    counting = low.assembly is not None and not low.assembly.filling
+    enter: Lowered = [
+        loops.Store(f"{name}_seen", k, SEEN),
+        loops.Store(f"{name}_list", count, k),
+        loops.Set(count, plus(count, ONE)),
+    ]
+    if not counting:
+        enter.append(loops.Store(name, k, added))
+    unseen = compare("eq", loops.Load(f"{name}_seen", k, FLAG), UNSEEN)
+    again = None if counting else loops.Store(name, k, combined)
+    return [loops.If(unseen, loops.Block(tuple(enter)), again)]
+
+
+def read_by(low: Lowering, loop: notation.Forall) -> str | None:
+    """The workspace whose entries in use are what `loop` runs over."""
+    written = {n.target.tensor for n in find(loop.body, Assign)}
+    for access in find(loop.body, Access):
+        listed = access.tensor in low.listed and access.tensor not in written
+        if listed and access.indices == (Index(loop.index),):
+            return access.tensor
+    return None
+
+
+def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -> Lowered:
+    """`for p in 0..w_count: k = w_list[p]; body`, the list in order where entries are written."""
+    access = Access(name, (Index(loop.index),))
+    points = statement_points(loop.body, frozenset({access}), low, env.absent)
+    if points != frozenset({frozenset({access})}) or not isinstance(loop.kind, notation.Serial):
+        raise ScheduleError(
+            f"{loop.index} runs over the entries in use of {name}, and its body is about others too",
+            f"{name} not listed, or a serial loop of its own",
+        )
+    coordinates.note_skipping(low, loop.body, [])
+    place = loops.Var(low.fresh(f"p{name}"), loops.INT)
+    coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+    bound, inner = ranges.bind(low, loop.index, scalar(coordinate), loop.body, env)
+    body = low.body(loop, inner)
+    declared = loops.Declare(coordinate, loops.Load(f"{name}_list", place, loops.INT))
+    block = loops.Block((declared, *bound, *body))
+    ordered = [] if low.assembly is not None and not low.assembly.filling else _sorted(low, loop, name)
+    return [*ordered, loops.For(place, ZERO, low.listed[name], block)]
+
+
+def _sorted(low: Lowering, loop: notation.Forall, name: str) -> Lowered:
+    """The list in ascending order: sorted, or where it is long, written anew from the flags."""
+    count, extent = low.listed[name], low.bound(loop.index)
+    is_long = compare("gt", times(count, integer(SPARSE)), extent)
+    again = loops.Enumerate(f"{name}_list", f"{name}_seen", extent)
+    return [loops.If(is_long, again, loops.Sort(f"{name}_list", count))]

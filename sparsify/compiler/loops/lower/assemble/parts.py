@@ -1,0 +1,96 @@
+"""Results whose levels are all appended to, made by threads: parts of the outermost loop, counted, then filled.
+
+In: `parallel forall i: forall j: C[i,j] = A[i,j] + B[i,j]`, all stored `dcsr`. Out: a parallel loop over 64 parts of
+coordinates of i, which counts the entries of each level in each part; the counts summed up to where a part begins;
+the arrays; and the same loop again, which writes each part from there on.
+
+Source: Blelloch, Prefix sums and their applications, 1990; phases as in two-pass SpGEMM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, plus, quotient, times
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.assemble.assemble import Assembly
+
+Lowered = list[loops.Stmt]
+# Parts of the outermost loop: enough for threads that end at different times, few enough to sum up in no time.
+PARTS: Final = integer(64)
+
+
+def memory(assembly: Assembly) -> Lowered:
+    """The counts of each part, part `n` at `n + 1`."""
+    return [
+        loops.Comment("count the entries of each part"),
+        *(
+            loops.Allocate(_begins(assembly, level), "int64", plus(PARTS, ONE), 0)
+            for level in _counted(assembly)
+        ),
+    ]
+
+
+def sum_up(assembly: Assembly) -> Lowered:
+    """Counts become beginnings; the counters, new variables, are the numbers of all entries."""
+    lowered: Lowered = []
+    for level in _counted(assembly):
+        begins = _begins(assembly, level)
+        part = loops.Var(assembly.low.fresh(f"{assembly.name}_part"), loops.INT)
+        both = plus(loops.Load(begins, plus(part, ONE), loops.INT), loops.Load(begins, part, loops.INT))
+        lowered.append(loops.For(part, ZERO, PARTS, loops.Store(begins, plus(part, ONE), both)))
+    assembly.renew_counters()
+    return [
+        *lowered,
+        *(
+            loops.Declare(assembly.counters[level], loops.Load(_begins(assembly, level), PARTS, loops.INT))
+            for level in _counted(assembly)
+        ),
+    ]
+
+
+def each(
+    assembly: Assembly, begin: loops.Var, end: loops.Var, extent: loops.Expr, body: Lowered
+) -> tuple[loops.Var, loops.Var, loops.Stmt]:
+    """A loop over the parts that a thread takes, and its ends; `body` is that of the iterations `begin` to `end`."""
+    fresh = assembly.low.fresh
+    first, last, part = (
+        loops.Var(fresh(f"{assembly.name}_{name}"), loops.INT)
+        for name in ("parts_begin", "parts_end", "part")
+    )
+    counters = {level: assembly.counters[level] for level in _counted(assembly)}
+    starts = [
+        loops.Declare(
+            counter, loops.Load(_begins(assembly, level), part, loops.INT) if assembly.filling else ZERO, True
+        )
+        for level, counter in counters.items()
+    ]
+    left = (
+        []
+        if assembly.filling
+        else [
+            loops.Store(_begins(assembly, level), plus(part, ONE), counter)
+            for level, counter in counters.items()
+        ]
+    )
+    block = (
+        loops.Declare(begin, quotient(times(extent, part), PARTS)),
+        loops.Declare(end, quotient(times(extent, plus(part, ONE)), PARTS)),
+        *starts,
+        *body,
+        *left,
+    )
+    return first, last, loops.For(part, first, last, loops.Block(block))
+
+
+def _counted(assembly: Assembly) -> list[int]:
+    """The levels that have a counter: of coordinates that repeat, the last alone."""
+    last = len(assembly.levels) - 1
+    return [last] if assembly.repeating else list(range(last + 1))
+
+
+def _begins(assembly: Assembly, level: int) -> str:
+    """The name of the array of where parts begin in a level."""
+    return f"{assembly.name}{level + 1}_parts"

@@ -1,0 +1,139 @@
+"""Rows of a marked workspace that repeat the pattern of the row before them.
+
+In: rows of `Y[i,k] += A[i,j] * B[j,k]`, and A has the same columns in this row as in the last one of this thread.
+Out: the count of that row, or its coordinates and this row's values: no marks are made. Unknowns of one node of a
+mesh have equal columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access, Index
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, minus, plus
+from sparsify.compiler.loops.lower.assemble import bitset_workspace, upper_bound
+from sparsify.compiler.loops.lower.environment import Environment, Range
+from sparsify.compiler.loops.lower.iterate import coordinates
+from sparsify.compiler.loops.lower.level_access import place_of
+from sparsify.compiler.notation import nodes as notation
+from sparsify.compiler.notation.concretize import index_names
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.assemble.assemble import Assembly
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The last row that a thread made: its number, and the place of its columns in the operand."""
+
+    row: loops.Var
+    begin: loops.Var
+    end: loops.Var
+
+    @classmethod
+    def nothing(cls, low: Lowering, operand: str) -> Before:
+        """Declared once a thread, for columns that no row has."""
+        row, begin, end = (
+            loops.Var(low.fresh(f"{operand}_{name}"), loops.INT)
+            for name in ("row_before", "begin_before", "end_before")
+        )
+        low.setups[-1] += [
+            loops.Declare(row, ZERO, True),
+            loops.Declare(begin, ZERO, True),
+            loops.Declare(end, integer(-1), True),
+        ]
+        return cls(row, begin, end)
+
+    def now(self, row: loops.Expr, reach: Range) -> Lowered:
+        """This row is the last one."""
+        return [
+            loops.Set(self.row, row),
+            loops.Set(self.begin, reach.begin),
+            loops.Set(self.end, reach.end),
+        ]
+
+
+def rows(assembly: Assembly, loop: notation.Forall, made: Lowered, env: Environment) -> Lowered:
+    """`made`, the row while it is counted or filled, or where the row before has the same columns, that one again."""
+    low, phase = assembly.low, assembly.phase
+    access = columns_of(low, assembly, loop, env)
+    if phase in (bitset_workspace.BOUND, bitset_workspace.VALUES) or access is None:
+        return made
+    place = place_of(low, access, env)
+    level = place.levels
+    reach = coordinates.level_range(low, access, place)
+    begin, end = (loops.Var(low.fresh(f"{access.tensor}_{name}"), loops.INT) for name in ("begin", "end"))
+    here = Range(begin, end)
+    before = Before.nothing(low, access.tensor)
+    same = loops.Var(low.fresh(f"{access.tensor}_same"), loops.INT)
+    equal_length = compare("eq", minus(end, begin), minus(before.end, before.begin))
+    shift = minus(before.begin, begin)
+    crd = f"{access.tensor}{level + 1}_crd"
+    kind = loops.Type(low.index_dtype(crd))
+    pair = (loops.Load(crd, same, kind), loops.Load(crd, plus(same, shift), kind))
+    search = loops.While(
+        both(both(equal_length, compare("lt", same, end)), compare("eq", *pair)),
+        loops.Set(same, plus(same, ONE)),
+    )
+    row = assembly.row(env)
+    repeats = both(equal_length, compare("eq", same, end))
+    again = loops.Block(tuple(_again(assembly, loop, before.row, env)))
+    return [
+        loops.Declare(begin, reach.begin),
+        loops.Declare(end, reach.end),
+        loops.Declare(same, begin, True),
+        search,
+        loops.If(repeats, again, loops.Block(tuple(made))),
+        *before.now(row, here),
+    ]
+
+
+def _again(assembly: Assembly, loop: notation.Forall, before: loops.Expr, env: Environment) -> Lowered:
+    """The count of the row before, or its coordinates and then the values on them."""
+    low, counter = assembly.low, assembly.counters[-1]
+    if assembly.phase == bitset_workspace.COUNT:
+        return [loops.Set(counter, upper_bound.needed_room(assembly, before))]
+    count = assembly.position(plus(before, ONE))
+    place = loops.Var(low.fresh(f"p{assembly.name}"), loops.INT)
+    source = plus(upper_bound.begin_of(assembly, before), place)
+    put = assembly.put_coordinate(plus(assembly.first, place), assembly.read_coordinate(source))
+    copy = loops.For(place, ZERO, count, put)
+    assembly.phase = bitset_workspace.VALUES
+    values = low.located(loop.body, env)
+    assembly.phase = bitset_workspace.FILL
+    return [copy, loops.Set(counter, plus(counter, count)), *values]
+
+
+def columns_of(low: Lowering, assembly: Assembly, loop: notation.Forall, env: Environment) -> Access | None:
+    """The operand whose columns in a row are all that the pattern of the result's row depends on; `None` without one.
+
+    It is the only one with a pattern that a variable of the rows addresses, and has one level below its rows, for
+    another variable. Windows that move with the rows may leave their tensors.
+    """
+    names = set(assembly.variables[:-1])
+    if loop.index != assembly.variables[-2]:
+        return None
+    reads = {low.root_of(n) for n in find(loop.body, Access) if names & set(index_names(n))}
+    stored = [
+        access
+        for access in reads
+        if access.tensor != assembly.name
+        and not (access.tensor in low.declarations and low.declaration(access.tensor).format.is_dense)
+    ]
+    if len(stored) != 1 or stored[0].tensor not in low.program.inputs or stored[0] in env.absent:
+        return None
+    if not all(isinstance(index, Index) for read in reads for index in read.indices):
+        return None
+    access = stored[0]
+    levels = low.declaration(access.tensor).format.levels
+    if access.indices[levels[-1].expression.mode].name in names:  # type: ignore[attr-defined]
+        return None
+    place = place_of(low, access, env)
+    is_last = place.levels + 1 == len(levels) and place.position.is_uniform
+    return access if is_last and set(levels[-1].level.arrays) == {"pos", "crd"} else None

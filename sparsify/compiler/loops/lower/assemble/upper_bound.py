@@ -1,0 +1,238 @@
+"""Rows that have at most as many entries as their operands: filled at once, where there is room, then moved together.
+
+In: `Y[i,j] = A[i,j] + B[i,j]`, all compressed by row. Out: arrays for `A_nnz + B_nnz` entries, one merge that writes a
+row behind the one before it, from `A2_pos[i] + B2_pos[i]` on where a thread begins, and a loop that closes the gaps
+between the parts of threads. The arrays may be longer than the positions say; who asked for them cuts them.
+
+Source: numeric-first assembly into upper bounds, as in Liu and Vinter, An efficient GPU general sparse matrix-matrix
+multiplication for irregular data, 2014.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.einsum.nodes import Access, Index
+from sparsify.compiler.ir.dtypes import BYTES
+from sparsify.compiler.ir.node import find, holds
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import (
+    ONE,
+    ZERO,
+    both,
+    compare,
+    integer,
+    minus,
+    plus,
+    quotient,
+    times,
+)
+from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.loops.lower.level_access import is_located, level_variable
+from sparsify.compiler.notation import nodes as notation
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.assemble.assemble import Assembly
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+NOWHERE: Final = integer(-1)
+# What fills a vector with numbers that are stored as they are.
+WHOLE: Final = ("float32", "float64", "int32", "int64")
+
+
+def bounding(assembly: Assembly, column: notation.Forall) -> tuple[str, ...]:
+    """The operands that together have at least as many entries in each row as the result; none where that is unknown.
+
+    Args:
+        assembly: the result under construction.
+        column: the loop over its last level.
+    """
+    low, body = assembly.low, assembly.low.program.body
+    if not assembly.by_rows or holds(body, notation.Let, notation.Sequence):
+        return ()
+    reads = dict.fromkeys(low.root_of(n) for n in find(body, Access) if n.tensor != assembly.name)
+    stored = [access for access in reads if not low.declaration(access.tensor).format.is_dense]
+    if not stored or not all(_has_rows_of(low, access, assembly.variables) for access in stored):
+        return ()
+    points = statement_points(column.body, frozenset(stored), low, frozenset())
+    if not points or frozenset() in points:
+        return ()
+    always = [access for access in stored if all(access in point for point in points)]
+    return tuple(access.tensor for access in (always[:1] or stored))
+
+
+def _has_rows_of(low: Lowering, access: Access, variables: list[str]) -> bool:
+    """Whether an operand has the rows of the result, each with sorted coordinates of its own below it."""
+    *above, last = low.declaration(access.tensor).format.levels
+    plain = all(isinstance(index, Index) for index in access.indices)
+    if (
+        not plain
+        or not all(is_located(stored) for stored in above)
+        or set(last.level.arrays) != {"pos", "crd"}
+    ):
+        return False
+    return [level_variable(low, access, stored) for stored in (*above, last)] == variables
+
+
+def phases(assembly: Assembly) -> Lowered:
+    """Room for all, one pass over the rows, and what brings them together."""
+    low = assembly.low
+    room: loops.Expr = ZERO if assembly.bounds else assembly.whole_room()
+    for tensor in assembly.bounds:
+        room = plus(room, loops.Var(f"{tensor}_nnz", loops.INT))
+    assembly.filling = True
+    body = low.located(low.program.body, Environment())
+    return [*assembly.allocate_positions(), *assembly.allocate_entries(room), *filled(assembly, body)]
+
+
+def filled(assembly: Assembly, body: Lowered) -> Lowered:
+    """The rows one behind the other in each part, then all together."""
+    counter = assembly.counters[-1]
+    alone = [] if assembly.low.is_parallel else [loops.Declare(counter, ZERO, True)]
+    return [
+        loops.Allocate(_first(assembly), "int64", assembly.row_count(), 0),
+        *alone,
+        *body,
+        loops.Comment(f"close the gaps between rows of {assembly.name}"),
+        *_together(assembly),
+    ]
+
+
+def memory(assembly: Assembly) -> loops.Stmt:
+    """How many entries rows can have, counted; row `i` at `i + 1`."""
+    return loops.Allocate(_room(assembly), "int64", plus(assembly.row_count(), ONE), 0)
+
+
+def no_room(assembly: Assembly) -> loops.Stmt:
+    """The rooms of rows are counted anew."""
+    return loops.Fill(_room(assembly), ZERO, plus(assembly.row_count(), ONE), ZERO)
+
+
+def sum_up(assembly: Assembly) -> tuple[loops.Var, Lowered]:
+    """Statements that sum the rooms of rows to places, and the room of all."""
+    low, name, room = assembly.low, assembly.name, _room(assembly)
+    total, row = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("room_total", "room_row"))
+    after = plus(row, ONE)
+    body = (
+        loops.Set(total, plus(total, loops.Load(room, after, loops.INT))),
+        loops.Store(room, after, total),
+    )
+    return total, [
+        loops.Declare(total, ZERO, True),
+        loops.For(row, ZERO, assembly.row_count(), loops.Block(body)),
+    ]
+
+
+def put_room(assembly: Assembly, row: loops.Expr, count: loops.Expr) -> loops.Stmt:
+    """The room that a row needs."""
+    return loops.Store(_room(assembly), plus(row, ONE), count)
+
+
+def needed_room(assembly: Assembly, row: loops.Expr) -> loops.Expr:
+    """The room that a row needs, before all are summed up."""
+    return loops.Load(_room(assembly), plus(row, ONE), loops.INT)
+
+
+def row_room(assembly: Assembly, row: loops.Expr) -> loops.Expr:
+    """The room that a row has, once they are summed up."""
+    return minus(needed_room(assembly, row), loops.Load(_room(assembly), row, loops.INT))
+
+
+def part(assembly: Assembly) -> loops.Stmt:
+    """A part of the rows, which one thread makes, starts where its first row does."""
+    return loops.Declare(assembly.counters[-1], NOWHERE, True)
+
+
+def _start(assembly: Assembly, row: loops.Expr) -> loops.Expr:
+    """The place behind all entries that the rows before can have."""
+    if not assembly.bounds and not assembly.phase:
+        return times(row, assembly.row_room())
+    if not assembly.bounds:
+        return loops.Load(_room(assembly), row, loops.INT)
+    place: loops.Expr = ZERO
+    for tensor in assembly.bounds:
+        levels = len(assembly.low.declaration(tensor).format.levels)
+        place = plus(place, assembly.read(f"{tensor}{levels}_pos", row))
+    return place
+
+
+def around_row(assembly: Assembly, body: Lowered, env: Environment) -> Lowered:
+    """A row leaves where it begins, and its number of entries."""
+    counter, first, row = assembly.counters[-1], assembly.first, assembly.row(env)
+    is_first = compare("lt", counter, ZERO)
+    return [
+        *([loops.If(is_first, loops.Set(counter, _start(assembly, row)))] if env.in_parallel else []),
+        loops.Declare(first, counter),
+        *body,
+        loops.Store(_first(assembly), row, first),
+        assembly.put_count(row, minus(counter, first)),
+    ]
+
+
+def begin_of(assembly: Assembly, row: loops.Expr) -> loops.Expr:
+    """Where a row begins that has been filled."""
+    return loops.Load(_first(assembly), row, loops.INT)
+
+
+def _first(assembly: Assembly) -> str:
+    """The name of the array of where rows begin."""
+    return f"{assembly.name}_first"
+
+
+def _room(assembly: Assembly) -> str:
+    """The name of the array of where rows may begin."""
+    return f"{assembly.name}_room"
+
+
+def _together(assembly: Assembly) -> Lowered:
+    """Counts become positions, and runs of rows that lie behind one another are moved to them."""
+    low, name = assembly.low, assembly.name
+    row, count, begin = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("row", "count", "found"))
+    source, target, length = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("from", "to", "run"))
+    total = assembly.total = loops.Var(low.fresh(f"{name}_total"), loops.INT)
+    begins_run = both(compare("gt", count, ZERO), compare("ne", begin, plus(source, length)))
+    next_run = [loops.Set(source, begin), loops.Set(target, total), loops.Set(length, ZERO)]
+    body = [
+        loops.Declare(count, assembly.position(plus(row, ONE))),
+        loops.Declare(begin, begin_of(assembly, row)),
+        loops.If(begins_run, loops.Block((*_move(assembly, source, target, length), *next_run))),
+        loops.Set(length, plus(length, count)),
+        loops.Set(total, plus(total, count)),
+        assembly.put_count(row, total),
+        assembly.check_positions(),
+    ]
+    declared = [loops.Declare(var, ZERO, True) for var in (source, target, length, total)]
+    gather = loops.For(row, ZERO, assembly.row_count(), loops.Block(tuple(body)))
+    return [*declared, gather, *_move(assembly, source, target, length)]
+
+
+def _move(assembly: Assembly, source: loops.Var, target: loops.Var, length: loops.Var) -> Lowered:
+    """`length` entries move down; the first ones first, since both places may overlap."""
+    low = assembly.low
+    values, coordinates = f"{assembly.name}_vals", assembly.coordinates
+    copies: Lowered = []
+    for buffer, dtype in ((coordinates, low.index_dtype(coordinates)), (values, assembly.declaration.dtype)):
+        lanes = max(1, low.vector_bytes // BYTES[dtype]) if dtype in WHOLE else 1
+        copies += _copied(low, buffer, loops.Type(dtype, lanes), source, target, length)
+    return [loops.If(compare("lt", target, source), loops.Block(tuple(copies)))]
+
+
+def _copied(
+    low: Lowering, buffer: str, kind: loops.Type, source: loops.Var, target: loops.Var, length: loops.Var
+) -> Lowered:
+    """`length` entries of an array, a vector at a time; what is left of them one by one."""
+    last, place = (loops.Var(low.fresh(name), loops.INT) for name in (f"{buffer}_last", f"p{buffer}"))
+
+    def move(type_: loops.Type) -> loops.Stmt:
+        return loops.Store(buffer, plus(target, place), loops.Load(buffer, plus(source, place), type_))
+
+    if kind.lanes == 1:
+        return [loops.For(place, ZERO, length, move(kind))]
+    size = integer(kind.lanes)
+    return [
+        loops.Declare(last, times(quotient(length, size), size)),
+        loops.For(place, ZERO, last, move(kind), kind.lanes),
+        loops.For(place, last, length, move(loops.Type(kind.dtype))),
+    ]

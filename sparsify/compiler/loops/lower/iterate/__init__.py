@@ -1,0 +1,1 @@
+"""Loops over levels: merged, intersected, searched, in parallel."""

@@ -1,0 +1,329 @@
+"""Hub rows: the sums of a row that holds a large part of all entries are shared by the threads.
+
+In:  `parallel forall i dynamic by positions of A hubs 4096: let w: (forall j: w += A[i,j] * x[j]); y[i] = relu(w)`.
+Out: for each row of more than 4096 entries, one after the other, 32 parts of it or more, each of 128 entries:
+
+    parallel for part in 0..parts: w_1 = 0; for p in part: w_1 += A_vals[p] * x_vals[A2_crd[p]]; w_parts[part] = w_1
+    w = 0; for part in 0..parts: w += w_parts[part]
+    y_vals[i] = relu(w)
+
+then the parallel loop over the other rows. Parts are as long however many threads there are, and are added up in their
+order: how a sum is rounded does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.infer.dtype import OF_BOOL
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.ir.node import Node, find
+from sparsify.compiler.ir.rewrite import bottom_up
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import (
+    ONE,
+    ZERO,
+    compare,
+    integer,
+    minus,
+    plus,
+    quotient,
+    smaller,
+    times,
+)
+from sparsify.compiler.loops.lower import temporaries
+from sparsify.compiler.loops.lower.environment import Environment, Held, Hub, Range, scalar
+from sparsify.compiler.loops.lower.iterate import coordinates, parallel, ranges
+from sparsify.compiler.loops.lower.iterate.partial_sums import summed_apart
+from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.loops.lower.level_access import (
+    advance,
+    first_below,
+    is_located,
+    level_extent,
+    level_variable,
+    place_of,
+)
+from sparsify.compiler.loops.lower.temporary_places import is_whole
+from sparsify.compiler.notation import nodes as notation
+from sparsify.compiler.notation.provenance import Provenance
+from sparsify.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+# Of the least row that is shared.
+PARTS: Final = 32
+# So many neighbouring rows are passed by together where they have too few entries for one hub.
+STEP: Final = 64
+
+
+def others(
+    low: Lowering, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
+) -> tuple[loops.Expr, Lowered]:
+    """How many rows there are, and the code for those from `begin` to `end` that are no hubs.
+
+    Raises:
+        ScheduleError: the rows of the operand are not the iterations of the loop.
+    """
+    access = _rows(low, loop, env)
+    reach = ranges.range_of(low, loop.index, loop.body, env)
+    row = loops.Var(low.fresh(loop.index), loops.INT)
+    body = ranges.inside(low, loop, scalar(row), env)
+    is_short = compare("le", _positions(low, access, row, plus(row, ONE)), _limit(loop))
+    rows = loops.For(
+        row, plus(reach.begin, begin), plus(reach.begin, end), loops.If(is_short, loops.Block(tuple(body)))
+    )
+    return minus(reach.end, reach.begin), [rows] if body else []
+
+
+def shared(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
+    """The code for all rows that are hubs, one after the other; rows in between are passed by `STEP` at a time.
+
+    Raises:
+        ScheduleError: the loop computes nothing that threads can share by the entries of a row.
+    """
+    assert isinstance(loop.kind, notation.Parallel)
+    access = _rows(low, loop, env)
+    reach = ranges.range_of(low, loop.index, loop.body, env)
+    first, row, last = (
+        loops.Var(low.fresh(f"{loop.index}{end}"), loops.INT) for end in ("_block", "", "_next")
+    )
+    hub = Hub(loop.kind.by, loop.index, max(1, loop.kind.hubs // PARTS))
+    kept, before = dict(low.memory), low.shared_sums
+    low.setups.append([])
+    body = ranges.inside(low, loop, scalar(row), replace(env, hub=hub))
+    body = [*low.setups.pop(), *body]
+    low.memory = kept
+    if low.shared_sums == before:
+        raise ScheduleError(
+            f"parallel {loop.index} by {hub.tensor} hubs {loop.kind.hubs}: nothing that its rows compute is a sum over "
+            f"the entries of {access}, in registers, of what an entry gives alone",
+            "no hubs, or precompute the sums in register",
+        )
+    low.is_parallel = True
+    is_long = compare("gt", _positions(low, access, row, plus(row, ONE)), _limit(loop))
+    each = loops.For(row, first, last, loops.If(is_long, loops.Block(tuple(body))))
+    may_be = compare("gt", _positions(low, access, first, last), _limit(loop))
+    block = loops.Block(
+        (loops.Declare(last, smaller(plus(first, integer(STEP)), reach.end)), loops.If(may_be, each))
+    )
+    return [loops.For(first, reach.begin, reach.end, block, STEP)]
+
+
+def body(
+    low: Lowering, let: notation.Let, variables: dict[str, list[loops.Var]], env: Environment
+) -> Lowered:
+    """The body of a `let` in a hub: sums over its entries are shared by the threads, all else runs as in other rows.
+
+    Args:
+        variables: that hold the temporaries of the `let` which are in registers.
+    """
+    assert env.hub is not None, "rows are shared in hubs"
+    own = {t.name: Held(let, t, tuple(variables[t.name])) for t in let.temporaries if t.name in variables}
+    env = replace(env, hub=replace(env.hub, held={**env.hub.held, **own}))
+    statements = let.body.statements if isinstance(let.body, notation.Sequence) else (let.body,)
+    lowered: Lowered = []
+    for statement in statements:
+        found = _sum(low, statement, env)
+        lowered += low.statement(statement, env) if found is None else found.lowered(low, env)
+    return lowered
+
+
+def _rows(low: Lowering, loop: notation.Forall, env: Environment) -> Access:
+    """The access to the operand whose rows the iterations of the loop are.
+
+    Raises:
+        ScheduleError: they are no rows of positions one after the other, or assemble a result.
+    """
+    assert isinstance(loop.kind, notation.Parallel)
+    name = loop.kind.by
+    declared = low.declarations.get(name)
+    kept = [t for n in find(loop, notation.Let) for t in n.temporaries if t.listed or t.marked]
+    if declared is not None and low.assembly is None and not kept and len(declared.format.levels) > 1:
+        outer, level = declared.format.levels[0], declared.format.levels[1].level
+        extent = ranges.range_of(low, loop.index, loop.body, env)
+        for access in (n for n in find(loop, Access) if n.tensor == name):
+            is_list = "pos" in level.arrays and level.stride == 1 and not level.has_bits
+            if (
+                is_list
+                and is_located(outer)
+                and level_variable(low, access, outer) == loop.index
+                and not coordinates.repeats(low, access, 1)
+                and not coordinates.drivers(low, loop, env)
+                and loop.index not in low.split_by_outer
+                and extent == Range(ZERO, whole := level_extent(low, name, outer), extent.bound, extent.exact)
+                and extent.end == whole
+            ):
+                return access
+    raise ScheduleError(
+        f"parallel {loop.index} by {name} hubs {loop.kind.hubs}: its iterations are no rows of a dense result that "
+        f"{name} lists the entries of",
+        "an operand such as CSR, looped over by rows, or no hubs",
+    )
+
+
+def _limit(loop: notation.Forall) -> loops.Expr:
+    """The most entries of a row that is no hub."""
+    assert isinstance(loop.kind, notation.Parallel)
+    return integer(loop.kind.hubs)
+
+
+def _positions(low: Lowering, access: Access, first: loops.Expr, last: loops.Expr) -> loops.Expr:
+    """How many positions the rows from `first` to `last` have."""
+    return minus(first_below(low, access, 1, last), first_below(low, access, 1, first))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A statement whose sums are over the entries of `access` in a row.
+
+    Attributes:
+        monoids: by the temporaries in registers that it adds to, those of any `let` in the row.
+    """
+
+    statement: notation.Statement | Assign
+    access: Access
+    monoids: dict[str, str]
+
+    def lowered(self, low: Lowering, env: Environment) -> Lowered:
+        """Each part of the row is summed by one thread, and the parts are added up in their order."""
+        assert env.hub is not None, "rows are shared in hubs"
+        low.shared_sums += 1
+        row = coordinates.level_range(low, self.access, place_of(low, self.access, env))
+        name, size = env.hub.tensor, integer(env.hub.size)
+        first, last, count = (
+            loops.Var(low.fresh(f"{name}_{each}"), loops.INT) for each in ("first", "last", "parts")
+        )
+        parts = {t: low.fresh(f"{t}_parts") for t in self.monoids}
+        rounded = plus(minus(last, first), integer(env.hub.size - 1))
+        return [
+            loops.Declare(first, row.begin),
+            loops.Declare(last, row.end),
+            loops.Declare(count, quotient(rounded, size)),
+            *(
+                loops.Allocate(parts[t], kind.dtype, times(count, integer(len(held) * kind.lanes)))
+                for t in self.monoids
+                if (kind := (held := env.hub.held[t].variables)[0].type)
+            ),
+            self._parallel(low, parts, (first, last, count), env),
+            self._added(low, parts, env.hub, count),
+        ]
+
+    def _parallel(
+        self,
+        low: Lowering,
+        parts: dict[str, str],
+        row: tuple[loops.Var, loops.Var, loops.Var],
+        env: Environment,
+    ) -> loops.Stmt:
+        """The parts by threads, each in registers of its own, which it leaves in memory."""
+        assert env.hub is not None, "rows are shared in hubs"
+        first, last, count = row
+        begin, end, number = (
+            loops.Var(low.fresh(f"part{each}"), loops.INT) for each in ("_begin", "_end", "")
+        )
+        start, stop = (loops.Var(low.fresh(f"part_{each}"), loops.INT) for each in ("first", "last"))
+        kept = dict(low.memory)
+        low.setups.append([])
+        place = replace(place_of(low, self.access, env), part=Range(start, stop))
+        here = replace(advance(env, self.access, place), hub=None, in_parallel=True)
+        own: Lowered = [
+            loops.Declare(start, plus(first, times(number, integer(env.hub.size)))),
+            loops.Declare(stop, smaller(plus(start, integer(env.hub.size)), last)),
+        ]
+        stores: Lowered = []
+        for name, monoid in self.monoids.items():
+            around = env.hub.held[name]
+            identity = MONOIDS[monoid].identity(around.temporary.dtype)
+            declared, here = temporaries.register(low, around.let, around.temporary, identity, here)
+            own += declared
+            held = [each.var for each in declared]
+            stores += [loops.Store(parts[name], _place(number, n, held), var) for n, var in enumerate(held)]
+        own += low.statement(self.statement, here)
+        body = loops.For(number, begin, end, loops.Block((*own, *stores)))
+        setup = loops.Block(tuple(low.setups.pop()))
+        low.memory = kept
+        chunks = parallel.DYNAMIC_CHUNKS
+        work = self._work(low, env.hub, minus(last, first))
+        return loops.ParallelFor(begin, end, count, setup, body, work, chunks_per_thread=chunks, dynamic=True)
+
+    def _added(self, low: Lowering, parts: dict[str, str], hub: Hub, count: loops.Var) -> loops.Stmt:
+        """The combined value of the parts."""
+        number = loops.Var(low.fresh("part"), loops.INT)
+        added: Lowered = []
+        for name, monoid in self.monoids.items():
+            held = hub.held[name].variables
+            for n, var in enumerate(held):
+                part = loops.Load(parts[name], _place(number, n, held), var.type)
+                added.append(
+                    loops.Set(var, loops.Op(_combine(monoid, var.type.dtype), (var, part), var.type))
+                )
+        return loops.For(number, ZERO, count, loops.Block(tuple(added)))
+
+    def _work(self, low: Lowering, hub: Hub, entries: loops.Expr) -> loops.Expr:
+        """About how many scalar operations the row takes: those of all entries, for the entries of the row."""
+        total = parallel.work(low, notation.Forall(hub.index, self.statement))
+        stored = loops.Var(f"{hub.tensor}_nnz", loops.INT)
+
+        def of_row(node: Node) -> Node | None:
+            return entries if node == stored else None
+
+        found = bottom_up(total, of_row)
+        assert isinstance(found, loops.Expr), "sizes stand for sizes"
+        return found
+
+
+def _place(part: loops.Expr, number: int, held: Sequence[loops.Var]) -> loops.Expr:
+    """Where a part has the variable of that number."""
+    lanes = held[0].type.lanes
+    return plus(times(part, integer(len(held) * lanes)), integer(number * lanes))
+
+
+def _combine(monoid: str, dtype: str) -> str:
+    """The function of two values."""
+    combine = MONOIDS[monoid].combine
+    return OF_BOOL.get(combine, combine) if dtype == "bool" else combine
+
+
+def _sum(low: Lowering, statement: notation.Statement | Assign, env: Environment) -> _Sum | None:
+    """The sums over the entries of the hub that a statement of a `let` computes; `None` for any other statement."""
+    assert env.hub is not None, "rows are shared in hubs"
+    if any(_is_strip(low, access) for access in find(statement, Access)):
+        return None
+    for access in dict.fromkeys(low.root_of(n) for n in find(statement, Access)):
+        entry = _entry(low, access, env)
+        if entry is None:
+            continue
+        monoids = summed_apart(statement, {entry, *Provenance(low.program.relations).leaves(entry)})
+        if not monoids or not monoids.keys() <= env.hub.held.keys():
+            continue
+        if any(FUNCTIONS[MONOIDS[monoid].combine].body for monoid in monoids.values()):
+            continue
+        if statement_points(statement, frozenset({access}), low, env.absent) == {frozenset({access})}:
+            return _Sum(statement, access, monoids)
+    return None
+
+
+def _entry(low: Lowering, access: Access, env: Environment) -> str | None:
+    """The loop variable over the entries of an access in the hub; `None` for an access to anything else."""
+    assert env.hub is not None, "rows are shared in hubs"
+    if access.tensor != env.hub.tensor:
+        return None
+    outer, inner = low.declaration(access.tensor).format.levels[:2]
+    if level_variable(low, access, outer) != env.hub.index:
+        return None
+    is_plain = isinstance(access.indices[inner.expression.mode], Index)
+    is_reached = place_of(low, access, env).levels == 1
+    return level_variable(low, access, inner) if is_plain and is_reached else None
+
+
+def _is_strip(low: Lowering, access: Access) -> bool:
+    """Whether a temporary has the entries of one row, counted from where the row begins."""
+    found = low.patterns.get(access.tensor)
+    return found is not None and not is_whole(found)

@@ -1,0 +1,98 @@
+"""Operands that are all needed at once: each is searched for the next coordinate that the others have.
+
+In: `forall j: y[i] += A[i,j] * B[i,j]`, both compressed. Out: `while both have entries left: j = the larger of their
+coordinates; A and B are taken there; where both are at j: body`.
+
+A cursor goes to a coordinate in steps that double and halve again, so that a list of n entries beside one of m costs
+m log(n / m) looks and not n + m.
+
+Source: Bentley and Yao, An almost optimal algorithm for unbounded searching, 1976; leapfrog joins, Veldhuizen, 2014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import (
+    ONE,
+    ZERO,
+    both,
+    compare,
+    integer,
+    larger,
+    plus,
+    quotient,
+    times,
+)
+from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower.iterate.enter import body_at
+from sparsify.compiler.notation import nodes as notation
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.iterate.coordinates import Cursor
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+# So many entries are passed one by one before steps double: lists of like lengths need no more.
+NEAR = 3
+
+
+def intersection(
+    low: Lowering, loop: notation.Forall, cursors: Sequence[Cursor], env: Environment
+) -> Lowered:
+    """The loop over the coordinates that all cursors have."""
+    low.count_cases(loop, 1)
+    coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+    places, search = env, list[loops.Stmt]()
+    for cursor in cursors:
+        found, places = cursor.here(low, places, coordinate)
+        search += found
+    body = body_at(low, loop, coordinate, places)
+    if not body:
+        return []
+    after = [loops.Set(cursor.var, cursor.after(places)) for cursor in cursors]
+    alive = reduce(both, (cursor.alive for cursor in cursors))
+    most = reduce(larger, (cursor.coordinate(low) for cursor in cursors))
+    seeks = [stmt for cursor in cursors for stmt in seek(low, cursor, coordinate)]
+    at = (compare("eq", cursor.coordinate(low), coordinate) for cursor in cursors)
+    together = loops.If(both(alive, reduce(both, at)), loops.Block((*search, *body, *after)))
+    step = loops.Block((loops.Declare(coordinate, most), *seeks, together))
+    return [*(stmt for cursor in cursors for stmt in cursor.declarations), loops.While(alive, step)]
+
+
+def seek(low: Lowering, cursor: Cursor, coordinate: loops.Var) -> Lowered:
+    """The cursor at its first entry that is not before `coordinate`."""
+
+    def is_before(position: loops.Expr) -> loops.Expr:
+        inside = compare("lt", position, cursor.end)
+        return both(inside, compare("lt", cursor.coordinate_of(low, position), coordinate))
+
+    step = loops.Var(low.fresh(f"{cursor.name}_step"), loops.INT)
+    ahead = plus(cursor.var, step)
+    far: Lowered = [
+        loops.Declare(step, ONE, True),
+        loops.While(
+            is_before(ahead),
+            loops.Block((loops.Set(cursor.var, ahead), loops.Set(step, times(step, integer(2))))),
+        ),
+        loops.While(
+            compare("lt", ZERO, step),
+            loops.Block(
+                (
+                    loops.If(is_before(ahead), loops.Set(cursor.var, ahead)),
+                    loops.Set(step, quotient(step, integer(2))),
+                )
+            ),
+        ),
+        loops.Set(cursor.var, plus(cursor.var, ONE)),
+    ]
+    seek: loops.Stmt = loops.If(is_before(cursor.var), loops.Block(tuple(far)))
+    for near in range(NEAR, 0, -1):
+        # In the loop around, every cursor is at an entry.
+        first = compare("lt", cursor.coordinate(low), coordinate)
+        condition = first if near == 1 else is_before(cursor.var)
+        seek = loops.If(condition, loops.Block((loops.Set(cursor.var, plus(cursor.var, ONE)), seek)))
+    return [seek]

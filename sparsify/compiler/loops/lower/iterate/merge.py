@@ -1,0 +1,203 @@
+"""Operands of which some are enough: their coordinates together in order, a case for each point of the lattice.
+
+In: `forall j: C[i,j] = A[i,j] + B[i,j]`, a cursor on each. Out: `while A and B have entries left:`, the cases that the
+next one is of A, of B or of both; then what is left of A, and of B.
+
+Where nothing is done without A, as in `P[i,j] = where(stored(A[i,j]), B[i,j], 0)`, the others are searched for its
+coordinates as in `intersect.py`.
+
+Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 4 (merge lattices, while loops per point).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ZERO, both, compare, larger, smaller
+from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower.iterate.enter import body_at
+from sparsify.compiler.loops.lower.iterate.intersect import seek
+from sparsify.compiler.loops.lower.lattice import Point
+from sparsify.compiler.notation import nodes as notation
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.iterate.coordinates import Cursor
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+Bodies = Mapping[Point, loops.Block]
+
+
+def merge(
+    low: Lowering, loop: notation.Forall, found: list[Cursor], points: frozenset[Point], env: Environment
+) -> Lowered:
+    """A `while` loop for each point, larger ones first: as long as all its operands have entries left."""
+    lowered: Lowered = [stmt for cursor in found for stmt in cursor.declarations]
+    for point in _by_size(points, found):
+        visit = Visit(low, loop, [cursor for cursor in found if cursor.access in point])
+        inner = env.without(frozenset(cursor.access for cursor in found) - point)
+        bodies = visit.bodies([p for p in _by_size(points, found) if p <= point], inner)
+        if len(visit.cursors) == 1:
+            lowered += visit.alone(bodies)
+        elif len(visit.cursors) == 2 and not visit.are_alike(bodies):
+            lowered += visit.pair(bodies)
+        elif leading := visit.leading(bodies):
+            lowered += visit.led(bodies, leading)
+        else:
+            lowered += visit.together(bodies)
+    return lowered
+
+
+def _by_size(points: frozenset[Point], found: list[Cursor]) -> list[Point]:
+    """Larger points first, in the order of the operands."""
+    accesses = [cursor.access for cursor in found]
+    return sorted(
+        points, key=lambda point: (-len(point), [accesses.index(a) for a in accesses if a in point])
+    )
+
+
+class Visit:
+    """A loop over the coordinates of some cursors, in whose body some of them are there.
+
+    Attributes:
+        coordinate: where the loop is.
+    """
+
+    def __init__(self, low: Lowering, loop: notation.Forall, cursors: list[Cursor]) -> None:
+        self.low, self.loop, self.cursors = low, loop, cursors
+        self.coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+        self._searches: dict[Access, Lowered] = {}
+        self._steps: dict[Access, loops.Stmt] = {}
+
+    @property
+    def _alive(self) -> loops.Expr:
+        return reduce(both, (cursor.alive for cursor in self.cursors))
+
+    def bodies(self, points: list[Point], env: Environment) -> Bodies:
+        """The statements of each point, where its operands have entries and no others."""
+        self.low.count_cases(self.loop, len(points))
+        for cursor in self.cursors:
+            self._searches[cursor.access], env = cursor.here(self.low, env, self.coordinate)
+            self._steps[cursor.access] = loops.Set(cursor.var, cursor.after(env))
+        accesses = frozenset(self._steps)
+        made = {
+            point: loops.Block(
+                tuple(body_at(self.low, self.loop, self.coordinate, env.without(accesses - point)))
+            )
+            for point in reversed(points)
+        }
+        return made if any(block.statements for block in made.values()) else {}
+
+    def are_alike(self, bodies: Bodies) -> bool:
+        """Whether the same is done wherever anything is stored."""
+        return len(set(bodies.values())) == 1 and all(frozenset({c.access}) in bodies for c in self.cursors)
+
+    def leading(self, bodies: Bodies) -> list[Cursor]:
+        """The cursors without which nothing is done."""
+        done = [point for point, block in bodies.items() if block.statements]
+        return [cursor for cursor in self.cursors if all(cursor.access in point for point in done)]
+
+    def alone(self, bodies: Bodies) -> Lowered:
+        """`while A has entries left: j = crd[pA]`, and the body."""
+        (cursor,) = self.cursors
+        return [
+            loops.While(
+                cursor.alive,
+                loops.Block(
+                    (
+                        loops.Declare(self.coordinate, cursor.coordinate(self.low)),
+                        *self._searches[cursor.access],
+                        block,
+                        self._steps[cursor.access],
+                    )
+                ),
+            )
+            for block in bodies.values()
+        ]
+
+    def pair(self, bodies: Bodies) -> Lowered:
+        """`if jA < jB: ... elif jB < jA: ... else: ...`: each case steps on by itself.
+
+        A coordinate is read once and held until its cursor steps on, and only who has stepped on may have nothing left.
+        A cursor that is nothing by itself goes to where the other is.
+        """
+        if not bodies:
+            return []
+        left = loops.Var(self.low.fresh(f"{self.coordinate.name}_left"), loops.BOOL)
+        held = {
+            cursor.access: loops.Var(
+                self.low.fresh(f"{self.coordinate.name}{cursor.access.tensor}"), loops.INT
+            )
+            for cursor in self.cursors
+        }
+        lowered: Lowered = [loops.Declare(left, self._alive, True)]
+        for cursor in self.cursors:
+            start = loops.Op("where", (left, cursor.coordinate(self.low), ZERO), loops.INT)
+            lowered.append(loops.Declare(held[cursor.access], start, True))
+
+        def case(*here: Cursor) -> loops.Block:
+            done = bodies.get(frozenset(cursor.access for cursor in here))
+            body = [stmt for cursor in here for stmt in self._searches[cursor.access]]
+            body += [] if done is None else [done]
+            if body:
+                body = [loops.Declare(self.coordinate, held[here[0].access]), *body]
+            if len(here) == 1 and (done is None or not done.statements):
+                (other,) = (cursor for cursor in self.cursors if cursor is not here[0])
+                body = seek(self.low, here[0], held[other.access])
+            else:
+                body += [self._steps[cursor.access] for cursor in here]
+            again = tuple(loops.Set(held[cursor.access], cursor.coordinate(self.low)) for cursor in here)
+            still = reduce(both, (cursor.alive for cursor in here))
+            return loops.Block((*body, loops.Set(left, still), loops.If(left, loops.Block(again))))
+
+        first, second = self.cursors
+        before = compare("lt", held[first.access], held[second.access])
+        after = compare("lt", held[second.access], held[first.access])
+        chain = loops.If(before, case(first), loops.If(after, case(second), case(first, second)))
+        return [*lowered, loops.While(left, chain)]
+
+    def together(self, bodies: Bodies) -> Lowered:
+        """`while all have entries left: j = the least of their coordinates`, and the cases of who is there."""
+        if not bodies:
+            return []
+        least = reduce(smaller, (cursor.coordinate(self.low) for cursor in self.cursors))
+        block = (loops.Declare(self.coordinate, least), *self.cases(bodies, is_merged=True))
+        return [loops.While(self._alive, loops.Block(block))]
+
+    def led(self, bodies: Bodies, leading: list[Cursor]) -> Lowered:
+        """`while all have entries left: j = where those that lead may be next`: all go there, then the cases."""
+        most = reduce(larger, (cursor.coordinate(self.low) for cursor in leading))
+        seeks = [stmt for cursor in self.cursors for stmt in seek(self.low, cursor, self.coordinate)]
+        at = (both(c.alive, compare("eq", c.coordinate(self.low), self.coordinate)) for c in leading)
+        found = loops.If(reduce(both, at), loops.Block(tuple(self.cases(bodies))))
+        block = (loops.Declare(self.coordinate, most), *seeks, found)
+        return [loops.While(self._alive, loops.Block(block))]
+
+    def cases(self, bodies: Bodies, is_merged: bool = False) -> Lowered:
+        """`if A and B are here: ... elif A is here: ...`, then the cursors that were here step on.
+
+        Where they are merged all have entries left, and the coordinate is one of theirs: what all points have in common
+        needs no condition.
+        """
+        flags = {
+            c.access: loops.Var(self.low.fresh(f"has_{c.access.tensor}"), loops.BOOL) for c in self.cursors
+        }
+        before: Lowered = []
+        after: Lowered = []
+        for cursor in self.cursors:
+            flag = flags[cursor.access]
+            is_here = compare("eq", cursor.coordinate(self.low), self.coordinate)
+            before.append(loops.Declare(flag, is_here if is_merged else both(cursor.alive, is_here)))
+            before += self._searches[cursor.access]
+            after.append(loops.If(flag, self._steps[cursor.access]))
+        chain: loops.Stmt | None = None
+        for point, block in bodies.items():
+            here: list[loops.Expr] = [flags[c.access] for c in self.cursors if c.access in point]
+            chain = loops.If(reduce(both, here), block, chain) if here else block
+        if is_merged and self.are_alike(bodies):
+            chain = next(iter(bodies.values()))
+        return [*before, *([chain] if chain is not None else []), *after]

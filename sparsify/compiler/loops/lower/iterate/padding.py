@@ -1,0 +1,67 @@
+"""Blocks that reach over the edge and may be computed whole, since their padding is stored.
+
+In: `forall no: forall ni: w[no,ni,ti] += W[n,k] * T[k,ti]`, blocks of W have 4 rows, all of them stored, and `w` is a
+temporary. Out: one loop over whole blocks for all extents: what the rows past the last one add up to is never read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Index
+from sparsify.compiler.ir.node import find, walk
+from sparsify.compiler.notation import nodes as notation
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.notation.provenance import Provenance
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+# What never fails, whatever lies in the padding.
+HARMLESS: Final = frozenset({"add", "sub", "mul", "neg", "min", "max", "relu"})
+
+
+def stays_in_padding(low: Lowering, split: notation.Split, body: notation.Statement | Assign) -> bool:
+    """Whether all that `body`, inside the loop over blocks, touches past the last coordinate is padding of its own.
+
+    Every assignment writes entries of a temporary that has a mode for the coordinates in a block, so that no sum
+    joins padding with entries.
+    """
+    if split not in low.blocks or any(isinstance(n, notation.If) for n in walk(body)):
+        return False
+    return all(_is_padded(low, split, assign) for assign in find(body, Assign))
+
+
+def _is_padded(low: Lowering, split: notation.Split, assign: Assign) -> bool:
+    """Whether one assignment stays in padding."""
+    if assign.target.tensor in low.declarations or split.inner not in index_names(assign.target):
+        return False
+    if assign.monoid not in (None, "sum", "min", "max"):
+        return False
+    harmless = all(
+        isinstance(n, Access | Cast | Const | Index) or (isinstance(n, Call) and n.function in HARMLESS)
+        for n in walk(assign.value)
+    )
+    accesses = [assign.target, *find(assign.value, Access)]
+    return harmless and all(_has_padding(low, split, access) for access in accesses)
+
+
+def _has_padding(low: Lowering, split: notation.Split, access: Access) -> bool:
+    """Whether a tensor has entries for all coordinates of whole blocks, or no mode for the coordinates at all."""
+    provenance = Provenance(low.program.relations)
+    roots = provenance.roots(split.index)
+    for mode, index in enumerate(access.indices):
+        names = {name.name for name in find(index, Index)}
+        if not any(provenance.roots(name) & roots for name in names):
+            continue
+        if access.tensor in low.patterns:
+            return False
+        if access.tensor not in low.declarations:
+            if not names <= {split.outer, *provenance.leaves(split.outer), split.inner}:
+                return False
+            continue
+        levels = [s for s in low.declaration(access.tensor).format.levels if s.expression.mode == mode]
+        inside = [s for s in levels if s.expression.kind == "within" and s.level.is_padded]
+        if index != Index(split.index) or not inside or inside[0].expression.size != split.size:
+            return False
+    return True

@@ -1,0 +1,191 @@
+"""Levels: which loop a level of a tensor belongs to, and how far an access has got into its levels.
+
+In: `A[i,j]` stored dense(i) compressed(j), with `i` entered. Out: one level done, at position `i`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.affine import affine
+from sparsify.compiler.einsum.nodes import Access, Index
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, quotient, remainder, times
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Place, scalar
+from sparsify.compiler.loops.lower.level_functions import LevelNumbers, Number
+from sparsify.errors import ScheduleError, UnsupportedProgramError
+from sparsify.storage.format import StoredLevel
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+
+def level_variable(low: Lowering, access: Access, stored: StoredLevel) -> str:
+    """The loop variable whose coordinate a level stores: `j`, or `jo`, `ji` of a blocked mode.
+
+    Of an index that is no variable its text, which is no loop.
+    """
+    expression = stored.expression
+    index = access.indices[expression.mode]
+    if not isinstance(index, Index):
+        return str(index)
+    if expression.kind == "whole":
+        return index.name
+    if expression.kind == "difference":
+        raise UnsupportedProgramError(
+            f"{access} is stored along its diagonals ({stored}), over which no loops run",
+            'to(format="csr") first',
+        )
+    split = low.split_of_index(index.name, expression.size)
+    return split.outer if expression.kind == "block" else split.inner
+
+
+def level_extent(low: Lowering, tensor: str, stored: StoredLevel) -> loops.Expr:
+    """How many coordinates a level has."""
+    expression = stored.expression
+    whole = low.extent(low.declaration(tensor).extents[expression.mode])
+    if expression.kind == "block":
+        return quotient(plus(whole, integer(expression.size - 1)), integer(expression.size))
+    return integer(expression.size) if expression.kind == "within" else whole
+
+
+def next_variable(low: Lowering, access: Access, stored: StoredLevel, env: Environment) -> str | None:
+    """The loop variable that gives a level its coordinates: in `x[h+r-1]`, where `h` is known, `r`."""
+    index = access.indices[stored.expression.mode]
+    if isinstance(index, Index):
+        return level_variable(low, access, stored)
+    form = affine(index)
+    if form is None or form.divisor != 1 or stored.expression.kind != "whole":
+        return None
+    unknown = [(name, factor) for name, factor in form.terms if name not in env.coordinates]
+    return unknown[0][0] if len(unknown) == 1 and unknown[0][1] == 1 else None
+
+
+def numerator(
+    low: Lowering, access: Access, mode: int, env: Environment, without: str = ""
+) -> Coordinate | None:
+    """The value of an index before its division; `None` while a variable of it, but `without`, is not known."""
+    form = affine(access.indices[mode])
+    assert form is not None, "indices are affine"
+    total = scalar(integer(form.offset))
+    for name, factor in form.extents:
+        total = total.plus(scalar(times(low.extent(name), integer(factor))))
+    for name, factor in form.terms:
+        if name == without:
+            continue
+        if name not in env.coordinates:
+            return None
+        total = total.plus(env.coordinates[name].times(integer(factor)))
+    return total
+
+
+def known_coordinate(
+    low: Lowering, access: Access, stored: StoredLevel, env: Environment
+) -> Coordinate | None:
+    """The coordinate of a level where the loops give it, `None` where they do not yet."""
+    expression = stored.expression
+    index = access.indices[expression.mode]
+    if isinstance(index, Index):
+        return env.coordinates.get(level_variable(low, access, stored))
+    found, form = numerator(low, access, expression.mode, env), affine(index)
+    if found is None or form is None:
+        return None
+    if (access, expression.mode) in env.clamped:
+        return _clamped(low, access, expression.mode, found, env)
+    if form.divisor == 1 and expression.kind == "whole":
+        return found
+    if not found.is_uniform:
+        raise ScheduleError(
+            f"the lanes of a vector loop divide {index} of {access}", "vectorise another index"
+        )
+    start = quotient(found.start, integer(form.divisor))
+    if expression.kind == "block":
+        return scalar(quotient(start, integer(expression.size)))
+    return scalar(start if expression.kind == "whole" else remainder(start, integer(expression.size)))
+
+
+def _clamped(low: Lowering, access: Access, mode: int, found: Coordinate, env: Environment) -> Coordinate:
+    """The coordinates of lanes, those outside of the mode at its ends."""
+    assert env.lane is not None, "masks are of lanes"
+    kind = loops.Type("int64", env.lane.lanes)
+    extent = low.extent(low.declaration(access.tensor).extents[mode])
+    last = loops.Broadcast(minus(extent, ONE), kind)
+    below = loops.Op("min", (found.as_vector(env.lane.lanes), last), kind)
+    return Coordinate(ZERO, ZERO, loops.Op("max", (below, loops.Broadcast(ZERO, kind)), kind))
+
+
+def place_of(low: Lowering, access: Access, env: Environment) -> Place:
+    """How far `access` gets with the coordinates known: dense levels are located, others must be iterated."""
+    root = low.root_of(access)
+    place = _located(low, root, env.places.get(root, Place(0, scalar(ZERO))), env)
+    if root == access or access.tensor not in low.declarations:
+        return place
+    if place.levels < len(low.declaration(root.tensor).format.levels):
+        return place
+    return _located(low, access, place, env)
+
+
+def _located(low: Lowering, access: Access, place: Place, env: Environment) -> Place:
+    """The place after the dense levels from here on whose coordinates are known."""
+    levels = low.declaration(access.tensor).format.levels
+    while place.levels < len(levels) and is_located(levels[place.levels]):
+        stored = levels[place.levels]
+        coordinate = known_coordinate(low, access, stored, env)
+        if coordinate is None:
+            break
+        at = numbers_of(low, access, place.levels)
+        found = stored.level.locate(at, Number(place.position), Number(coordinate))
+        place = Place(place.levels + 1, found.value)
+    return place
+
+
+def is_located(stored: StoredLevel) -> bool:
+    """Whether loops over all coordinates find their positions in the level; else its stored ones are iterated."""
+    return stored.level.is_full and stored.level.can_locate
+
+
+def numbers_of(low: Lowering, access: Access, number: int, lane: LaneContext | None = None) -> LevelNumbers:
+    """Arguments of a level's functions in the kernel."""
+    stored = low.declaration(access.tensor).format.levels[number]
+    return LevelNumbers(low, access, number, level_extent(low, access.tensor, stored), lane)
+
+
+def first_below(low: Lowering, access: Access, number: int, parent: loops.Expr) -> loops.Expr:
+    """The first position of a level below a parent."""
+    level = low.declaration(access.tensor).format.levels[number].level
+    found = level.begin(numbers_of(low, access, number), Number(scalar(parent)))
+    position: loops.Expr = found.value.start
+    return position
+
+
+def coordinate_at(
+    low: Lowering,
+    access: Access,
+    number: int,
+    parent: loops.Expr,
+    position: Coordinate,
+    lane: LaneContext | None = None,
+) -> Coordinate:
+    """The coordinate at a position of a level below a parent, one a lane where positions differ.
+
+    Raises:
+        ScheduleError: of bits, which do not tell what is at a position.
+    """
+    stored = low.declaration(access.tensor).format.levels[number]
+    level = stored.level
+    if level.has_bits:
+        index = level_variable(low, access, stored)
+        raise ScheduleError(
+            f"a position along {index} of {access}, whose coordinates are bits, not a list",
+            f"a loop over {index} that {access} alone drives",
+        )
+    at = numbers_of(low, access, number, lane)
+    found = level.coordinate(at, Number(scalar(parent)), Number(position))
+    coordinate: Coordinate = found.value
+    return coordinate
+
+
+def advance(env: Environment, access: Access, place: Place) -> Environment:
+    """`env` with `access` one level further."""
+    return replace(env, places={**env.places, access: place})

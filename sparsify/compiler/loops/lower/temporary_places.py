@@ -1,0 +1,193 @@
+"""Places in temporaries: which element of memory an access means, and where vectors have room.
+
+In: `S[i,j]` in `thread pattern of M[i,j]`, at position `pM2` of a segment that begins at `begin`. Out: `pM2 - begin`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access, Const, Expr, Index
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, scalar
+from sparsify.compiler.loops.lower.level_access import first_below, is_located, level_variable, place_of
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+
+def has_room(low: Lowering, name: str, index: str, lanes: int) -> bool:
+    """Whether `name` is a temporary whose mode `index` strips of `lanes` iterations never leave, in cut tiles too."""
+    temporary, split = low.memory.get(name), low.split_by_inner.get(index)
+    if (
+        temporary is None
+        or split is None
+        or temporary.pattern_of is not None
+        or index not in temporary.indices
+    ):
+        return False
+    return all(size % lanes == 0 for size in (split.size, *split.tail))
+
+
+def is_strip(temporary: notation.Temporary) -> bool:
+    """Whether a temporary has the stored positions of one segment and nothing else.
+
+    Behind them there is room for a whole vector, see `ends_a_strip`.
+    """
+    return temporary.pattern_of is not None and len(temporary.indices) == 1 and not is_whole(temporary)
+
+
+def ends_a_strip(low: Lowering, name: str, lane: LaneContext) -> bool:
+    """Whether a vector that is not in use in all lanes is the last one of a strip, none begins behind it.
+
+    A processor hands what it has just stored to the next load of it, but not what masks let through: such a vector is
+    stored without one. Other tiles than of one vector, or of a part of whole ones, are cut in other places, too.
+    """
+    temporary, index = low.memory.get(name), lane.index
+    if temporary is None or not is_strip(temporary) or lane.bits is not None:
+        return False
+    while (split := low.split_by_inner.get(index)) is not None:
+        sizes = (split.size, *split.tail)
+        is_cut = index == lane.index and sizes[-1] != lane.lanes
+        if is_cut or any(size % lane.lanes for size in sizes):
+            return False
+        index = split.index
+    return True
+
+
+def position(low: Lowering, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:
+    """The position of an entry in a temporary in memory: its modes folded in storage order."""
+    is_by_positions = temporary.pattern_of is not None and is_whole(temporary)
+    for index in access.indices:
+        if not isinstance(index, Index | Const) or (isinstance(index, Const) and not is_by_positions):
+            raise UnsupportedProgramError(f"{access} has the index {index}", "plain index variables")
+    names = [index.name for index in access.indices if isinstance(index, Index)]
+    for name in names:
+        if name not in env.coordinates and temporary.pattern_of is None:
+            raise ScheduleError(
+                f"{access} is read or written where {name} is not known", "order its loops outermost first"
+            )
+    result = scalar(ZERO)
+    if is_by_positions:
+        return _whole_position(low, temporary, access, env)
+    for mode in temporary.layout or range(len(temporary.indices)):
+        own = temporary.indices[mode]
+        if temporary.pattern_of is None:
+            result = result.times(low.bound(own)).plus(env.coordinates[names[mode]])
+        else:
+            place = _strip_place(low, temporary, own, names[mode], env)
+            result = result.times(strip_bound(low, temporary, own)).plus(place)
+    return result
+
+
+def _whole_position(
+    low: Lowering, temporary: notation.Temporary, access: Access, env: Environment
+) -> Coordinate:
+    """The position of an entry in a temporary with all positions of its pattern.
+
+    `S[h,i,j]` by positions of `M[i,j]` has those of one `h` side by side, `H[t,e,h]` by positions of `G[t,e]` has the
+    row over `h` of each; `Z[t,e,1,h]` is a part of that row.
+    """
+    last = max(map(temporary.indices.index, temporary.pattern_indices), default=-1)
+    result = scalar(ZERO)
+    for mode, (index, own) in enumerate(zip(access.indices, temporary.indices, strict=True)):
+        if own not in temporary.pattern_indices:
+            at = env.coordinates[index.name] if isinstance(index, Index) else _constant(index)
+            result = result.times(low.bound(own)).plus(at)
+        elif mode == last:
+            stored = loops.Var(f"{temporary.pattern_of}_nnz", loops.INT)
+            result = result.times(stored).plus(_stored_position(low, access, env))
+    return result
+
+
+def _constant(index: Expr) -> Coordinate:
+    """The coordinate that a number says."""
+    assert isinstance(index, Const), "indices are variables or numbers here"
+    return scalar(loops.Literal(int(index.value), loops.INT))
+
+
+def is_whole(temporary: notation.Temporary) -> bool:
+    """Whether a temporary has all positions of its pattern, not only those below outer loops."""
+    return set(temporary.pattern_indices) <= set(temporary.indices)
+
+
+def _stored_position(low: Lowering, access: Access, env: Environment) -> Coordinate:
+    """The position of an entry among all stored entries of the pattern that it follows."""
+    root = low.root_of(access)
+    place = place_of(low, root, env)
+    levels = low.declaration(root.tensor).format.levels
+    if place.levels < len(levels):
+        stuck = level_variable(low, root, levels[place.levels])
+        raise DiscordantError(f"{access} by positions of {root}", f"the loop order that reaches {stuck} last")
+    return place.position
+
+
+def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> int | None:
+    """The compressed level of the pattern whose coordinates are those of `index`, `None` for a dense mode.
+
+    An index of positions that have coordinates in several levels is fused of theirs: the first one is compressed.
+    """
+    root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
+    levels = list(enumerate(low.declaration(root.tensor).format.levels))
+    stored = {level_variable(low, root, s): number for number, s in levels if not is_located(s)}
+    first = {name: low.parts(name)[0] for name in temporary.indices}
+    inside = [part for part in first.values() if part in stored]
+    if len(inside) > 1 or any(levels[stored[name]][1].level.is_branchless for name in inside):
+        raise ScheduleError(
+            f"{temporary} has positions of several levels of {root}", "precompute it further inside"
+        )
+    return stored.get(first[index])
+
+
+def strip_bound(low: Lowering, temporary: notation.Temporary, index: str) -> loops.Expr:
+    """How many places `index` has in a strip: those of the longest segment, or its coordinates."""
+    level = _strip_level(low, temporary, index)
+    return low.bound(index) if level is None else longest_segment(low, temporary.pattern_of or "", level)
+
+
+def _strip_place(
+    low: Lowering, temporary: notation.Temporary, own: str, index: str, env: Environment
+) -> Coordinate:
+    """The place along one mode of a strip; a compressed one counts from the beginning of its segment."""
+    if _strip_level(low, temporary, own) is None:
+        return env.coordinates[index]
+    root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
+    place = env.places.get(root)
+    if place is None or place.segment is None or place.position.vector is not None:
+        raise ScheduleError(
+            f"{temporary} is used where no loop is at a position of {root}", "order the loops"
+        )
+    return Coordinate(minus(place.position.start, place.segment), place.position.step)
+
+
+def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
+    """The number of positions in the longest segment of a compressed level, found when the kernel starts."""
+    longest = loops.Var(f"{tensor}{level + 1}_longest", loops.INT)
+    if longest.name in low.longest:
+        return longest
+    low.names.add(longest.name)
+    low.longest.add(longest.name)
+    parents = _parents(low, tensor, level)
+    parent = loops.Var(low.fresh(f"{tensor}{level + 1}_segment"), loops.INT)
+    access = Access(tensor)
+    ends = [first_below(low, access, level, p) for p in (plus(parent, ONE), parent)]
+    length = minus(*ends)
+    found = loops.Var(low.fresh(f"{longest.name}_found"), loops.INT)
+    larger = loops.Set(found, loops.Op("max", (found, length), loops.INT))
+    low.setups[0] += [
+        loops.Declare(found, ZERO, True),
+        loops.For(parent, ZERO, parents, loops.Block((larger,))),
+        loops.Declare(longest, found),
+    ]
+    return longest
+
+
+def _parents(low: Lowering, tensor: str, level: int) -> loops.Expr:
+    """How many positions the level above has."""
+    count: loops.Expr = ONE
+    for number in range(level):
+        count = first_below(low, Access(tensor), number, count)
+    return count

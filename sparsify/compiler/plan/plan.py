@@ -1,0 +1,276 @@
+"""Plans: a program cut into statements, each a kernel of its own or a dense product of torch.
+
+In: `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
+Out: `T = torch.mm(X, W.t())`, then one generated kernel for `Y`.
+"""
+
+from dataclasses import replace
+from typing import cast
+
+from sparsify.compiler.einsum.infer.extents import name_extents
+from sparsify.compiler.einsum.infer.patterns import pattern_access
+from sparsify.compiler.einsum.infer.shared_pattern import shared_access
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Declaration,
+    Extent,
+    Program,
+    Reduce,
+)
+from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.einsum.rewrite.combine_statements import collect
+from sparsify.compiler.ir.node import find
+from sparsify.compiler.plan.count_unstored import count_unstored
+from sparsify.compiler.plan.dense_product import DenseProduct, dense_product
+from sparsify.compiler.plan.expand_blocks import Unblocked, assembled, taken_apart, unblocked
+from sparsify.compiler.plan.fuse_experts import WHY, Mixture
+from sparsify.compiler.plan.fuse_reductions import Aggregated
+from sparsify.compiler.plan.fuse_row_chain import Fusion
+from sparsify.compiler.plan.limit_merges import narrow
+from sparsify.compiler.plan.multiply import is_generated
+from sparsify.compiler.plan.one_kernel import check_results, is_one_kernel
+from sparsify.compiler.plan.partition import (
+    Group,
+    Partition,
+    Prepared,
+    experts,
+    partition,
+    reductions,
+    row_chains,
+)
+from sparsify.compiler.plan.rows_and_columns import Divided
+from sparsify.compiler.plan.rowwise import Rowwise
+from sparsify.compiler.plan.split_statements import cut
+from sparsify.compiler.plan.step import Convert, Step, converted_from, one_step
+from sparsify.compiler.plan.transpose_operands import Twin, turned_declaration, twins, with_twins
+from sparsify.compiler.schedule.cost.loop_order import statement_order
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.storage.format import Format
+
+
+def steps(
+    program: Program, sizes: Sizes = UNKNOWN, *, scheduled: bool = False, order: tuple[str, ...] | None = None
+) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of `program` in order; a dense product is one of torch where that is not much slower.
+
+    Products of three and more operands are split where that is cheaper for operands of these sizes. When a schedule
+    says how to loop, the whole program is one step; so it is where no tensor could hold a result that one statement
+    leaves to another, and where one kernel is expected to be faster than several. `order` is that of the loops in a
+    schedule, which operands are turned for.
+    """
+    prepared = Prepared(program, sizes)
+    whole = prepared.program
+    if len(whole.statements) > 1 and (scheduled or _leaves_blocks(whole)):
+        if not scheduled and not is_one_kernel(whole, prepared.whole.program, sizes):
+            return apart(program, sizes)
+        check_results(whole)
+        return one_step(whole)
+    if scheduled:
+        return _written(whole, whole.statements[0], sizes, order or ())
+    return planned_steps(partition(prepared))
+
+
+def planned_steps(cut: Partition) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of the groups of a program, each after what it reads; statements of no group have one each."""
+    prepared = cut.prepared
+    whole = next((group for group in cut.groups if group.part.is_whole), None)
+    if whole is not None:
+        return _of_group(whole)
+    alone = _apart(prepared)
+    if not cut.groups:
+        return tuple(step for part in alone.values() for step in part)
+    grouped = {name: group for group in cut.groups for name in group.part.names}
+    made: list[DenseProduct | Step | Convert] = []
+    done: set[str] = set()
+    reads = {s.target.tensor: {a.tensor for a in find(s.value, Access)} for s in prepared.program.statements}
+    waiting = [grouped[name].part.names if name in grouped else (name,) for name in alone]
+    waiting = list(dict.fromkeys(waiting))
+    while waiting:
+        names = next(n for n in waiting if not {*alone} & set().union(*(reads[m] for m in n)) - done - {*n})
+        waiting.remove(names)
+        done |= {*names}
+        made += _of_group(grouped[names[0]]) if names[0] in grouped else alone[names[0]]
+    return tuple(made)
+
+
+def _of_group(group: Group) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of a group."""
+    sizes, found = group.part.sizes, group.found
+    if isinstance(found, Mixture):
+        return (Step(found.program, found.twins), *_moved_back(group.part.program, found))
+    if isinstance(found, Divided):
+        before, after = ([] if p is None else steps(p, sizes) for p in (found.first, found.last))
+        return (*before, Step(found.rows), Step(found.columns, (found.twin,)), *after)
+    if isinstance(found, Aggregated | Rowwise):
+        return one_step(found.program) if group.part.is_whole else (Step(found.program),)
+    return one_step(group.part.prepared.program) if group.part.is_whole else (Step(group.part.program),)
+
+
+def apart(program: Program, sizes: Sizes = UNKNOWN) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of `program` with one for each statement, be one kernel expected to be faster or not."""
+    return tuple(step for part in _apart(Prepared(program, sizes)).values() for step in part)
+
+
+def _apart(prepared: Prepared) -> dict[str, tuple[DenseProduct | Step | Convert, ...]]:
+    """By result the steps of its statement, and of what that is split into."""
+    split = prepared.contracted
+    program = name_extents(narrow(cut(split.program)))
+    sizes = prepared.sizes.expecting(split.stored)
+    results = {statement.target.tensor for statement in prepared.program.statements}
+    made: dict[str, tuple[DenseProduct | Step | Convert, ...]] = {}
+    before: list[DenseProduct | Step | Convert] = []
+    for statement in program.statements:
+        product = dense_product(program, statement)
+        if product is not None and is_generated(program, statement, sizes):
+            product = None
+        before += _written(program, statement, sizes, None) if product is None else [product]
+        if statement.target.tensor in results:
+            made[statement.target.tensor] = tuple(before)
+            before = []
+    assert not before, "the last statement of a split is that of a result"
+    return made
+
+
+def joined(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
+    """The steps of `program` with one kernel for all statements, be several expected to be faster or not."""
+    return one_step(collect(program))
+
+
+def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:
+    """The row-wise chain that all statements of a program are, with what it costs; `None` for other programs.
+
+    Sums over what is not stored, and products that are split, are no part of chains.
+    """
+    found = row_chains(Prepared(program, sizes).whole)
+    return None if found is None else cast(Fusion, found.found)
+
+
+def joined_reductions(program: Program, sizes: Sizes) -> Aggregated | None:
+    """The reductions over the same rows that all statements of a program are, with what they cost; `None` for none."""
+    found = reductions(Prepared(program, sizes).whole)
+    return None if found is None else cast(Aggregated, found.found)
+
+
+def joined_experts(program: Program) -> Mixture | None:
+    """The mixture of experts that all statements of a program are; `None` for other programs."""
+    found = experts(Prepared(program, UNKNOWN).whole)
+    return None if found is None else cast(Mixture, found.found)
+
+
+def _moved_back(program: Program, experts: Mixture) -> list[Convert]:
+    """The results that a mixture gives on the pattern of a twin, on that of the gate."""
+    moved = [(program.declaration(name), source) for name, source in experts.moved]
+    return [Convert(d.name, source, d.format, d.pattern_of, d.fill, WHY) for d, source in moved]
+
+
+def starts_otherwise(program: Program, sizes: Sizes) -> bool:
+    """Whether modes of extent 0 among these sizes ask for steps of their own: what is counted there is nothing."""
+    program = name_extents(collect(program))
+    return count_unstored(program, sizes) != count_unstored(program, UNKNOWN)
+
+
+def _leaves_blocks(program: Program) -> bool:
+    """Whether a result follows the blocks of an operand with fewer modes, `S[h,i,j]` those of `M[i,j]`."""
+    for statement in program.statements:
+        target = statement.target
+        if target.tensor in program.outputs or program.declaration(target.tensor).format.is_dense:
+            continue
+        root = pattern_access(program, target)
+        if len(root.indices) < len(target.indices) and _is_blocked(program.declaration(root.tensor).format):
+            return True
+    return False
+
+
+def _written(
+    program: Program, statement: Assign, sizes: Sizes, order: tuple[str, ...] | None
+) -> tuple[Step | Convert, ...]:
+    """`statement` alone; where no kernel writes its result as it is stored, in another format and then converted."""
+    output = program.declaration(statement.target.tensor)
+    apart = unblocked(program, statement)
+    why = apart.why
+    if output.pattern_of is not None:
+        format = apart.formats.get(shared_access(program, statement.target), output.format)
+    else:
+        format = assembled(output.format)
+        why = f"no kernel writes {output.format}"
+    computed = converted_from(output, format, {declared.name for declared in program.declarations})
+    if computed is None:
+        return (_step(program, statement, apart, sizes, order),)
+    name = computed.name
+    inside = replace(program, declarations=(*program.declarations, computed))
+    target = replace(statement.target, tensor=name)
+    written = _step(inside, replace(statement, target=target), apart, sizes, order)
+    return written, Convert(output.name, name, output.format, output.pattern_of, output.fill, why)
+
+
+def _step(
+    program: Program,
+    statement: Assign,
+    apart: Unblocked,
+    sizes: Sizes,
+    stated: tuple[str, ...] | None,
+) -> Step:
+    """`statement` alone, with its operands in formats and mode orderings that let its loops run result first."""
+    output = program.declaration(statement.target.tensor)
+    if stated is None:
+        best = statement_order(taken_apart(program, apart), statement, sizes)
+        order = () if best is None else best.names
+    else:
+        order = stated if set(all_indices((statement,))) <= set(stated) else ()
+    found = _concordant_twins(program, statement, apart, order)
+    place = None if output.pattern_of is None else shared_access(program, statement.target)
+    root = None if place is None else found.get(place)
+    if root is not None:
+        output = replace(output, pattern_of=None if root.format.is_dense else root.name)
+    statement = replace(statement, value=with_twins(statement.value, found))
+    reads = {n.tensor for n in find(statement.value, Access)}
+    # A result of an earlier step brings the pattern that it shares; operands are what the caller gives.
+    roots = {d.pattern_of for d in program.declarations if d.name in reads - set(program.inputs)}
+    needed = reads | {root for root in (*roots, output.pattern_of) if root is not None}
+    read = [d for d in program.declarations if d.name in needed and d.name != output.name]
+    read = [replace(d, pattern_of=None) if d.name in program.inputs or found else d for d in read]
+    turned = tuple(dict.fromkeys(found.values()))
+    read += [turned_declaration(twin, program.declaration(twin.source)) for twin in turned]
+    read += _shapes(program, statement, read)
+    names = tuple(d.name for d in read), (output.name,)
+    return Step(Program((statement,), (*read, output), *names, program.extents), turned, order)
+
+
+def _concordant_twins(
+    program: Program, statement: Assign, apart: Unblocked, order: tuple[str, ...]
+) -> dict[Access, Twin]:
+    """The operands that are read in another format; the pattern of the result in its own mode ordering.
+
+    Values are written at its positions as it is stored: loops in another order do not reach them.
+    """
+    found = twins(program, statement, apart, order)
+    place = shared_access(program, statement.target)
+    if place == statement.target or place not in found:
+        return found
+    format = apart.formats.get(place, program.declaration(place.tensor).format)
+    if found[place].format.ordering == format.ordering:
+        return found
+    kept = {access: twin for access, twin in found.items() if access != place}
+    return {**kept, place: replace(found[place], format=format)} if place in apart.formats else kept
+
+
+def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> list[Declaration]:
+    """Tensors that are not read, for the extents that those which are do not have."""
+    output = program.declaration(statement.target.tensor)
+    summed = [name for n in find(statement.value, Reduce) for name in n.indices]
+    summed += [n.name for n in find(statement.value, Extent)]
+    given = {extent for declared in read for extent in declared.extents} | dict(program.extents).keys()
+    known = {extent for declared in program.declarations for extent in declared.extents}
+    found: list[Declaration] = []
+    for extent in (*output.extents, *(name for name in summed if name in known)):
+        if extent not in given:
+            owners = [d for d in program.declarations if extent in d.extents and d.name in program.inputs]
+            owner = min(owners, key=lambda declared: not declared.format.is_dense)
+            found.append(replace(owner, pattern_of=None))
+            given |= set(owner.extents)
+    return found
+
+
+def _is_blocked(format_: Format) -> bool:
+    return any(stored.expression.kind != "whole" for stored in format_.levels)

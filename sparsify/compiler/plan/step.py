@@ -1,0 +1,123 @@
+"""Steps of a plan: what one kernel computes, and results that are converted from what a kernel writes.
+
+In: a program whose result has blocks of unknown pattern. Out: a `Step` that writes it compressed by row, a `Convert`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from sparsify.compiler.einsum import serialize
+from sparsify.compiler.einsum.infer.share import shared_pattern
+from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.einsum.rename import fresh, rename_tensors
+from sparsify.compiler.plan.dense_product import DenseProduct
+from sparsify.compiler.plan.expand_blocks import assembled, index_dtypes_in, whole
+from sparsify.compiler.plan.transpose_operands import Twin
+from sparsify.storage.convert import conversion
+from sparsify.storage.format import Format
+from sparsify.storage.interop import tensor
+from sparsify.storage.tensor import SparseTensor, wrap
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The statements of one kernel, mostly one.
+
+    Attributes:
+        program: the statement.
+        twins: the operands that it reads in another mode ordering.
+        order: the loops, outermost first, where they were ordered by cost.
+    """
+
+    program: Program
+    twins: tuple[Twin, ...] = ()
+    order: tuple[str, ...] = ()
+
+    @property
+    def result(self) -> str:
+        """The tensor that the step computes, the first one of several."""
+        return self.program.outputs[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """`result` is `source` in another format; on the pattern of `pattern_of` when that is known.
+
+    Attributes:
+        why: the reason that no kernel writes the result in its own format.
+    """
+
+    result: str
+    source: str
+    format: Format
+    pattern_of: str | None
+    fill: float
+    why: str
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of its operands."""
+        return (self.source,) if self.pattern_of is None else (self.source, self.pattern_of)
+
+    def compute(self, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The converted tensor."""
+        source = operands[0]
+        if self.pattern_of is None:
+            return tensor(source, self.format, fill=self.fill).to(format=self.format)
+        pattern = shared_pattern(operands[1]._pattern, self.format, source.shape)  # type: ignore[attr-defined]
+        if not isinstance(source, SparseTensor):  # diagonals that are all stored, computed as rows
+            source = tensor(source, whole(pattern.format))
+        found = conversion(pattern, source.format)
+        filled = torch.full((pattern.nnz,), self.fill, dtype=source.dtype)
+        return wrap(pattern, filled.index_copy_(0, found.permutation, source._vals), self.fill)
+
+    def __str__(self) -> str:
+        return f"{self.result} = {self.source}.to(format={str(self.format)!r}), {self.why}"
+
+
+# The classes of which plans are made, by name.
+STEP_CLASSES: Final = {
+    **serialize.CLASSES,
+    **{kind.__name__: kind for kind in (Step, Twin, Convert, DenseProduct)},
+}
+
+
+def with_wide_result(step: Step) -> Step | None:
+    """`step` with int64 positions and coordinates in its result, `None` where they are int64."""
+    declared = step.program.declaration(step.result)
+    wide = tuple(("int64" if pos else "", "int64" if crd else "") for pos, crd in declared.index_dtypes)
+    if wide == declared.index_dtypes:
+        return None
+    declarations = tuple(
+        replace(d, index_dtypes=wide) if d is declared else d for d in step.program.declarations
+    )
+    return replace(step, program=replace(step.program, declarations=declarations))
+
+
+def one_step(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
+    """All statements, with every operand as it is stored; results that no kernel writes as they are, converted."""
+    taken = {declared.name for declared in program.declarations}
+    converted: list[Convert] = []
+    declarations: list[Declaration] = []
+    for declared in program.declarations:
+        if declared.name in program.inputs:
+            declared = replace(declared, pattern_of=None)
+        elif declared.name in program.outputs and declared.pattern_of is None:
+            written = converted_from(declared, assembled(declared.format), taken)
+            if written is not None:
+                format, why = declared.format, f"no kernel writes {declared.format}"
+                converted.append(Convert(declared.name, written.name, format, None, declared.fill, why))
+                declared = written
+        declarations.append(declared)
+    made = replace(program, declarations=tuple(declarations))
+    return Step(rename_tensors(made, {made.result: made.source for made in converted})), *converted
+
+
+def converted_from(output: Declaration, format: Format, taken: set[str]) -> Declaration | None:
+    """The tensor in `format` that a result is converted from; `None` where it has that format."""
+    if format == output.format:
+        return None
+    name = fresh(f"{output.name}_{format.letters}", taken)
+    return replace(output, name=name, format=format, index_dtypes=index_dtypes_in(format, output))

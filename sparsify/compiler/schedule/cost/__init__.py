@@ -1,0 +1,1 @@
+"""The cost model: expected iterations, bytes and microseconds of a schedule."""

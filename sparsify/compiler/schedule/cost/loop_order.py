@@ -1,0 +1,329 @@
+"""The order of loops by cost: the cheapest of all, found set by set.
+
+In: the nest of `sum(j, A[i,j] * B[j,k])`, all compressed by row. Out: `i, j, k`: 1,000 rows, their 10,000 entries,
+100,000 products; the inner product `i, k, j` would look at 10,000,000 pairs.
+
+What a loop costs depends on which loops are around it and not on their order, so that the best order of a set of
+loops begins with the best order of a smaller set: 2^n steps instead of n!. Operands that are stored in another
+order are turned once.
+
+Source: dynamic programming over subsets, Held and Karp, 1962; the filters that should come first are those of
+Yan et al., Scorch, 2024, Algorithm 1, which ranks loops without sizes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from typing import Final
+
+from sparsify.compiler.einsum.infer.sparsity import infer_sparsity
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Assign, Program
+from sparsify.compiler.schedule.cost.iterations import Factor, Nest, body_of, nest_of
+from sparsify.compiler.schedule.sizes import Sizes
+
+# Costs in units of one multiplication and addition in a register.
+VISIT: Final = 1.0  # a stored coordinate in a loop over one list, or a step of a loop over all coordinates
+MERGE: Final = 3.0  # a step in merged lists: comparisons that the processor cannot foresee
+SCATTER: Final = 1.0  # an addition to memory instead of a register
+STRIDE: Final = 2.0  # an entry of a dense operand that is no neighbour of the one before
+SERIAL: Final = 0.5  # an iteration that threads cannot share
+INSERT: Final = 8.0  # an entry of a result that is assembled from a workspace
+APPEND: Final = 2.0  # an entry of a result that is assembled in order
+LANES: Final = 8.0
+MOST_VARIABLES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Loops, outermost first, and what they cost.
+
+    Attributes:
+        names: the index variables.
+        cost: in multiplications and additions, as far as counts tell.
+        iterations: of all loops together.
+        turned: the operands that are not stored so.
+        workspace: whether the result is assembled from a workspace a row.
+        copied: the variable along which lanes run thanks to transposed copies of dense operands, if it is so.
+    """
+
+    names: tuple[str, ...]
+    cost: float
+    iterations: float
+    turned: tuple[str, ...] = ()
+    workspace: bool = False
+    copied: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+
+def statement_order(program: Program, statement: Assign, sizes: Sizes) -> Order | None:
+    """The cheapest order of the loops of a statement; `None` where its loops are not those of one plain nest."""
+    found = body_of(statement)
+    if found is None:
+        return None
+    nest = nest_of(program, statement.target, found[1], sizes, found[0])
+    # What is stored adds to a workspace only where nothing stored is what the reduction starts with.
+    value = infer_sparsity(found[1], {declared.name: declared for declared in program.declarations})
+    may_scatter = found[0] is None or value.fill == MONOIDS[found[0]].neutral
+    order = None if nest is None else best_order(nest, may_scatter)
+    return order if order is not None and order.cost < inf else None
+
+
+def best_order(nest: Nest, may_scatter: bool = True, limit: float = inf) -> Order | None:
+    """The cheapest order of the loops of a nest; `None` where there is none, or there are too many loops.
+
+    Args:
+        nest: the loops.
+        may_scatter: whether a workspace may take what is summed.
+        limit: orders that cost more are not looked for.
+    """
+    if not nest.bits:
+        return Order((), 0.0, 1.0)
+    search = searched(nest, may_scatter)
+    return described(nest, *search.found) if search.look(limit) and search.found is not None else None
+
+
+def searched(nest: Nest, may_scatter: bool = True) -> "Search":
+    """The search for the order of a nest, with what is known of it from before."""
+    return searched_before(_Key(nest), may_scatter)
+
+
+class _Key:
+    """A nest by what it holds, so that a statement which stays as it is has its loops ordered once."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest
+        factors = [(f.order, f.is_dense, tuple(f.known.items()), f.stored, f.turn) for f in nest.factors]
+        rest = (nest.points, nest.target, nest.levels, nest.reads, nest.is_sampled, nest.may_copy)
+        self._all = (nest.extents, tuple(factors), rest)
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._all == other._all
+
+
+class Search:
+    """The state of the search for the cheapest order of a nest.
+
+    Attributes:
+        nest: the loops.
+        may_scatter: whether a workspace may take what is summed.
+        found: the order of bits, and whether a workspace takes what is summed.
+        cost: of it.
+        limit: no order that was not found costs less.
+    """
+
+    def __init__(self, nest: Nest, may_scatter: bool = True) -> None:
+        self.nest, self.may_scatter = nest, may_scatter
+        self.found: tuple[tuple[int, ...], bool] | None = None
+        self.cost, self.limit = inf, -inf
+
+    def look(self, limit: float = inf) -> bool:
+        """Whether the cheapest order costs no more than a limit; it is found then."""
+        limit *= 1.0 + 1e-9
+        if self.found is None and limit > self.limit and len(self.nest.bits) <= MOST_VARIABLES:
+            self.limit = limit
+            for workspace in _ways(self.nest):
+                made = _cheapest(self.nest, workspace, limit) if self.may_scatter or not workspace else None
+                if made is not None and made[0] < self.cost:
+                    limit = self.cost = made[0]
+                    self.found = made[1], workspace
+        return self.found is not None and self.cost <= limit
+
+
+@lru_cache(maxsize=16)
+def searched_before(key: _Key, may_scatter: bool) -> Search:
+    """The search for the order of a nest, which goes on where a higher limit asks for it."""
+    return Search(key.nest, may_scatter)
+
+
+def _ways(nest: Nest) -> tuple[bool, ...]:
+    """Whether a workspace takes what is summed: always, never or either, by what is written."""
+    if not nest.levels:
+        return (False,)
+    return (True, False) if nest.full != nest.target else (False,)
+
+
+def _cheapest(nest: Nest, workspace: bool, limit: float) -> tuple[float, tuple[int, ...]] | None:
+    """The cheapest order with or without a workspace, by the sets of loops around each loop; none above a limit."""
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    # Whatever the last loop is, it costs at least so much.
+    last = min((loop_cost(nest, nest.full ^ b, b, workspace) for b in _free(nest, workspace)), default=inf)
+    if last == inf or last > limit:
+        return None
+    limit = _greedy(nest, workspace, limit, last)
+    for outer in range(nest.full):
+        if outer not in best:
+            continue
+        cost, order = best[outer]
+        for bit in nest.bits:
+            if outer & bit or not may_follow(nest, outer, bit, workspace):
+                continue
+            inner = outer | bit
+            total = cost + loop_cost(nest, outer, bit, workspace)
+            if (total if inner == nest.full else total + last) > limit:
+                continue
+            if inner not in best or (total, (*order, bit)) < best[inner]:
+                best[inner] = (total, (*order, bit))
+    return best.get(nest.full)
+
+
+def _free(nest: Nest, workspace: bool) -> list[int]:
+    """The loops that may be the innermost one."""
+    return [bit for bit in nest.bits if may_follow(nest, nest.full ^ bit, bit, workspace)]
+
+
+def _greedy(nest: Nest, workspace: bool, limit: float, last: float) -> float:
+    """The cost of the order that always takes the cheapest next loop, or the limit that it exceeds.
+
+    No set of loops that costs more is looked at.
+    """
+    cost, outer = 0.0, 0
+    while outer != nest.full:
+        free = [bit for bit in nest.bits if not outer & bit and may_follow(nest, outer, bit, workspace)]
+        if not free:
+            return limit
+        added, bit = min([(loop_cost(nest, outer, bit, workspace), bit) for bit in free])
+        cost, outer = cost + added, outer | bit
+        if (cost if outer == nest.full else cost + last) > limit:
+            return limit
+    return min(limit, cost * (1.0 + 1e-9))
+
+
+def described(nest: Nest, order: tuple[int, ...], workspace: bool) -> Order:
+    """An order of the loops with its cost."""
+    cost, iterations, outer = 0.0, 0.0, 0
+    for bit in order:
+        cost += loop_cost(nest, outer, bit, workspace)
+        visits, _ = nest.visits(outer, bit)
+        iterations += nest.count(outer) * visits
+        outer |= bit
+    turned = [f.access.tensor for f in nest.factors if not is_concordant(f.order, order)]
+    names = tuple(nest.variables[bit.bit_length() - 1] for bit in order)
+    copied = ""
+    if order and order[-1] in nest.copies:
+        around = nest.full ^ order[-1]
+        if loop_cost(nest, around, order[-1], workspace) == _copied_cost(nest, around, order[-1], workspace):
+            copied = names[-1]
+    return Order(names, cost, iterations, tuple(dict.fromkeys(turned)), workspace, copied)
+
+
+def is_concordant(levels: tuple[int, ...], order: tuple[int, ...]) -> bool:
+    """Whether loops in this order go down the levels of an operand."""
+    places = [order.index(bit) for bit in levels]
+    return places == sorted(places)
+
+
+def orders(nest: Nest) -> Iterator[Order]:
+    """All orders of the loops that have code, the cheapest first; for few loops."""
+
+    def extend(outer: int, order: tuple[int, ...], workspace: bool) -> Iterator[Order]:
+        if outer == nest.full:
+            yield described(nest, order, workspace)
+        for bit in nest.bits:
+            if not outer & bit and may_follow(nest, outer, bit, workspace):
+                yield from extend(outer | bit, (*order, bit), workspace)
+
+    found = [order for workspace in _ways(nest) for order in extend(0, (), workspace)]
+    yield from sorted(found, key=lambda order: order.cost)
+
+
+def may_follow(nest: Nest, outer: int, bit: int, workspace: bool) -> bool:
+    """Whether the loop over `bit` may be the next one inside those of `outer`.
+
+    A result that is assembled is written level by level; a workspace holds its last level only.
+    """
+    sums = nest.sums
+    if not nest.levels:
+        # What is summed around the loops over stored positions would need memory for all coordinates.
+        return not (nest.is_sampled and bit & nest.target and outer & sums)
+    last = nest.levels[-1]
+    if not bit & nest.target:
+        return not (nest.above[last] if workspace else nest.target) & ~outer
+    if nest.above[bit] & ~outer:
+        return False
+    if bit == last and workspace:
+        return not sums & ~outer
+    if sums & outer:
+        return False
+    # Without a workspace every coordinate that the loop over the last level visits is stored.
+    return workspace or bit != last or not sums or bool(nest.drivers(outer, bit))
+
+
+def least_cost(nest: Nest) -> float:
+    """A lower bound of the cost of every loop order: the body, and the entries of an assembled result."""
+    body = nest.count(nest.full)
+    each = [_body_cost(nest, bit) for bit in nest.bits]
+    cost = body * min([*each, *(1.0 / LANES for _ in nest.copies)], default=1.0)
+    if nest.levels:
+        appended = APPEND * nest.count(nest.target)
+        cost += min(appended, INSERT * nest.written + SCATTER * body) if nest.sums else appended
+    return cost
+
+
+def loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
+    """The cost that the loop over `bit` inside `outer` adds, with the body where it is the last loop."""
+    found = nest.costs.get((outer, bit, workspace))
+    if found is None:
+        found = nest.costs[outer, bit, workspace] = _loop_cost(nest, outer, bit, workspace)
+    return found
+
+
+def _loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
+    inner = outer | bit
+    is_last = inner == nest.full
+    # A loop over neighbours in memory runs inside all others: its variable costs nothing to move there.
+    cost = _run_cost(nest, outer, bit, workspace, LANES if is_last and bit == nest.lane else 1.0)
+    if is_last:
+        cost += nest.count(inner) * _body_cost(nest, bit)
+        if bit in nest.copies:
+            cost = min(cost, _copied_cost(nest, outer, bit, workspace))
+    return cost
+
+
+def _copied_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
+    """The same of the last loop where transposed copies take the place of what lies across its lanes."""
+    lanes = min(LANES, nest.extents[bit.bit_length() - 1])
+    copied = nest.copies[bit] + nest.count(nest.full) / max(1.0, lanes)
+    return copied + _run_cost(nest, outer, bit, workspace, max(1.0, lanes))
+
+
+def _run_cost(nest: Nest, outer: int, bit: int, workspace: bool, lanes: float) -> float:
+    """The cost of a loop beside its body, with as many iterations at a time."""
+    count, inner = nest.count(outer), outer | bit
+    visits, lists = nest.visits(outer, bit)
+    cost = count * visits * (MERGE if lists > 1 else VISIT) / lanes
+    for _, factor in nest.having[bit]:
+        if factor.above[bit] & ~outer:
+            cost += factor.turn * max(factor.stored, 1.0)
+        cost += _positions(nest, factor, outer | bit)
+    sums = nest.sums
+    if nest.levels:
+        if bit == nest.levels[-1]:
+            cost += INSERT * nest.written if workspace else APPEND * nest.count(inner)
+        if inner == nest.full and workspace:
+            cost += SCATTER * nest.count(inner)
+    elif bit & nest.target and outer & sums:
+        cost += SCATTER * nest.count(inner) / lanes
+    if outer == 0 and bit & sums and nest.target:
+        cost += SERIAL * nest.count(nest.full) / (LANES if nest.lane else 1.0)
+    return cost
+
+
+def _body_cost(nest: Nest, bit: int) -> float:
+    """The cost of one run of the body where the loop over `bit` is the innermost one."""
+    return STRIDE * nest.strides[bit] + 1.0 / (LANES if bit == nest.lane else 1.0)
+
+
+def _positions(nest: Nest, factor: Factor, inner: int) -> float:
+    """The positions of dense levels over other modes than the operand has there: `j, i` of one stored `h, i, j`."""
+    leading = factor.is_dense.index(False) if False in factor.is_dense else 0
+    modes = factor.mask & inner
+    if leading < 2 or modes.bit_count() != leading or modes == sum(set(factor.order[:leading])):
+        return 0.0
+    return nest.coordinates(modes)

@@ -1,0 +1,204 @@
+"""How a sparse matrix that never changes is best stored for `X @ W.T`, and whether it is worth it.
+
+In: the zeros of W [3072, 768], 10 % stored, 128 rows of X, a machine. Out: `j/192: dense, i: dense, j%192:
+compressed(crd=int16)`, about 1.6 ms against 8.5 ms of torch's dense product.
+
+Rows of W that store the same columns, four at a time, share their coordinates and are read together: a block of four
+times three vectors of X needs seven loads for twelve products, one of eight times one vector nine for eight.
+One row of X leaves little to do but to read W: a bit for each column is less than a coordinate for each entry, and
+slices of rows with as many entries each, though they are padded, are read by whole vectors.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sparsify.compiler.schedule.cost.machine import Machine
+from sparsify.compiler.schedule.cost.matmul import (
+    Packed,
+    bit_vectors,
+    bits_us,
+    dense_us,
+    is_looked_up,
+    packed_us,
+    slices_us,
+)
+from sparsify.storage.format import Format, LevelExpression, StoredLevel
+from sparsify.storage.levels import Compressed, Dense
+
+# Columns of a panel, and rows of a block, that are compared.
+WIDTHS: Final = (96, 128, 192, 384, 768, 1536)
+HEIGHTS: Final = (4, 1)
+# A bit for each column, for which one row of X is read in vectors.
+PANEL_BITS: Final = 64
+BITS: Final = Format(f"i: dense, j/{PANEL_BITS}: dense, j%{PANEL_BITS}: bitmap")
+# Rows of a slice, which are the lanes of a vector, and columns of which X lies in registers.
+SLICE_ROWS: Final = 16
+SLICE_COLUMNS: Final = 64
+SLICES: Final = Format(
+    f"i/{SLICE_ROWS}: dense, j/{SLICE_COLUMNS}: dense, i%{SLICE_ROWS}: dense, "
+    f"j%{SLICE_COLUMNS}: sliced({SLICE_ROWS}, crd=int8)"
+)
+# Bytes in which entries are multiplied at least: those of 16 bits as float32.
+LANE_BYTES: Final = 4
+# Bytes of a coordinate, and how many coordinates they tell apart.
+SHORT: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
+# A level is compressed where it stores less than one of so many coordinates; bytes of a coordinate by default.
+SPREAD: Final = 4
+WIDE_COORDINATE: Final = 4
+# Bytes of a compact format at most, as a multiple of those of the values and of two more for each.
+COMPACT: Final = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A format and what a product with it costs.
+
+    Attributes:
+        format: of W.
+        stored: entries, padding of blocks included.
+        entries: that the matrix has, zeros included.
+        bytes: that it takes.
+        dense_bytes: that the matrix takes as it is.
+        us: of a call.
+        dense_us: of torch's product with W as it is.
+    """
+
+    format: Format
+    stored: int
+    entries: int
+    bytes: int
+    dense_bytes: int
+    us: float
+    dense_us: float
+
+    @property
+    def is_smaller(self) -> bool:
+        """Whether it takes less memory than the matrix as it is."""
+        return self.bytes < self.dense_bytes
+
+
+def pack_matrix(
+    mask: Tensor,
+    rows: int,
+    item_bytes: int,
+    machine: Machine,
+    *,
+    value_bytes: int | None = None,
+    compact: bool = False,
+) -> list[Packing]:
+    """The formats for a matrix that are smaller than it, the one first that is expected to be the fastest.
+
+    Where none is smaller, all are returned, each with `is_smaller` false.
+
+    Args:
+        mask: [outputs, columns], where W is not zero.
+        rows: of X.
+        item_bytes: of an entry of X, of the result and of the matrix as it is.
+        machine: that multiplies.
+        value_bytes: of a stored entry, without it as many.
+        compact: of those that take little more than the values and 16-bit coordinates; where there is none, the
+            smallest.
+    """
+    value_bytes = value_bytes or item_bytes
+    every = sorted(_packings(mask, rows, item_bytes, value_bytes, machine), key=lambda found: found.us)
+    most = COMPACT * int(mask.sum()) * (value_bytes + 2)
+    kept = [found for found in every if found.is_smaller and (found.bytes <= most or not compact)]
+    if compact and not kept:
+        return [min(every, key=lambda found: found.bytes)]
+    return kept or every
+
+
+def _packings(
+    mask: Tensor, rows: int, item_bytes: int, value_bytes: int, machine: Machine
+) -> Iterator[Packing]:
+    """The formats that are compared."""
+    outputs, columns = mask.shape
+    dense = dense_us(rows, outputs, columns, machine, item_bytes)
+    lane_bytes = max(item_bytes, LANE_BYTES)
+    for height in HEIGHTS:
+        if outputs % height:
+            continue
+        blocks = int(mask.view(outputs // height, height, columns).any(1).sum())
+        for width in (*(width for width in WIDTHS if width < columns), columns):
+            short = next(size for size, most in SHORT if width <= most)
+            lists = outputs // height * -(-columns // width)
+            size = blocks * (height * value_bytes + short) + 4 * (lists + 1)
+            weight = Packed(blocks, lists, height, min(width, columns), outputs, columns, size)
+            us = packed_us(weight, rows, machine, lane_bytes)
+            format = _format(width, height, columns, short)
+            entries = outputs * columns
+            yield Packing(format, blocks * height, entries, size, entries * item_bytes, us, dense)
+    if rows == 1 and (vectors := bit_vectors(outputs, columns, machine, lane_bytes)):
+        stored, panels = int(mask.sum()), outputs * -(-columns // PANEL_BITS)
+        size = stored * value_bytes + panels * (PANEL_BITS // 8 + 4) + 4
+        us = bits_us(vectors, size, outputs, columns, machine, lane_bytes)
+        yield Packing(BITS, stored, outputs * columns, size, outputs * columns * item_bytes, us, dense)
+    if is_looked_up(SLICE_ROWS, machine, lane_bytes):
+        slots, tiles = slots_of(mask)
+        size = slots * SLICE_ROWS * (value_bytes + 1) + 4 * (tiles + 1)
+        us = slices_us(slots, tiles, rows, size, outputs, columns, machine, lane_bytes)
+        entries = outputs * columns
+        yield Packing(SLICES, slots * SLICE_ROWS, entries, size, entries * item_bytes, us, dense)
+
+
+def pack_tensor(subscripts: str, place: int, mask: Tensor) -> Format:
+    """The format of a sparse operand of any rank in an einsum whose other operands are dense.
+
+    Index variables of the result are outside, those that another operand has, too, before the others; summed ones are
+    inside, the longest last. Then sums stay in registers while lanes run along an index variable that the operand
+    lacks. A level is dense unless most of its coordinates would store nothing.
+
+    Args:
+        subscripts: of the einsum, with its result.
+        place: of the sparse operand among the operands.
+        mask: where it is not zero.
+
+    >>> import torch
+    >>> str(pack_tensor("bmk,bkn->bmn", 1, torch.ones(2, 800, 40, dtype=torch.bool)))
+    'i: dense, k: dense, j: compressed(crd=int16)'
+    """
+    inputs, _, result = subscripts.replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    names = operands.pop(place)
+    shared = {name for name in names if any(name in other for other in operands)}
+
+    def rank(mode: int) -> tuple[bool, bool, int]:
+        name = names[mode]
+        return name not in result, name not in shared, mask.shape[mode] if name not in result else 0
+
+    ordering = sorted(range(len(names)), key=rank)
+    left, levels = mask.permute(ordering), list[StoredLevel]()
+    before, is_listed = 1, False
+    for depth, mode in enumerate(ordering):
+        inner = left.flatten(depth + 1) if depth + 1 < len(ordering) else left.unsqueeze(-1)
+        stored = int(inner.any(-1).sum())
+        is_listed |= depth + 1 == len(ordering) or SPREAD * stored < before * mask.shape[mode]
+        before = stored
+        short = next(size for size, most in SHORT if mask.shape[mode] <= most)
+        crd = f"int{8 * short}" if short < WIDE_COORDINATE else ""
+        levels.append(StoredLevel(LevelExpression(mode), Compressed(crd=crd) if is_listed else Dense()))
+    return Format(tuple(levels))
+
+
+def slots_of(mask: Tensor) -> tuple[int, int]:
+    """How many slots the slices of a matrix have, and in how many tiles: as many as the fullest row of each.
+
+    Args:
+        mask: [outputs, columns], where the matrix is not zero.
+    """
+    whole = pad(mask, (0, -mask.shape[1] % SLICE_COLUMNS, 0, -mask.shape[0] % SLICE_ROWS))
+    slices, panels = whole.shape[0] // SLICE_ROWS, whole.shape[1] // SLICE_COLUMNS
+    tiles = whole.view(slices, SLICE_ROWS, panels, SLICE_COLUMNS)
+    return int(tiles.sum(3).amax(1).sum()), slices * panels
+
+
+def _format(width: int, height: int, columns: int, short: int) -> Format:
+    """Panels of `width` columns, blocks of `height` rows."""
+    panel, column = ("", "j") if width >= columns else (f"j/{width}: dense, ", f"j%{width}")
+    row, block = ("i", "") if height == 1 else (f"i/{height}", f", i%{height}: dense")
+    crd = f"(crd=int{8 * short})" if short < 4 else ""
+    return Format(f"{panel}{row}: dense, {column}: compressed{crd}{block}")

@@ -1,0 +1,1 @@
+"""Directives applied: index notation in, index notation out."""

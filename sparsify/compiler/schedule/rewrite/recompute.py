@@ -1,0 +1,87 @@
+"""Recomputation instead of storage: what later statements read of a temporary is computed again for them.
+
+In:  `S[i,j] = ..; m[i] max= S[i,j]; P[i,j] = exp(S[i,j] - m[i])` and `recompute S after m`.
+Out: `S[i,j] = ..; m[i] max= S[i,j]; S_again[i,j] = ..; P[i,j] = exp(S_again[i,j] - m[i])`
+
+Neither `S` has to outlive what reads it: both shrink to some entries at a time.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.ir.node import Node, find, map_children
+from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Temporary
+from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.rewrite.nests import Body, accesses, assigns, let_of, loop_names, replace_body
+from sparsify.errors import ScheduleError
+
+AGAIN: Final = "_again"
+
+
+def recompute(program: Notation, directive: d.Recompute) -> Notation:
+    """`S = e; m max= S; P = f(S, m) -> S = e; m max= S; S_again = e; P = f(S_again, m)`.
+
+    Raises:
+        ScheduleError: there are no such statements in this order, nothing after them reads the temporary, or what it is
+            computed from has changed since.
+    """
+    let = let_of(program, directive.temporary, directive)
+    statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
+    computed = [n for n, statement in enumerate(statements) if assigns(statement, directive.temporary)]
+    ends = [n for n, statement in enumerate(statements) if assigns(statement, directive.after)]
+    if len(computed) != 1 or len(ends) != 1 or computed[0] >= ends[0]:
+        raise ScheduleError(
+            f"`{directive}`: {directive.temporary} is computed in {len(computed)} statements, {directive.after} "
+            f"in {len(ends)} beside them",
+            "a temporary and what is computed after it, by one statement each",
+        )
+    first, rest = statements[: ends[0] + 1], statements[ends[0] + 1 :]
+    if not any(accesses(statement, directive.temporary) for statement in rest):
+        raise ScheduleError(
+            f"`{directive}`: nothing after {directive.after} reads {directive.temporary}", "another temporary"
+        )
+    producer = statements[computed[0]]
+    read = {access.tensor for access in find(producer, Access)} - {directive.temporary}
+    changed = {a.target.tensor for s in statements[computed[0] + 1 : ends[0] + 1] for a in find(s, Assign)}
+    if read & changed:
+        raise ScheduleError(
+            f"`{directive}`: {', '.join(sorted(read & changed))} is not what it was", "another temporary"
+        )
+    names = _names(program, producer, directive.temporary)
+    copy = _renamed(producer, names)
+    own = next(t for t in let.temporaries if t.name == directive.temporary)
+    only = {directive.temporary: names[directive.temporary]}
+    body = Sequence((*first, copy, *(_renamed(statement, only) for statement in rest)))
+    temporaries = (*let.temporaries, replace(own, name=names[directive.temporary]))
+    return replace(program, body=replace_body(program.body, let, Let(temporaries, body)))
+
+
+def _names(program: Notation, producer: Body, name: str) -> dict[str, str]:
+    """New names of a temporary and of those inside its statement."""
+    taken = {t.name for let in find(program.body, Let) for t in let.temporaries} | loop_names(program)
+    taken |= {declared.name for declared in program.declarations}
+    names = {}
+    for old in (name, *(t.name for let in find(producer, Let) for t in let.temporaries)):
+        new = old + AGAIN
+        while new in taken:
+            new += "_"
+        taken.add(new)
+        names[old] = new
+    return names
+
+
+def _renamed(body: Body, names: dict[str, str]) -> Body:
+    """`body` with tensors and temporaries called otherwise."""
+
+    def visit(node: Node) -> Node:
+        match node:
+            case Access(tensor=tensor) if tensor in names:
+                return replace(node, tensor=names[tensor])
+            case Temporary(name=name) if name in names:
+                node = replace(node, name=names[name])
+        return map_children(node, visit)
+
+    result = visit(body)
+    assert isinstance(result, Body)
+    return result

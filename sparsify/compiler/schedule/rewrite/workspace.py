@@ -1,0 +1,395 @@
+"""Where temporaries live: `precompute` and `pack` move or introduce a `let` at a loop.
+
+In:  `let w[i,k]: (forall i: forall k: forall j: w[i,k] += ..); forall i: forall k: Y[i,k] = relu(w[i,k])`
+     and `precompute w at i in register`
+Out: `forall i: let w[k] in register: (forall k: forall j: w[k] += ..); forall k: Y[i,k] = relu(w[k])`
+"""
+
+from collections.abc import Sequence as Listed
+from dataclasses import replace
+from itertools import takewhile
+
+from sparsify.compiler.einsum.infer.dtype import declared_kind, kind_of, reduced
+from sparsify.compiler.einsum.nodes import Access, Assign, Index, Stored
+from sparsify.compiler.ir.dtypes import Kind, computing
+from sparsify.compiler.ir.node import Node, find, walk
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.notation.nodes import (
+    Forall,
+    Let,
+    Notation,
+    Position,
+    Sequence,
+    Serial,
+    Split,
+    Temporary,
+)
+from sparsify.compiler.notation.provenance import Provenance
+from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.rewrite.nests import (
+    Body,
+    accesses,
+    assigns,
+    close_chain,
+    let_of,
+    loop_chain,
+    loops_around,
+    loops_to_assignment,
+    replace_accesses,
+    replace_body,
+    rewrite_loops,
+    sequence,
+)
+from sparsify.errors import ScheduleError
+
+
+def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
+    """`let w: (forall i: P); forall i: C -> forall i: let w: P; C`, with `w` without the indices of shared loops.
+
+    All statements from the first that names `w` to the last move into one loop, but those in other loops that do not
+    need what these compute: they come first. A `w` that already lives inside the loop moves out of those around it,
+    `forall p: let w: P; C -> let w[p]: (forall p: P); forall p: C`.
+    """
+    let = let_of(program, directive.temporary, directive)
+    temporary = next(t for t in let.temporaries if t.name == directive.temporary)
+    if not directive.at:
+        return _replace_let(program, let, _with(let, _kept(temporary, directive)))
+    around = _loop_around(program.body, directive.at, let)
+    return (
+        _shared_loops(program, let, temporary, directive)
+        if around is None
+        else _out_of_loops(program, around, let, temporary, directive)
+    )
+
+
+def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: d.Precompute) -> Notation:
+    """The statements that name the temporary joined in one nest of the loops up to the one of the directive."""
+    name = temporary.name
+    statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
+    places = [n for n, s in enumerate(statements) if accesses(s, name)]
+    ahead, group = _in_other_loops(statements[places[0] : places[-1] + 1], directive)
+    if any(access != accesses(group[0], name)[0] for s in group for access in accesses(s, name)):
+        raise ScheduleError(
+            f"`{directive}`: {name} is read at other indices than it is computed", "another place"
+        )
+    cut = [_cut_chain(statement, directive) for statement in group]
+    shared = cut[0][0]
+    for chain, _ in cut[1:]:
+        if [loop.index for loop in chain] != [loop.index for loop in shared]:
+            raise ScheduleError(
+                f"`{directive}`: {name} is computed in loops {_indices(shared)}, read in {_indices(chain)}",
+                "give all nests the same outer loops with order",
+            )
+    _check_joined([body for _, body in cut], [loop.index for loop in shared], program, directive)
+    shrunk = _shrink(program, temporary, [loop.index for loop in shared], group[0], directive)
+    inner: Body = sequence([body for _, body in cut])
+    inner = Let((shrunk,), replace_accesses(inner, name, _access(shrunk)))
+    merged = close_chain(shared, inner)
+    rest = [*statements[: places[0]], *ahead, merged, *statements[places[-1] + 1 :]]
+    outer = tuple(t for t in let.temporaries if t.name != name)
+    body = sequence(rest)
+    return _replace_let(program, let, Let(outer, body) if outer else body)
+
+
+def _in_other_loops(statements: Listed[Body], directive: d.Precompute) -> tuple[list[Body], list[Body]]:
+    """The statements that lack the loops of the first one and can come before it, and the others."""
+
+    def loops(statement: Body) -> list[str]:
+        names = [loop.index for loop in loop_chain(statement)[0]]
+        return names[: names.index(directive.at) + 1] if directive.at in names else []
+
+    def touched(statement: Body) -> tuple[set[str], set[str]]:
+        written = {assign.target.tensor for assign in find(statement, Assign)}
+        return written, {access.tensor for access in find(statement, Access)}
+
+    ahead, group = [], list(statements[:1])
+    for statement in statements[1:]:
+        written, read = touched(statement)
+        is_bound = any(written & touched(other)[1] or read & touched(other)[0] for other in group)
+        if is_bound or loops(statement) == loops(statements[0]):
+            group.append(statement)
+        else:
+            ahead.append(statement)
+    return ahead, group
+
+
+def _check_joined(bodies: list[Body], shared: list[str], program: Notation, directive: d.Precompute) -> None:
+    """Raises when an iteration of the joined loops would read what another one writes."""
+    written = {a.target.tensor for body in bodies for a in find(body, Assign)}
+    for tensor in written:
+        found = [access for body in bodies for access in accesses(body, tensor)]
+        holders = sum(1 for body in bodies if accesses(body, tensor))
+        if holders < 2:
+            continue
+        for access in found:
+            leaves = {leaf for name in index_names(access) for leaf in _leaves(program, name)}
+            local = any(t.name == tensor for b in bodies for n in find(b, Let) for t in n.temporaries)
+            if not local and (access != found[0] or not set(shared) <= leaves):
+                raise ScheduleError(
+                    f"`{directive}`: {tensor} is written in some iterations of {', '.join(shared)} and read in others",
+                    "another place",
+                )
+
+
+def _out_of_loops(
+    program: Notation, around: Forall, let: Let, temporary: Temporary, directive: d.Precompute
+) -> Notation:
+    """The temporary with an element for each iteration of the loops between, which run once for each statement.
+
+    Those beside it, of the same `let`, move with it.
+    """
+    chain, inner = loop_chain(around)
+    statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
+    written = [a.target.tensor for a in find(let.body, Assign)]
+    together = {t.name for t in let.temporaries}
+    apart = all(
+        tensor in together or sum(bool(accesses(s, tensor)) for s in statements) == 1 for tensor in written
+    )
+    if inner is not let or not apart:
+        raise ScheduleError(
+            f"`{directive}`: {temporary.name} cannot leave the loops around it", "another place"
+        )
+    between = [replace(loop, kind=Serial()) for loop in chain[1:]]
+    names = tuple(loop.index for loop in between)
+    wider = [replace(t, indices=(*names, *t.indices), scope=directive.scope) for t in let.temporaries]
+    parts = []
+    for statement in statements:
+        for t in wider:
+            statement = replace_accesses(statement, t.name, _access(t))
+        parts.append(close_chain(between, statement))
+    return replace(
+        program,
+        body=replace_body(program.body, around, replace(around, body=Let(tuple(wider), sequence(parts)))),
+    )
+
+
+def _loop_around(body: Body, index: str, inner: Node) -> Forall | None:
+    """The loop over `index` that `inner` lies in."""
+    for node in walk(body):
+        if isinstance(node, Forall) and node.index == index and any(part is inner for part in walk(node)):
+            return node
+    return None
+
+
+def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
+    """`forall k: Y += e -> forall k: let a: a += e; Y = a`, the new `a` indexed by the loops inside `k`.
+
+    An assignment that sums nothing, `Y = e`, becomes `a = e; Y = a`.
+    """
+    nest = _nest_of(program, directive.source)
+    if nest is None:
+        raise ScheduleError(
+            f"`{directive}`: nothing is added to {directive.source}", "the name of a sum's target"
+        )
+    shared, inside = _cut_chain(nest, directive) if directive.at else ([], nest)
+    chain, assign = loop_chain(inside)
+    if not isinstance(assign, Assign):
+        raise ScheduleError(f"`{directive}`: {directive.source} is not a plain sum there", "another place")
+    source = Temporary(directive.temporary, index_names(assign.target), _accumulated(program, assign))
+    shrunk = _shrink(program, source, [loop.index for loop in shared], inside, directive)
+    access = _access(shrunk)
+    given = [replace(loop, kind=Serial()) for loop in chain if loop.index in shrunk.indices]
+    around = [*loops_around(_life(program.body, nest, assign.target.tensor), nest), *shared, *given]
+    whole = all(_is_of_target(program, loop, assign.target) for loop in around)
+    collect = close_chain(chain, Assign(access, assign.monoid, assign.value))
+    give = close_chain(given, Assign(assign.target, None if whole else assign.monoid, access))
+    new = close_chain(shared, Let((shrunk,), Sequence((collect, give))))
+    return replace(program, body=replace_body(program.body, nest, new))
+
+
+def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
+    """`w += e -> let a: (a[p] += e); forall p: w += a[p]`: sums of each iteration of `p` apart, added at the end."""
+    nest = _nest_of(program, directive.source)
+    if nest is None:
+        raise ScheduleError(
+            f"`{directive}`: nothing is added to {directive.source}", "the name of a sum's target"
+        )
+    chain, assign = loop_chain(nest)
+    if not isinstance(assign, Assign) or assign.monoid is None:
+        raise ScheduleError(f"`{directive}`: {directive.source} is not a plain sum there", "another place")
+    names = [loop.index for loop in chain]
+    if directive.over not in names:
+        raise ScheduleError(
+            f"`{directive}`: no loop {directive.over} in the nest of {directive.source}", _indices(chain)
+        )
+    split = next((r for r in program.relations if isinstance(r, Split) and r.inner == directive.over), None)
+    if split is None:
+        raise ScheduleError(f"`{directive}`: {directive.over} has no constant extent", "split it first")
+    outer = list(takewhile(lambda loop: _is_of_target(program, loop, assign.target), chain))
+    inner = chain[len(outer) :]
+    kept = [loop.index for loop in inner if _is_of_target(program, loop, assign.target)]
+    copies = Temporary(
+        directive.temporary,
+        (directive.over, *kept),
+        _accumulated(program, assign),
+        directive.scope,
+    )
+    access = _access(copies)
+    collect = close_chain(inner, Assign(access, assign.monoid, assign.value))
+    loops = [loop for loop in inner if loop.index in copies.indices]
+    loops.sort(key=lambda loop: copies.indices.index(loop.index))
+    give = close_chain(loops, Assign(assign.target, assign.monoid, access))
+    new = close_chain(outer, Let((copies,), Sequence((collect, give))))
+    return replace(program, body=replace_body(program.body, nest, new))
+
+
+def pack(program: Notation, directive: d.Pack) -> Notation:
+    """`forall o: C(B) -> forall o: let P: (forall ..: P[..] = B[..]); C(P)`, C all that reads B or one assignment."""
+
+    def reads(body: Body) -> list[Access]:
+        if not directive.reader:
+            return accesses(body, directive.tensor)
+        readers = [assign for assign in find(body, Assign) if assign.target.tensor == directive.reader]
+        return [access for assign in readers for access in accesses(assign, directive.tensor)]
+
+    def inside(body: Body) -> Let:
+        found = reads(body)
+        if not found or any(access != found[0] for access in found):
+            raise ScheduleError(
+                f"`{directive}`: {directive.tensor} is read in {len(found)} ways there", "exactly one"
+            )
+        if assigns(body, directive.tensor):
+            raise ScheduleError(f"`{directive}`: {directive.tensor} is computed there", "another place")
+        if any(n.access.tensor == directive.tensor for n in find(body, Stored)):
+            raise ScheduleError(
+                f"`{directive}`: stored({found[0]}) asks what is stored, which a copy does not know",
+                "an operand whose values alone are read",
+            )
+        temporary = Temporary(
+            directive.temporary, directive.indices, _dtype(program, directive.tensor), directive.scope
+        )
+        copied: Body = Assign(_access(temporary), None, found[0])
+        for name in reversed(directive.indices):
+            copied = Forall(name, copied)
+        packed = replace_accesses(body, directive.tensor, _access(temporary), directive.reader)
+        return Let((temporary,), Sequence((copied, packed)))
+
+    if not directive.at:
+        return replace(program, body=inside(program.body))
+
+    def change(loop: Forall) -> Forall:
+        return replace(loop, body=inside(loop.body)) if reads(loop.body) else loop
+
+    return replace(program, body=rewrite_loops(program.body, directive.at, change))
+
+
+def _shrink(
+    program: Notation, temporary: Temporary, shared: list[str], producer: Body, directive: d.Precompute
+) -> Temporary:
+    """`temporary` with the loops inside the shared ones as indices, those that make up its own.
+
+    Loops over stored positions of its pattern are one index again: it is stored by them.
+    """
+    wanted = {leaf for name in temporary.indices for leaf in _leaves(program, name)} - set(shared)
+    around = loops_to_assignment(producer, temporary.name) or find(producer, Forall)
+    listed = {
+        leaf: relation.index
+        for relation in program.relations
+        if isinstance(relation, Position) and relation.tensor == temporary.pattern_of
+        for leaf in _leaves(program, relation.position)
+    }
+    if not listed.keys() <= wanted:
+        listed = {}
+    # A loop that was joined is an index for all of its leaves.
+    inside = [loop.index for loop in around if set(_leaves(program, loop.index)) <= wanted]
+    indices = dict.fromkeys(listed.get(_leaves(program, index)[0], index) for index in inside)
+    return replace(_kept(temporary, directive), indices=tuple(indices))
+
+
+def _kept(temporary: Temporary, directive: d.Precompute) -> Temporary:
+    """`temporary` in the memory that the directive gives it."""
+    return replace(temporary, scope=directive.scope, listed=directive.listed, marked=directive.marked)
+
+
+def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]:
+    """The loops of `nest` up to the one named by the directive, and what is inside them."""
+    chain, body = loop_chain(nest)
+    names = [loop.index for loop in chain]
+    if directive.at not in names:
+        raise ScheduleError(
+            f"`{directive}`: there is no loop {directive.at} among {_indices(chain)}", "one of them"
+        )
+    cut = names.index(directive.at) + 1
+    return chain[:cut], close_chain(chain[cut:], body)
+
+
+def _life(body: Body, nest: Body, name: str) -> Body:
+    """The scope of a temporary's `let` around `nest`, `body` where `name` is none: before, it has no entries."""
+    lets = (let for let in find(body, Let) if any(t.name == name for t in let.temporaries))
+    return next((let.body for let in lets if any(node is nest for node in walk(let))), body)
+
+
+def _is_of_target(program: Notation, loop: Forall, target: Access) -> bool:
+    """Whether each iteration of a loop has entries of its own in the target."""
+    names = set(index_names(target))
+    return loop.index in names or Provenance(program.relations).roots(loop.index) <= names
+
+
+def _nest_of(program: Notation, name: str) -> Body | None:
+    """The largest chain of loops around the assignment to `name` and nothing else, `None` without one."""
+
+    def search(node: Node) -> Body | None:
+        if isinstance(node, Forall | Assign):
+            _, inner = loop_chain(node)
+            if isinstance(inner, Assign) and inner.target.tensor == name:
+                return node
+        for child in (c for c in _statements(node)):
+            if (found := search(child)) is not None:
+                return found
+        return None
+
+    return search(program.body)
+
+
+def _statements(node: Node) -> tuple[Body, ...]:
+    match node:
+        case Forall(body=body) | Let(body=body):
+            return (body,)
+        case Sequence(statements=statements):
+            return statements
+    return ()
+
+
+def _with(let: Let, temporary: Temporary) -> Let:
+    return replace(
+        let, temporaries=tuple(temporary if t.name == temporary.name else t for t in let.temporaries)
+    )
+
+
+def _replace_let(program: Notation, let: Let, new: Body) -> Notation:
+    return replace(program, body=replace_body(program.body, let, new))
+
+
+def _access(temporary: Temporary) -> Access:
+    return Access(temporary.name, tuple(Index(name) for name in temporary.indices))
+
+
+def _accumulated(program: Notation, assign: Assign) -> str:
+    """The dtype in which what `assign` adds is accumulated: truth values of numbers are taken of their sum."""
+    dtype = _dtype(program, assign.target.tensor)
+    if dtype != "bool" or assign.monoid is None:
+        return dtype
+    kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
+    lets = find(program.body, Let)
+    kinds |= {temporary.name: Kind(temporary.dtype) for let in lets for temporary in let.temporaries}
+    return computing(reduced(kind_of(assign.value, kinds), assign.monoid, assign.value, kinds).dtype)
+
+
+def _dtype(program: Notation, name: str) -> str:
+    """The dtype of a temporary that takes the place of a tensor or temporary: the one that it is computed in."""
+    for node in walk(program.body):
+        if isinstance(node, Let):
+            for temporary in node.temporaries:
+                if temporary.name == name:
+                    return temporary.dtype
+    return next(
+        computing(declaration.dtype) for declaration in program.declarations if declaration.name == name
+    )
+
+
+def _leaves(program: Notation, index: str) -> list[str]:
+    return Provenance(program.relations).leaves(index)
+
+
+def _indices(chain: list[Forall]) -> str:
+    return ", ".join(loop.index for loop in chain)

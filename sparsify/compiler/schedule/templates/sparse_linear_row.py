@@ -1,0 +1,86 @@
+"""Products of a sparse matrix with one row: nothing to turn, and little to do but to read the matrix.
+
+In:  `Y[t,n] = sum(k, X[t,k] * W[n,k])`, W in slices of 16 rows, `n/16: dense, k/64: dense, n%16: dense, k%64: sliced`.
+Out: `order t, no, ko, ni, ki; precompute sums = Y at no in register; precompute part = sums at ko in register; pack
+     table_X = X[ki] at ko in register; vector ni in sums; vector ni in part; vector ki in table_X; vector ni in Y;
+     parallel t dynamic chunks 4`
+
+Lanes are the rows of a slice: each looks its number of X up in a table that lies in registers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.schedule import directives as d
+
+if TYPE_CHECKING:
+    from sparsify.compiler.schedule.templates.sparse_linear import Panels
+
+# Vectors of a table at most: half of the registers that there are, and few to choose from.
+TABLE: Final = 8
+
+
+def slices(product: Panels, lanes: int, part: int) -> d.Schedule:
+    """The rows of a slice in the lanes of vectors; any number of rows of X, one after the other."""
+    loops = product.loops
+    steps, shared, output = product.shared(part)
+    first = [*shared, *product.leading, product.row]
+    steps.append(d.Order((*first, *loops.around(output), loops.block, loops.column)))
+    if 1 < lanes <= loops.height and loops.height % lanes == 0 and loops.width <= TABLE * lanes:
+        steps.append(d.Order((*first, output, loops.block), product.result))
+        sums, part_of, table = (
+            product.collected,
+            product.name("part"),
+            product.name(f"table_{product.dense.name}"),
+        )
+        if product.collected != product.result:
+            steps.append(d.Precompute(sums, "register", at=output))
+        else:
+            sums = product.name("sums")
+            steps.append(d.Precompute(sums, "register", at=output, source=product.collected))
+        steps += [
+            d.Precompute(part_of, "register", at=loops.panel, source=sums),
+            d.Pack(table, product.dense.name, (loops.column,), loops.panel, "register"),
+            *(d.Vector(loops.block, nest) for nest in (sums, part_of, product.result)),
+            d.Vector(loops.column, table),
+        ]
+    return d.Schedule((*steps, d.Parallel(first[0], "dynamic", chunks=4)))
+
+
+def bits(product: Panels, lanes: int, part: int) -> d.Schedule:
+    """The bits of vectors of columns at a time, a sum for each column of a panel."""
+    steps, shared, output = product.shared(part)
+    first = [*shared, *product.leading, product.row]
+    steps.append(d.Order((*first, *product.loops.around(output), product.loops.column)))
+    tile, collected = product.collect(d.Order((*first, output), product.result), product.row)
+    steps += collected
+    sums, column = product.name("sums"), product.loops.column
+    steps.append(d.Precompute(sums, "register", at=output, source=tile))
+    if lanes > 1:
+        apart = product.name("apart")
+        steps += [d.Precompute(apart, "register", source=sums, over=column), d.Vector(column)]
+    return d.Schedule((*steps, d.Parallel(first[0], "dynamic", chunks=4)))
+
+
+def entries(product: Panels, sets: int, part: int) -> d.Schedule:
+    """The entries of a row of W in sets, one number each."""
+    place, group, member = product.places()
+    steps: list[d.Directive] = [
+        d.Pos(product.loops.column, place, product.weight.name),
+        d.Split(place, group, member, sets),
+    ]
+    split, shared, output = product.shared(part)
+    first = [*shared, *product.leading, product.row]
+    inside = [name for name in (product.loops.panel, output, group, member) if name]
+    steps += [*split, d.Order((*first, *inside))]
+    tile, collected = product.collect(d.Order((*first, output), product.result), product.row)
+    steps += collected
+    sums = product.name("sums")
+    steps += [
+        d.Precompute(sums, "register", at=output, source=tile),
+        d.Precompute(product.name("apart"), "register", source=sums, over=member),
+        d.Unroll(member),
+        d.Parallel(first[0], "dynamic", chunks=4),
+    ]
+    return d.Schedule(tuple(steps))
