@@ -30,6 +30,7 @@ from sparsify.passes.rules.edge_dropout import edge_dropout
 from sparsify.passes.rules.mark import mark
 from sparsify.passes.rules.propagate import propagate
 from sparsify.passes.rules.sparsified import sparsified
+from sparsify.progress import stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ def run(passes: Sequence[Pass], draft: Draft) -> Draft:
     dump.prepare()
     if dump.wants("graph"):
         dump.write("graph", passes[0].text(draft))
-    for step in passes:
+    for number, step in enumerate(passes, 1):
+        stage(f"pass {number} of {len(passes)}, {step.name}")
         draft = step.run(draft)
         if dump.wants(step.name):
             dump.write(step.name, step.text(draft))

@@ -95,7 +95,7 @@ INTERRUPTED = """
 import signal
 import sys
 from sparsify import options
-from sparsify.compiler.cpp import cache
+from sparsify.compiler.cpp.toolchain import cache
 from sparsify.compiler.cpp.toolchain.side_by_side import side_by_side
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs tests in the background

@@ -23,7 +23,8 @@ from sparsify.compiler import calibrate
 from sparsify.compiler.kernel.decision_cache import recall
 from sparsify.compiler.kernel.least_time import Least
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.options import Options, current
+from sparsify.options import Options
+from sparsify.progress import stage
 
 Call = Callable[[], Any]
 # Turns in which all contenders run, those that are not far behind, and only those that may still win, to a last turn.
@@ -40,7 +41,6 @@ SLOW_US: Final = 50_000.0
 AGREEING: Final = 3
 APART: Final = 0.04
 # Comparisons that took longer than this in sum show a line.
-QUIET_SECONDS: Final = 2.0
 DISTURBED: Final = " (other work disturbed it)"
 
 
@@ -179,7 +179,6 @@ class Shared:
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.spent = seconds, 0.0
-        self.is_shown = False
 
     @property
     def left(self) -> float:
@@ -187,20 +186,8 @@ class Shared:
         return max(0.0, self.seconds - self.spent)
 
     def show(self) -> None:
-        """Shows on a terminal how far races are, if they take long; nothing runs beside them."""
-        if self.spent > QUIET_SECONDS and sys.stderr.isatty() and not current().quiet:
-            self.is_shown = True
-            print(
-                f"\rtiming what is fastest, {self.spent:.0f} s of at most {self.seconds:.0f}",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def clear(self) -> None:
-        """Takes away what was shown."""
-        if self.is_shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        """Shows how far races are, if they take long; nothing runs beside them."""
+        stage(f"timing what is fastest, {self.spent:.0f} s of at most {self.seconds:.0f}")
 
 
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
@@ -215,7 +202,6 @@ def shared_seconds(seconds: float) -> Iterator[None]:
         yield
     finally:
         _shared.reset(token)
-        shared.clear()
 
 
 def race(calls: Sequence[Call], seconds: float) -> list[Least]:

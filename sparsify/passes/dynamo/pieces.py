@@ -29,6 +29,7 @@ from sparsify.passes.capture import calls
 from sparsify.passes.dynamo.torch_compile import Compiled, is_cut, packed_or_copied, part_of
 from sparsify.passes.module.operator_graph import seconds
 from sparsify.passes.module.prune_and_capture import Source, sparse_module
+from sparsify.progress import working
 from sparsify.report import PieceEntry, Report
 from sparsify.storage.own_memory import runs_natively
 
@@ -355,7 +356,8 @@ class Piece(Compiled):
             entry.note = f"not captured: earlier pieces took {clock.capturing:.0f} s"
             return Chosen(entry, self.graph)
         try:
-            return self.sparse(values, trainable, entry)
+            with working(name):
+                return self.sparse(values, trainable, entry)
         except RecipeError:
             raise
         except (SparsifyError, RuntimeError, TypeError, ValueError) as error:

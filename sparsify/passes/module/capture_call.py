@@ -51,6 +51,7 @@ from sparsify.passes.pipeline import PASSES
 from sparsify.passes.rules.mark import aliases, format_text
 from sparsify.passes.rules.product_weights import product_weights
 from sparsify.passes.rules.prunable import passed_over
+from sparsify.progress import stage, working
 from sparsify.report import Choice
 from sparsify.report_text import fold
 from sparsify.runtime.locks import CAPTURES
@@ -244,24 +245,32 @@ def capture_call(
                 "`prepare` captures the kinds of calls that matter before others come"
             )
             return None
-        check_pruning(module, call)
-        try:
-            reason = module._asked.trains_dense
-            with torch.inference_mode(False), SILENT:
-                draft = draft_of(module, call, tensors, mode, trains_dense=reason)
-        except CaptureError as error:
-            refuse(module, call, mode, error, in_pieces=True)
-            return None
-        try:
-            return published(module, draft, call, tensors, mode)
-        except CaptureError as error:
-            refuse(module, call, mode, error)
-            return None
-        except RuntimeError as error:
-            if not data_sizes.is_outside(error):
-                raise
-            refuse(module, call, mode, CaptureError(f"sizes that the data decides are 0 or 1: {error}"))
-            return None
+        with working(type(module._source).__name__):
+            return captured_now(module, call, tensors, mode)
+
+
+def captured_now(
+    module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes
+) -> Variant | None:
+    """The new variant for calls like `call`; None, and noted, when the source model has to run."""
+    check_pruning(module, call)
+    try:
+        reason = module._asked.trains_dense
+        with torch.inference_mode(False), SILENT:
+            draft = draft_of(module, call, tensors, mode, trains_dense=reason)
+    except CaptureError as error:
+        refuse(module, call, mode, error, in_pieces=True)
+        return None
+    try:
+        return published(module, draft, call, tensors, mode)
+    except CaptureError as error:
+        refuse(module, call, mode, error)
+        return None
+    except RuntimeError as error:
+        if not data_sizes.is_outside(error):
+            raise
+        refuse(module, call, mode, CaptureError(f"sizes that the data decides are 0 or 1: {error}"))
+        return None
 
 
 def published(
@@ -340,6 +349,7 @@ def draft_of(
         has_general: whether the front end makes regions of what no recogniser knows.
         trains_dense: why weights that train are left to torch, "" where kernels compute with them.
     """
+    stage("capturing")
     report_recorders(module._source, module._notices)
     mirror = module._weights.mirror(mode)
     try:
@@ -434,6 +444,7 @@ def publish(
             module._notices.warn("; ".join(fold(dict.fromkeys(report.warnings))))
         hold_weights(module, variants, packs=False)
         if module._asked.verify:
+            stage("comparing with the source model")
             names = call.shape.tensor_names()
             with SILENT, naming_values(module._source, dict(zip(names, tensors, strict=True))):
                 verify(module, variant, call, tensors, mode)

@@ -37,6 +37,7 @@ from sparsify.passes.module.verify import (
     trained_tensors,
 )
 from sparsify.passes.rules.mark import rule_error
+from sparsify.progress import stage
 from sparsify.report import PieceEntry, Report
 from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.trained_masks import entries
@@ -270,6 +271,7 @@ def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Mo
         CaptureError: no piece has a region, pieces differ from call to call, or the source model is faster.
         VerificationError: the results differ.
     """
+    stage("finding the pieces that torch.compile captures")
     asked, largest = module._asked, None
     compiler.trainable = asked.is_trainable(mode[0])
     trains = compiler.trainable and torch.is_grad_enabled()

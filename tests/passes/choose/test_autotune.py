@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparsify import options
+from sparsify import options, progress
 from sparsify.compiler.kernel import decision_cache
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.choose import autotune
@@ -79,16 +79,14 @@ def test_races_share_their_seconds(monkeypatch):
     assert now[0] == 10.0 + 5.0
 
 
-@pytest.mark.parametrize(
-    ("quiet", "shown"),
-    [(False, "\rtiming what is fastest, 0 s of at most 30\r\033[K"), (True, "")],
-)
-def test_long_races_show_a_line_on_a_terminal(monkeypatch, capsys, quiet, shown):
-    monkeypatch.setattr(autotune, "QUIET_SECONDS", -1.0)
-    monkeypatch.setattr(autotune.sys.stderr, "isatty", lambda: True, raising=False)
-    with options.override(quiet=quiet), autotune.shared_seconds(30.0):
+def test_long_races_show_a_line_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    with progress.working("Model"), autotune.shared_seconds(30.0):
         autotune.race([partial(int, 0)], 0.0)
-    assert capsys.readouterr().err == shown
+    assert capsys.readouterr().err == (
+        "\r\033[KModel: timing what is fastest, 0 s of at most 30, 0 s\r" + progress.CLEAR
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
 from typing import Final, TypeVar
 
+from sparsify import progress
 from sparsify.options import current
 
 T = TypeVar("T")
@@ -62,6 +63,7 @@ def _outcome(task: Callable[[], T]) -> T | Exception:
 
 def _show(futures: Sequence["Future[T | Exception]"]) -> None:
     """Waits for all, with a bar on a terminal."""
+    progress.clear()
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
