@@ -12,10 +12,9 @@ from sparsify import options, progress
 from sparsify.progress import CLEAR, stage, working
 
 
-@pytest.fixture
-def terminal(monkeypatch, capsys):
-    """Standard error as a terminal on which all work counts as long."""
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+def show_on_terminal(monkeypatch, quiet_seconds=0.0):
+    """Takes standard error for a terminal, and work of so many seconds for long."""
+    monkeypatch.setattr(progress, "QUIET_SECONDS", quiet_seconds)
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
 
 
@@ -23,7 +22,8 @@ def lines(text):
     return [line.rstrip("\r") for line in text.split(CLEAR) if line]
 
 
-def test_stages_take_the_place_of_each_other_and_go(terminal, capsys):
+def test_stages_take_the_place_of_each_other_and_go(monkeypatch, capsys):
+    show_on_terminal(monkeypatch)
     with working("GCN"):
         stage("capturing")
         with working("piece 2"):
@@ -35,15 +35,14 @@ def test_stages_take_the_place_of_each_other_and_go(terminal, capsys):
 
 
 def test_short_work_shows_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    show_on_terminal(monkeypatch, 2.0)
     with working("GCN"):
         stage("capturing")
     assert capsys.readouterr().err == ""
 
 
 def test_a_first_stage_shows_itself_when_it_takes_long(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.05)
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    show_on_terminal(monkeypatch, 0.05)
     with working("GCN"):
         stage("capturing")
         threading.Event().wait(1.0)
@@ -60,14 +59,17 @@ def test_nothing_without_a_terminal_or_where_options_say_quiet(monkeypatch, caps
     assert capsys.readouterr().err == ""
 
 
-def test_long_lines_are_cut_at_the_width_of_the_terminal(terminal, monkeypatch, capsys):
+def test_long_lines_are_cut_at_the_width_of_the_terminal(monkeypatch, capsys):
+    show_on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "20")
     with working("GCN"):
         stage("a" * 50)
     assert [len(line) for line in lines(capsys.readouterr().err)] == [19]
 
 
-def test_the_line_goes_when_work_fails(terminal, capsys):
+def test_the_line_goes_when_work_fails(monkeypatch, capsys):
+    show_on_terminal(monkeypatch)
+
     def fails():
         with working("GCN"):
             stage("capturing")
@@ -80,7 +82,8 @@ def test_the_line_goes_when_work_fails(terminal, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_apply_shows_its_stages_and_later_calls_none(terminal, capsys):
+def test_apply_shows_its_stages_and_later_calls_none(monkeypatch, capsys):
+    show_on_terminal(monkeypatch)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8)).eval()
     rule = {"targets": ["param:0.weight"], "source": "given", "format": "csr"}
