@@ -565,10 +565,11 @@ def require_applicable(source: nn.Module, recipe: Recipe) -> None:
     """
     for rule in recipe.rules:
         form = format_text(recipe, rule, rank=MATRIX)
-        weights = [source.get_parameter(name) for name in selected(source, rule)]
+        weights: list[Tensor] = [source.get_parameter(name) for name in selected(source, rule)]
         matrices = [weight for weight in weights if weight.dim() == MATRIX]
         if form != "auto" and rule.prune is not None and matrices:
-            require_masks_fit(recipe, rule, form, matrices[0].shape)
+            are_stored = any(type(weight) is SparseTensor for weight in matrices)
+            require_masks_fit(recipe, rule, form, matrices[0].shape, are_stored)
         if rule.dtype == "same":
             continue
         for name in selected(source, rule):
@@ -576,26 +577,36 @@ def require_applicable(source: nn.Module, recipe: Recipe) -> None:
                 raise rounded_in_training(recipe, rule, f"param:{name}")
 
 
-def require_masks_fit(recipe: Recipe, rule: Rule, form: str, shape: torch.Size) -> None:
+def require_masks_fit(recipe: Recipe, rule: Rule, form: str, shape: torch.Size, are_stored: bool) -> None:
     """Raises where a format cannot hold masks of the structure of a rule, as `nm(2, 4)` those of single entries.
+
+    Args:
+        are_stored: whether weights are sparse parameters, which train whatever a format stores; blocks with zeros
+            in them have entries that no mask has.
 
     Raises:
         RecipeError: with the place of the rule, and the entries that find no place.
     """
-    if rule.prune is None or all(stored.level.holds_all for stored in Format(form, rank=MATRIX).levels):
+    holds_all = all(stored.level.holds_all for stored in Format(form, rank=MATRIX).levels)
+    if rule.prune is None or (holds_all and not are_stored):
         return
     scores = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     try:
         mask = Structure.asked_by(rule.prune).select(scores, HALF, by_row=False)
-        tensor(mask.float(), form)
+        stored = tensor(mask.float(), form).nnz
     except ShapeError:
         return  # the plan of the rule names the weight that groups or blocks do not divide
     except InvalidTensorError as error:
+        why = f"cannot hold the masks of this rule, as for one {list(shape)}: {error}"
+        raise rule_error(recipe, rule, f"format: {form} {why}") from None
+    if are_stored and stored > int(mask.count_nonzero()):
         raise rule_error(
             recipe,
             rule,
-            f"format: {form} cannot hold the masks of this rule, as for one {list(shape)}: {error}",
-        ) from None
+            f"format: {form} stores {stored} entries for a mask [{', '.join(map(str, shape))}] of "
+            f"{int(mask.count_nonzero())}: prune whole blocks, as `pattern: {{block: [4, 4]}}` for `bcsr(4, 4)`, or "
+            "take another format",
+        )
 
 
 def _label(recipe: Recipe, at: int) -> str:

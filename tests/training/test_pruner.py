@@ -350,6 +350,25 @@ def test_a_state_with_a_wrong_part_changes_nothing(part, value, text):
     assert all(torch.equal(value, weights[name]) for name, value in run.model.state_dict().items())
 
 
+def test_single_entries_in_blocks_of_sparse_parameters_are_refused_at_once():
+    rule = {
+        "targets": ["param:0.weight"],
+        "format": "bcsr(4, 4)",
+        "prune": {"method": "gmp", "sparsity": 0.9},
+        "schedule": {"kind": "cubic", "from": 0.0, "start": 0, "end": 40, "every": 4},
+    }
+    asked = {"schema": 1, "name": "blocks", "sparsify": [rule]}
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).train()
+    sparse = sparsify.apply(copy.deepcopy(dense), asked, (torch.randn(4, 16),))
+    optimizer = torch.optim.SGD(sparse.parameters(), 0.1)
+    with pytest.raises(SparsifyError, match="prune whole blocks"):
+        sparsify.Pruner(sparse, optimizer)
+    rule["prune"]["pattern"] = {"block": [4, 4]}
+    sparse = sparsify.apply(dense, asked, (torch.randn(4, 16),))
+    sparsify.Pruner(sparse, torch.optim.SGD(sparse.parameters(), 0.1))
+
+
 def test_a_format_that_cannot_hold_the_masks_is_refused_at_once():
     asked, dense = recipe("gmp"), model()
     asked["sparsify"][0]["format"] = "nm(2, 4)"

@@ -1,11 +1,11 @@
-"""Weights with zeros that torch's operators read in training: what is 0 gets no gradient, as in kernels.
+"""Weights whose zeros would get gradients in training: those that torch's operators read, or that blocks store.
 
 In: `%y = conv_transpose1d(%x, %w)` for a `%w` that a rule prunes, in no region.
 Out: the same graph, and the note that `%w` trains under a mask (`storage/trained_masks.py`): that which the weight
 remembers, or what is not 0 when the graph is compiled.
 """
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
@@ -15,6 +15,7 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import is_mutating
 from sparsify.storage import trained_masks
+from sparsify.storage.interop import tensor
 from sparsify.storage.tensor import SparseTensor
 
 
@@ -25,10 +26,26 @@ def keep_zeros(draft: Draft) -> Draft:
         for weight in draft.graph.find_nodes(op="get_attr"):
             if isinstance(weight.meta.get("val"), SparseTensor):
                 continue  # its gradients lie on its pattern
+            mark = info(weight).mark
+            if not is_sparse(mark):
+                continue
             readers = [user for user in weight.users if user in stays and has_tensors(user)]
-            if is_sparse(info(weight).mark) and readers and not any(map(is_mutating, readers)):
+            is_read = bool(readers) and not any(map(is_mutating, readers))
+            if is_read or stores_zeros(draft.captured.tensor(draft.model, str(weight.target)), mark.format):
                 set_info(weight, is_under_mask=True)
     return draft
+
+
+def stores_zeros(weight: torch.Tensor, format: str) -> bool:
+    """Whether zeros of a weight lie among its entries in a format, as within blocks: kernels give them gradients."""
+    levels = [level.rpartition(":")[2].strip() for level in format.split(",")]
+    kinds = "".join(
+        "d" if level == "dense" else "c" if level.startswith("compressed") else "o" for level in levels
+    )
+    if format == "auto" or ("o" not in kinds and "cd" not in kinds) or isinstance(weight, SparseTensor):
+        return False
+    entries = trained_masks.entries(weight.detach())
+    return tensor(entries.float(), format).nnz > int(entries.count_nonzero())
 
 
 def remaining(draft: Draft) -> set[fx.Node]:
@@ -50,7 +67,7 @@ def has_tensors(node: fx.Node) -> bool:
     )
 
 
-def is_sparse(mark: Any) -> bool:
+def is_sparse(mark: Any) -> TypeGuard[Mark]:
     """Whether a mark is that of a weight of which zeros are not stored."""
     if not isinstance(mark, Mark) or mark.role != "weight":
         return False

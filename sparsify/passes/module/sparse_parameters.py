@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.graph.node_info import call_of
+from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.operands.cached_operands import MatrixOutput
 from sparsify.passes.operands.content_memo import Memo, needs_gradient
@@ -38,8 +38,8 @@ def sparse_parameters(model: nn.Module, variants: Iterable[Variant]) -> dict[str
 
 
 def specs_of(weight: fx.Node) -> Iterator[MatrixOutput | None]:
-    """How the readers of a parameter take it, `None` for those that take it dense."""
-    if not weight.users:
+    """How the readers of a parameter take it, `None` for those that take it dense, or under a mask."""
+    if not weight.users or info(weight).is_under_mask:
         yield None
     for user in weight.users:
         if not is_call(user):

@@ -134,6 +134,32 @@ def test_parts_of_a_weight_of_which_a_kernel_reads_one(left, monkeypatch) -> Non
     torch.testing.assert_close(got, dense.attention.in_proj_weight.grad * (values != 0))
 
 
+@pytest.mark.parametrize("form", ["bcsr(4, 4)", "bcsr(3, 3)", "bcsr(5, 4)"])
+def test_zeros_within_blocks_get_no_gradient_and_stay(form) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(16, 16), torch.randn(4, 16)
+    layer.weight.data *= torch.rand(16, 16) < 0.3
+    asked = {
+        "schema": 1,
+        "name": "blocks",
+        "sparsify": [{"targets": ["param:0.weight"], "source": "given", "format": form}],
+    }
+    dense = nn.Sequential(layer, nn.ReLU()).train()
+    mask = layer.weight.detach() != 0
+    sparse = sparsify.apply(copy.deepcopy(dense), asked, (x,))
+    assert len(sparse.report.regions) == 1
+    for net in (sparse, dense):
+        net(x).square().sum().backward()
+    weight = sparse.get_parameter("0.weight")
+    torch.testing.assert_close(weight.grad, layer.weight.grad * mask)
+    optimizer = torch.optim.Adam(sparse.parameters(), 0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        sparse(torch.randn(4, 16)).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(sparse.get_parameter("0.weight") != 0, mask)
+
+
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_parameters_that_are_sparse_tensors_before_apply(mode) -> None:
     """Their products are kernels already, and nothing is left dense."""
