@@ -99,7 +99,9 @@ def test_other_definitions_are_other_kernels():
     sparsify.register_monoid("pick", "x + y + 0 * x * y", 0)
     from sparsify.compiler import evaluate
     from sparsify.compiler.kernel import kernel
+    from sparsify.compiler.loops.lower import lowering
 
+    lowering._RECENT.clear()
     evaluate._evaluations.clear()
     evaluate._shortcuts.clear()
     kernel._planned.cache_clear()
