@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import sparsify
 from sparsify.errors import VerificationError
 from sparsify.passes.apply import apply
-from sparsify.passes.module.verify import compare, compare_rounding, naming_values
+from sparsify.passes.module.verify import compare, naming_values, rounding_error
 from sparsify.recipe import Verify
 
 LIMITS = Verify(rtol=1e-4, atol=1e-5)
@@ -194,12 +194,12 @@ def test_sums_in_16_bits_may_be_as_far_off_as_the_dense_ones(dtype):
     limits = Verify(rtol=1e-5, atol=1e-6)
     step = 4 * torch.finfo(dtype).eps * float(true)
     for found in (true.to(dtype), plain, (true + 1.9 * off).to(dtype)):
-        largest = compare_rounding(lambda: plain, lambda found=found: found, lambda: true, limits)
+        largest = rounding_error(found, plain, true, (), limits)
         assert largest == float((found.double() - true).abs())
     with pytest.raises(VerificationError, match="differs from the model in float64 by"):
-        compare_rounding(lambda: plain, lambda: (true + 3 * off + 2 * step).to(dtype), lambda: true, limits)
+        rounding_error((true + 3 * off + 2 * step).to(dtype), plain, true, (), limits)
     with pytest.raises(VerificationError, match="differs from the model in float64"):
-        compare_rounding(lambda: plain, lambda: (true * torch.nan).to(dtype), lambda: true, limits)
+        rounding_error((true * torch.nan).to(dtype), plain, true, (), limits)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
