@@ -58,8 +58,8 @@ class Line:
     def end(self) -> None:
         """Takes away what is shown, for good."""
         self._timer.cancel()
+        self._is_over = True  # first: a timer that has fired shows nothing behind `clear`
         self.clear()
-        self._is_over = True
 
 
 _line: ContextVar[Line | None] = ContextVar("line", default=None)

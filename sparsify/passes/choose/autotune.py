@@ -40,7 +40,6 @@ SLOW_US: Final = 50_000.0
 # How many turns must agree on a least time, and by what share they may differ.
 AGREEING: Final = 3
 APART: Final = 0.04
-# Comparisons that took longer than this in sum show a line.
 DISTURBED: Final = " (other work disturbed it)"
 
 

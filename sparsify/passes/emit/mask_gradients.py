@@ -30,8 +30,9 @@ def keep_zeros(draft: Draft) -> Draft:
             if not is_sparse(mark):
                 continue
             readers = [user for user in weight.users if user in stays and has_tensors(user)]
-            is_read = bool(readers) and not any(map(is_mutating, readers))
-            if is_read or stores_zeros(draft.captured.tensor(draft.model, str(weight.target)), mark.format):
+            if any(map(is_mutating, readers)):
+                continue
+            if readers or stores_zeros(draft.captured.tensor(draft.model, str(weight.target)), mark.format):
                 set_info(weight, is_under_mask=True)
     return draft
 
