@@ -81,10 +81,12 @@ class Candidate:
     Attributes:
         name: in words.
         call: computes it.
+        share: of the work that the call does; times are those of the whole.
     """
 
     name: str
     call: Call
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def compare(
     """The times of candidates, measured now."""
     with torch.set_grad_enabled(has_gradients):
         found = race([one.call for one in candidates], seconds)
-    times = tuple((one.name, least.us) for one, least in zip(candidates, found, strict=True))
+    times = tuple((one.name, least.us / one.share) for one, least in zip(candidates, found, strict=True))
     return Winner(kind, times, is_agreed(found))
 
 

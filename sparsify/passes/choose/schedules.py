@@ -3,6 +3,8 @@
 In: the call of `Y[i,k] = sum(j, A[i,j] * T[j,k])`, its kernel compiled, and the example's inputs. Out: the same call
 whose kernel has the schedule that was fastest on them, and a note that says so.
 
+Where a call takes long, ranges of its rows are timed in its place.
+
 Times are kept by statement and about the sizes of its operands, which may be adjacencies, weights or dense.
 """
 
@@ -24,6 +26,7 @@ from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.autotune import THRESHOLDS, Candidate, Winner, autotune
 from sparsify.passes.choose.estimate import estimated_us, example
+from sparsify.passes.choose.operand_parts import Operands, parts_of
 from sparsify.passes.region.region import Region
 
 KIND: Final = "schedule"
@@ -45,7 +48,8 @@ def tune_schedules(
         seconds: for which they are timed, 0 for not at all.
     """
     options = draft.options
-    if seconds == 0 or (estimated_us(draft, region, sizes) or 0) < THRESHOLDS[KIND].least_us:
+    expected_us = estimated_us(draft, region, sizes) or 0.0
+    if seconds == 0 or expected_us < THRESHOLDS[KIND].least_us:
         return
     tensors: dict[str, Any] = {}
 
@@ -71,7 +75,7 @@ def tune_schedules(
             found = autotune(
                 KIND,
                 f"fastest kernel of {step.step!r}",
-                partial(candidates, step, operands, shared),
+                partial(candidates, step, operands, shared, expected_us),
                 sizes=known,
                 options=options,
                 seconds=seconds / len(call.kernel.generated),
@@ -96,19 +100,30 @@ def described(step: GeneratedStep, found: Winner) -> str:
     return f"{timed}: {found.us_of(found.name):.0f} us, the expected one {found.us:.0f}: {found.name}"
 
 
-def candidates(step: GeneratedStep, operands: Any, sizes: Sizes) -> list[Candidate]:
-    """The statement by the expected schedule, and by those near it, for these operands.
+def candidates(step: GeneratedStep, operands: Any, sizes: Sizes, expected_us: float) -> list[Candidate]:
+    """The statement by the expected schedule, and by those near it, for these operands or ranges of their rows.
 
     Raises:
         SparsifyError: the operands cannot be computed.
     """
     tensors = operands()
-    given = tuple(tensors[name] for name in step.operands)
+    parts = parts_of(step, tuple(tensors[name] for name in step.operands), expected_us)
     usual = step.with_schedule(None)  # without what was measured before
     usual.prepare(sizes)
     expected = usual.stages.schedule
-    steps = {expected: usual, **compiled(usual, expected, sizes)}
-    return [Candidate(str(schedule), partial(one.compute, given)) for schedule, one in steps.items()]
+    steps = compiled(usual, expected, sizes)
+    if len(parts.operands) > 1:  # whose sizes may have another schedule
+        usual = step.with_schedule(expected)
+        usual.prepare(sizes)
+    return [
+        Candidate(str(schedule), partial(computed, one, parts.operands), parts.share)
+        for schedule, one in {expected: usual, **steps}.items()
+    ]
+
+
+def computed(step: GeneratedStep, ranges: Sequence[Operands]) -> list[Any]:
+    """The results for each range."""
+    return [step.compute(operands) for operands in ranges]
 
 
 def compiled(step: GeneratedStep, expected: Schedule, sizes: Sizes) -> dict[Schedule, GeneratedStep]:

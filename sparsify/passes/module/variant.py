@@ -7,8 +7,10 @@ the variant for their arguments, found by `CallIndex` without taking the call ap
 
 import copy
 import operator
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -146,13 +148,21 @@ class Variant:
         """How many extents of the tensors may vary."""
         return sum(not isinstance(extent, int) for extents in self.captured.extents for extent in extents)
 
-    def timed(self, run: Callable[[], Any], repeats: int) -> None:
-        """Writes the median time of every region over `repeats` runs into the report, and the memory of the last."""
+    def timed(self, run: Callable[[], Any], repeats: int, most_seconds: float = inf) -> None:
+        """Writes the median time of every region over runs into the report, and the memory of the last.
+
+        Args:
+            run: computes the variant.
+            repeats: runs; fewer where these take longer than `most_seconds`.
+        """
         for region in self.regions:
             region.times_us = []
         try:
+            begun = time.perf_counter()
             with torch.no_grad():
                 for _ in range(repeats - 1):
+                    if time.perf_counter() - begun > most_seconds:
+                        break
                     run()
                 with Peak() as peak:
                     run()

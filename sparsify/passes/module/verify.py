@@ -322,6 +322,8 @@ def gradients(
 
 
 TIMED_CALLS: Final = 3
+# Seconds of calls after which only one more is timed.
+TIMED_SECONDS: Final = 0.1
 
 
 def verify(
@@ -354,7 +356,7 @@ def verify(
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # First, so that what is compared follows the plan of its memory.
-        variant.timed(sparse, TIMED_CALLS)
+        variant.timed(sparse, TIMED_CALLS, TIMED_SECONDS)
     is_whole = variant.masked is not None or writes
     sample = None if is_whole else row_sample(call, hops=len(variant.regions))
     if sample is not None and agrees_on(sample, module, variant, call, dense, sparse):

@@ -102,7 +102,7 @@ def test_a_run_that_is_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch, wa
 
 @pytest.mark.parametrize("step", [4, 8])  # before weights become sparse, and afterwards
 def test_dense_weights_become_sparse_where_the_zeros_suffice(tmp_path, monkeypatch, step):
-    """A run goes on bit for bit; interrupted afterwards it may have kernels of another class of sizes."""
+    """A run goes on bit for bit in dense steps; those in kernels may take others, which are timed in each process."""
     asked = settings("lenet300", "gmp90", batch_size=8, save_every=1)
     with monkeypatch.context() as patch:
         watched = Watched(patch, "turns")
@@ -123,9 +123,11 @@ def test_dense_weights_become_sparse_where_the_zeros_suffice(tmp_path, monkeypat
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     if step < 7:
         expected, found = state_of(one), state_of(other)
-        assert all(torch.equal(value, found[name]) for name, value in expected.items())
-        assert losses[0] == losses[1]
-        assert [row.val_loss for row in whole.rows] == [row.val_loss for row in resumed.rows]
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)
+        assert losses[0][:6] == losses[1][:6]  # dense steps
+    validated = [[row.val_loss for row in each.rows if row.val_loss is not None] for each in (whole, resumed)]
+    assert validated[0] == pytest.approx(validated[1], rel=1e-3)  # in kernels from step 6 on
     assert "from step 7 on, the first one with 80.0 % zeros; median step" in str(whole)
     assert resumed.to_dict()["sparse_since"] == 7
 
