@@ -31,6 +31,7 @@ EXTRAS: Final = {
     "text": ("transformers",),
     "vision": ("torchvision",),
     "plot": ("matplotlib",),
+    "scale": ("pymetis",),
 }
 SHOWN_INSTRUCTIONS: Final = (
     "sse2",

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from sparsify import __version__
-from sparsify.cli import bench, cache, doctor, env, explain, recipes, reproduce, run, train
+from sparsify.cli import bench, cache, doctor, env, explain, partition, recipes, reproduce, run, train
 from sparsify.cli.printing import PLAIN
 from sparsify.errors import FINE, SparsifyError, exit_status
 from sparsify.providers import require_sole_provider
@@ -41,6 +41,7 @@ app.command()(run.run)
 app.command()(train.train)
 app.command()(explain.explain)
 app.add_typer(recipes.app)
+app.command()(partition.partition)
 app.command()(bench.bench)
 app.command()(reproduce.reproduce)
 app.command()(env.env)
