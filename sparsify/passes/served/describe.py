@@ -20,6 +20,7 @@ from sparsify.passes.module.run_eager import Running, running
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.served import weights
+from sparsify.passes.served.examples import encoded_examples
 from sparsify.passes.served.kinds import encoded_captured, encoded_signature
 from sparsify.passes.served.regions import Writer
 from sparsify.passes.served.values import encoded
@@ -137,6 +138,7 @@ def _variant(module: SparseModule, variant: Variant, writer: Writer) -> dict[str
         "plain": variant.is_plain,
         "constants": list(variant.captured.constants),
         "operators": None if operators is None else _operators(module, operators, writer),
+        "examples": encoded_examples(module, variant),
         "report": _report(variant.report),
     }
 

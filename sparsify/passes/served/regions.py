@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum import serialize
+from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel.kernel import Kernel
 from sparsify.compiler.kernel.stored_kernels import Collected, Stored
 from sparsify.errors import DataError
@@ -218,6 +219,7 @@ class Reader:
         self.structures: list[Structure] = []
         self.calls: list[Any] = []
         self._documents = document["structures"]
+        self._programs: dict[str, Program] = {}
         for call in document["calls"]:
             self.calls.append(self._order(call) if "order" in call else self._region(call))
 
@@ -261,13 +263,19 @@ class Reader:
             )
         return self.structures[number]
 
+    def _program(self, text: str) -> Program:
+        """The program of a text, which layers share."""
+        if text not in self._programs:
+            self._programs[text] = serialize.read(text)
+        return self._programs[text]
+
     def _order(self, document: Mapping[str, Any]) -> NodeOrder:
         entries = decoded(document["conversion"]), decoded(document["entry"])
         return NodeOrder(self.forward(document["edges"]), document["order"], *entries)
 
     def _region(self, document: Mapping[str, Any]) -> RegionCall:
         """The call of a region."""
-        program = serialize.read(document["program"])
+        program = self._program(document["program"])
         operands = [
             Operand(
                 o["name"],

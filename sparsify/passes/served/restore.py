@@ -51,7 +51,7 @@ def restored(
     Raises:
         SparsifyError, KeyError, TypeError, ValueError: a document of another version, or arrays that do not fit.
     """
-    tensors = dict(weights.together(array, document["tensors"]))
+    tensors = dict(weights.together(array, document["tensors"], is_trusted=True))
     source = _source(document, tensors)
     held = {name: decoded(how) for name, how in document["held"].items()}
     module = ServedModule(source, asked, Weights(source, True, held=held), folder)
@@ -62,6 +62,7 @@ def restored(
         for name, constant in constants.items():
             module.register_buffer(name, constant, persistent=False)
         variant = _variant(module, data, constants, reader)
+        module.met.append(data["examples"])
         module._captures.add(((False,) * (1 + len(document["modules"])), variant.captured.shape), variant)
     module.show(module.variants[0])
     return module
@@ -143,7 +144,7 @@ def _operators(module: ServedModule, data: Mapping[str, Any], reader: Reader) ->
 
 def dense_state(document: Mapping[str, Any], array: Callable[[str], Tensor]) -> dict[str, Tensor]:
     """The state of the model of a document for its class: dense tensors under their names."""
-    tensors = dict(weights.together(array, document["tensors"]))
+    tensors = dict(weights.together(array, document["tensors"], is_trusted=False))
     held = {name: decoded(how) for name, how in document["held"].items()}
     scales = {f"{name}{SCALES}" for name, how in held.items() if how.spec.has_scales}
     kept = [*document["parameters"], *(n for n in document["buffers"] if n not in document["temporary"])]

@@ -21,6 +21,7 @@ from sparsify.passes.module import prepare
 from sparsify.passes.module.packed_weights import Weights
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.module.variant import Variant
+from sparsify.passes.served.examples import examples
 
 REMEDY: Final = (
     "call the sparse model that way once before sparsify.save(..., kernels=True), or load with the model, "
@@ -65,11 +66,12 @@ class ServedModule(SparseModule):
 
     Attributes:
         folder: where it lies.
+        met: per graph the shapes of the calls that it met before it was saved.
     """
 
     def __init__(self, model: nn.Module, asked: Asked, weights: Weights, folder: Path) -> None:
         super().__init__(model, asked, weights)
-        self.__dict__["folder"] = folder
+        self.__dict__["folder"], self.__dict__["met"] = folder, []
 
     def train(self, mode: bool = True) -> "ServedModule":
         """Raises for training: there is no code to capture for it.
@@ -119,6 +121,18 @@ class ServedModule(SparseModule):
             "tensors lie in memory or have contents for which the model's own code would run",
             "contiguous tensors that share no memory, or sparsify.load(folder, model)",
         )
+
+    def example_calls(self) -> list[tuple[list[Any], dict[str, Any]]]:
+        """Positional and keyword arguments of calls like those that the model met before it was saved.
+
+        Entries are drawn, of whole numbers within the range of the example; calls with caches or sparse inputs are
+        left out.
+        """
+        found: list[tuple[list[Any], dict[str, Any]]] = []
+        for variant, met in zip(self.variants, self.met, strict=True):
+            given = examples(variant.captured.shape, met)
+            found += [calls.arguments_of(bound, self._signature) for bound in given]
+        return found
 
     def prepare(self, kinds: Sequence[Mapping[str, Any]]) -> list[prepare.Prepared]:
         """Runs a call of each kind, so that the pages of weights are in memory and kernels have met its sizes.

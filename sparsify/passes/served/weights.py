@@ -61,12 +61,15 @@ def apart(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, A
     return arrays, document
 
 
-def together(array: Callable[[str], Tensor], document: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def together(
+    array: Callable[[str], Tensor], document: Mapping[str, Any], *, is_trusted: bool
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors by name; those of one pattern share it.
 
     Args:
         array: by its name.
         document: that `apart` made.
+        is_trusted: whether the folder vouches for what patterns hold, as one with kernels does, which are code.
 
     Raises:
         SparsifyError: arrays that are no pattern.
@@ -88,7 +91,7 @@ def together(array: Callable[[str], Tensor], document: Mapping[str, Any]) -> Ite
             found = Pattern(Format(told["format"]), shape, pos, crd, is_private=True)
             if math.prod(values.shape) != found.nnz:
                 raise DataError(f"{name} has {values.numel()} values for {found}", "save the model again")
-            patterns[key] = found.validated()
+            patterns[key] = found.trusted() if is_trusted else found.validated()
         made[*key, told["values"]] = wrap(patterns[key], values, decoded(told["fill"]))
         yield name, made[*key, told["values"]]
 
