@@ -11,6 +11,7 @@ from sparsify.options import current, override
 
 if TYPE_CHECKING:
     from sparsify.runner.preview import Preview
+    from sparsify.runner.request import Request
     from sparsify.runner.result import Result
     from sparsify.runner.served import ServedResult
 
@@ -129,10 +130,7 @@ def run(
         sparse=sparse,
     )
     if dry_run:
-        refuse_files(html=html, trace=trace, save=save)
-        from sparsify.runner.preview import preview
-
-        show(preview(request), as_json)
+        show_preview(request, as_json, html=html, trace=trace, save=save)
         return
     from sparsify.runner.run import run_request
 
@@ -142,6 +140,14 @@ def run(
         )
     show(result, as_json)
     raise typer.Exit(result.exit_status)
+
+
+def show_preview(request: "Request", as_json: bool, **files: Path | None) -> None:
+    """Prints what would become sparse."""
+    from sparsify.runner.preview import preview
+
+    refuse_files(**files)
+    show(preview(request), as_json)
 
 
 def run_folder(context: typer.Context, folder: Path, quiet: bool, as_json: bool) -> None:

@@ -78,12 +78,12 @@ def run(
         seconds: how long to time both models; five turns, three where they take five times as long.
         quiet: show no progress on standard error.
         out: a folder for result.json, times.csv, report.txt and report.html.
-        html, trace: files for a report page, and for the trace of a call.
-        save: a folder for the sparse model with its kernels, which `sparsify.load` and `run_served` take.
+        html, trace, save: files for a report page and the trace of a call; a folder for the sparse model with kernels.
 
     Raises:
         SparsifyError: something asked for is not known, or data, packages or a compiler are missing.
     """
+    sizes: dict[str, Any] = {"batch": batch, "seq": seq, "batch_size": batch_size, "fanout": fanout}
     request = resolve(
         model,
         recipe=recipe,
@@ -94,11 +94,8 @@ def run(
         sparse_weights=sparse_weights,
         sparse_attn=sparse_attn,
         layers=layers,
-        batch=batch,
-        seq=seq,
-        batch_size=batch_size,
-        fanout=fanout,
         sparse=sparse,
+        **sizes,
     )
     with override(quiet=quiet or current().quiet):
         files: dict[str, Any] = {"out": out, "html": html, "trace": trace, "save": save}
