@@ -76,7 +76,7 @@ def encoder(zeros: int, texts: int, place: Place) -> Case:
     names = [*(f"{name}.weight" for name in linears(model)), "self_attn.in_proj_weight"]
     pruned = [model.get_parameter(name) for name in names]
     for weight in pruned:
-        weight *= Weight(zeros).mask(*weight.shape)
+        weight.mul_(Weight(zeros).mask(*weight.shape))
     recipe = {**RECIPE, "sparsify": [{**WEIGHTS, "targets": [f"param:{name}" for name in names]}]}
     x = torch.randn(texts, TOKENS, width)
     rows, products = texts * TOKENS, sum(sum(weight.shape) for weight in pruned)
