@@ -46,7 +46,7 @@ def listings(report: "Report") -> list[Listing]:
 
 
 def smaller(report: "Report") -> Fact:
-    """How much smaller the parameters are."""
+    """The line of the page on smaller parameters."""
     if report.parameter_bytes is None:
         return Fact("Smaller by", "", IN_PIECES if report.pieces else UNCAPTURED)
     before, after = report.parameter_bytes
@@ -58,7 +58,7 @@ def smaller(report: "Report") -> Fact:
 
 
 def differs(report: "Report", details: Details) -> Fact:
-    """How far outputs differ at most."""
+    """The line of the page on the largest difference of outputs."""
     if details.differs is not None:
         return details.differs
     if report.largest_error is None:

@@ -111,7 +111,7 @@ class _Layout(BaseModel):
 
 @dataclass(frozen=True)
 class Graphs:
-    """What a model that is served has besides weights.
+    """Parts of a served model besides weights.
 
     Attributes:
         document: the text of `graph.json`.
@@ -255,7 +255,7 @@ def read_manifest(place: Path) -> Manifest:
 
 
 def _path(place: Path, name: str) -> Path:
-    """Where a file of the folder's model lies."""
+    """The place of a file of the folder's model."""
     complete = place / COMPLETE / name
     return complete if os.path.exists(complete) else place / name  # noqa: PTH110, names may be too long
 

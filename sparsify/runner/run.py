@@ -173,7 +173,7 @@ def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
 
 
 def of_steps(request: Request, model: nn.Module, steps: Steps) -> Trained:
-    """How a model was trained by steps over samples; its weights are not kept."""
+    """Training of a model by steps over samples; its weights are not kept."""
     epochs = request.training.get("epochs", EPOCHS)
     seconds = sum(steps.dense.runs_ms) / 1e3
     return Trained(model, Training(epochs, seconds, 0.0, steps.text), Path(), reused=False)

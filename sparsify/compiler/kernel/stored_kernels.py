@@ -148,7 +148,7 @@ class StoredVariants(Variants):
 
 
 def distance(one: SizeClass, other: SizeClass) -> float:
-    """How often sizes differ by a factor of two, together.
+    """The number of factors of two between sizes, together.
 
     >>> distance((("i", 63), ("rows of A", None)), (("i", 255), ("rows of A", None)))
     2.0

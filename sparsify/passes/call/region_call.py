@@ -54,7 +54,7 @@ class SizeAt:
 
 @dataclass(frozen=True)
 class Operand:
-    """Where an operand of the program comes from.
+    """Source of an operand of the program.
 
     Attributes:
         name: its name in the program.

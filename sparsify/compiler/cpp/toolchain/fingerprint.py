@@ -1,4 +1,4 @@
-"""Which compiler this is: a digest that changes with every change of the package's files.
+"""Fingerprint of the compiler: a digest that changes with every change of the package's files.
 
 In: nothing. Out: `"5f2c..."`. Kernels on disk are found by what they were asked for, before their C++ exists, so
 a changed compiler must not find those of the one before.
