@@ -1,7 +1,7 @@
 """Gradients of what all processes have alike: each of them reads its own copy, so gradients are added.
 
-In: parameters before, and outputs behind, a graph over local rows. Out: the same values, whose gradients are those of the
-sum of all processes' losses.
+In: parameters before, and outputs behind, a graph over local rows. Out: the same values, whose gradients are those of
+the sum of all processes' losses.
 """
 
 from typing import Any
@@ -44,17 +44,21 @@ class _Alike(torch.autograd.Function):
         return gradient / ctx.count, None
 
 
+_SHARED: Any = _Shared.apply
+_ALIKE: Any = _Alike.apply
+
+
 def shared(parameters: list[Tensor], plan: int) -> list[Tensor]:
     """The parameters, whose gradients are summed over processes."""
     trained = [place for place, parameter in enumerate(parameters) if parameter.requires_grad]
     found = list(parameters)
     if trained and torch.is_grad_enabled():
-        for place, value in zip(trained, _Shared.apply(plan, *(parameters[place] for place in trained))):
+        for place, value in zip(trained, _SHARED(plan, *(parameters[place] for place in trained))):
             found[place] = value
     return found
 
 
 def alike(value: Tensor, count: int) -> Tensor:
     """A result that `count` processes have, each with its part of the gradient."""
-    found: Tensor = _Alike.apply(value, count) if value.requires_grad else value
+    found: Tensor = _ALIKE(value, count) if value.requires_grad else value
     return found

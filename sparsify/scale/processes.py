@@ -36,7 +36,9 @@ def join(parts: int, folder: Any, timeout_s: float) -> None:
         count = 1 if missing else int(os.environ["WORLD_SIZE"])
         _require_count(parts, count, folder)
         if missing:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(
+                "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+            )
         else:
             _meet(timeout_s)
     _require_count(parts, dist.get_world_size(), folder)

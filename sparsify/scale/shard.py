@@ -18,15 +18,17 @@ from torch.utils import _pytree as pytree
 from sparsify.errors import CaptureError, DataError, SparsifyError, public
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.export import Captured, capture
+from sparsify.passes.graph.node_info import info
 from sparsify.scale import gradients, halo, parts, processes
+from sparsify.scale.dropout import DRAWS, Draws
 from sparsify.scale.parts import Part
 from sparsify.scale.place import place
-from sparsify.scale.placement import REPLICATED, Placement
+from sparsify.scale.placement import EDGES, NODES, REPLICATED, Placement
 from sparsify.training.all_reduce import broadcast_parameters
 
-NODES: Final = Placement("nodes", 0)
-ITEMS: Final = Placement("items", 0)
-EDGES: Final = Placement("items", 1, ("column", "own"))
+ROWS: Final = Placement(NODES, 0)
+EDGE_ROWS: Final = Placement(EDGES, 0)
+EDGE_INDEX: Final = Placement(EDGES, 1, ("column", "own"))
 TIMEOUT_S: Final = 300.0
 
 
@@ -78,6 +80,8 @@ class ShardedModule(nn.Module):
         data: its tensors by name: `rows`, `edge_index`, and those of the graph, as `x`, `y`, `train_mask`.
     """
 
+    source: nn.Module
+
     def __init__(self, model: nn.Module, part: Part) -> None:
         super().__init__()
         self.training = model.training
@@ -88,6 +92,7 @@ class ShardedModule(nn.Module):
         self.data = SimpleNamespace(**tensors)
         self._plan = halo.HaloPlan.of(part)
         self._number = halo.register(self._plan)
+        DRAWS[self._number] = Draws(processes.agree("a seed", torch.initial_seed())[0], part.rows)
         self._variants: dict[Any, tuple[fx.GraphModule, pytree.TreeSpec]] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +104,7 @@ class ShardedModule(nn.Module):
         if key not in self._variants:
             self._variants[key] = self._placed(call, tensors)
         graph, tree = self._variants[key]
+        DRAWS[self._number].advance()
         return pytree.tree_unflatten(list(graph(*tensors)), tree)
 
     def count(self, mask: Tensor) -> int:
@@ -107,11 +113,14 @@ class ShardedModule(nn.Module):
 
     def total(self, value: Tensor) -> Tensor:
         """The sum of a tensor of each process over all of them, without gradients: of losses, to print them."""
-        return halo.all_reduce_sum(value.detach(), self._number)
+        found: Tensor = halo.all_reduce_sum(value.detach(), self._number)
+        return found
 
     def whole(self, rows: Tensor) -> Tensor:
         """The rows of all processes in the order of the whole graph, [nodes, ...], without gradients."""
-        found = rows.new_zeros((self.part.nodes, *rows.shape[1:])).index_copy_(0, self.part.rows, rows.detach())
+        found = rows.new_zeros((self.part.nodes, *rows.shape[1:])).index_copy_(
+            0, self.part.rows, rows.detach()
+        )
         return self.total(found)
 
     def _is_edges(self, tensor: Tensor) -> bool:
@@ -127,7 +136,7 @@ class ShardedModule(nn.Module):
         inputs = dict(zip(names, self._input_placements(names, tensors), strict=True))
         captured = self._captured(call, names, tensors, inputs)
         graph, outputs = place(captured.graph, inputs, self._number, self._plan.halo, self.part.nodes)
-        self._share(graph, outputs)
+        self._share(graph, outputs, inputs)
         root = nn.Module()
         for node in graph.find_nodes(op="get_attr"):
             _attach(root, str(node.target), captured.tensor(self.source, str(node.target)))
@@ -146,16 +155,20 @@ class ShardedModule(nn.Module):
         ]
         told = processes.agree("a call", mine)
         if len({len(other) for other in told}) != 1:
-            raise DataError("processes call the model with other numbers of tensors", "call it alike in all of them")
+            raise DataError(
+                "processes call the model with other numbers of tensors", "call it alike in all of them"
+            )
         found = []
         for name, *facts in zip(names, *told):
             is_index, is_nodes, is_edges = (all(fact[place] for fact in facts) for place in range(3))
             if is_index:
-                found.append(EDGES)
+                found.append(EDGE_INDEX)
             elif is_nodes and is_edges and self.part.parts > 1:
-                raise DataError(f"{name} has a row for each node and for each edge of every part", "partition otherwise")
+                raise DataError(
+                    f"{name} has a row for each node and for each edge of every part", "partition otherwise"
+                )
             elif is_nodes or is_edges:
-                found.append(NODES if is_nodes else ITEMS)
+                found.append(ROWS if is_nodes else EDGE_ROWS)
             elif len({fact[3] for fact in facts}) == 1:
                 found.append(REPLICATED)
             else:
@@ -175,9 +188,11 @@ class ShardedModule(nn.Module):
         Raises:
             CaptureError: export fails, or the model fixes a number of rows.
         """
-        used = {size for t in (*tensors, *self.source.parameters(), *self.source.buffers()) for size in t.shape}
+        used = {
+            size for t in (*tensors, *self.source.parameters(), *self.source.buffers()) for size in t.shape
+        }
         sizes = iter(number for number in _primes() if number not in used)
-        number = {"nodes": next(sizes), "items": next(sizes)}
+        number = {NODES: next(sizes), EDGES: next(sizes)}
         examples = []
         for tensor, placement in zip(tensors, inputs.values(), strict=True):
             shape = list(tensor.shape)
@@ -189,19 +204,28 @@ class ShardedModule(nn.Module):
         captured = capture(self.source, calls.with_tensors(call, examples), dynamic or ())
         if captured.specialised:
             raise CaptureError(
-                f"the model fixes a number of rows, {captured.specialised[0]}", "write it for graphs of any size"
+                f"the model fixes a number of rows, {captured.specialised[0]}",
+                "write it for graphs of any size",
+            )
+        whole = {NODES: self.part.nodes, EDGES: self.part.edges}
+        if captured.holds is not None and not captured.holds(_extents(captured, inputs, whole)):
+            raise CaptureError(
+                "the model computes differently for graphs of this size than for others",
+                "write it for graphs of any size",
             )
         return captured
 
-    def _share(self, graph: fx.Graph, outputs: list[Placement]) -> None:
-        """Sums gradients of parameters over processes; results that all of them have get their part of one."""
-        read = graph.find_nodes(op="get_attr")
+    def _share(self, graph: fx.Graph, outputs: list[Placement], inputs: dict[str, Placement]) -> None:
+        """Sums gradients of what all processes have over them; results that all have get their part of one."""
+        known = graph.find_nodes(op="placeholder")
+        shared_inputs = [node for node in known if not inputs[str(info(node).input_name)].is_sharded]
+        read = [*graph.find_nodes(op="get_attr"), *shared_inputs]
         if read:
-            first = next(iter(graph.nodes))
-            for node in reversed(read):
-                first.prepend(node)
-                first = node
-            with graph.inserting_after(read[-1]):
+            last = known[-1] if known else read[-1]
+            for node in graph.find_nodes(op="get_attr"):
+                last.append(node)
+                last = node
+            with graph.inserting_after(last):
                 together = graph.call_function(gradients.shared, (list(read), self._number))
             after = together
             for place_, node in enumerate(read):
@@ -215,6 +239,16 @@ class ShardedModule(nn.Module):
                 with graph.inserting_before(result):
                     values[at] = graph.call_function(gradients.alike, (values[at], self.part.parts))
         result.args = (values,)
+
+
+def _extents(captured: Captured, inputs: dict[str, Placement], whole: dict[str, int]) -> dict[str, int]:
+    """The extents of the whole graph by the names of symbols."""
+    found = {}
+    for node, extents in zip(captured.graph.find_nodes(op="placeholder"), captured.extents, strict=True):
+        placement = inputs[str(info(node).input_name)]
+        if placement.space is not None:
+            found[str(extents[placement.mode])] = whole[placement.space]
+    return found
 
 
 def _item(values: list[Tensor], place_: int) -> Tensor:
@@ -233,7 +267,9 @@ def _no_parts(matrix: Tensor) -> tuple[Tensor, ...]:
 
 def _digest(tensor: Tensor) -> int:
     """A number of the contents that is the same in all processes."""
-    contents = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    contents = (
+        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    )
     return crc32(contents, crc32(f"{tensor.dtype} {list(tensor.shape)}".encode()))
 
 
