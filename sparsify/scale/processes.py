@@ -6,6 +6,7 @@ In: the environment of `torchrun`. Out: a group of torch.distributed over gloo, 
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from threading import Thread
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ import sparsify
 from sparsify.errors import DataError, ProcessError
 from sparsify.scale.failures import named
 
+EXTRA_S: Final = 1.0
 VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -54,19 +56,31 @@ def _require_count(parts: int, count: int, folder: Any) -> None:
 
 
 def _meet(timeout_s: float) -> None:
-    """Starts torch.distributed from the environment."""
+    """Starts torch.distributed from the environment.
+
+    It starts in a thread: what else listens at the port may never answer, and torch waits for it without a limit.
+    """
     rank, address, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-    try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
-    except (RuntimeError, ValueError, OSError) as error:
-        text = str(error)
-        if "EADDRINUSE" in text or "already in use" in text:
-            raise ProcessError(f"port {port} is in use", "torchrun --master-port with another one") from error
-        first = text.splitlines()[0] if text else type(error).__name__
-        raise ProcessError(
-            f"process {rank} did not meet the others at {address}:{port} within {timeout_s:g} s: {first}",
-            "see whether all of them started, and whether GLOO_SOCKET_IFNAME names the network interface between them",
-        ) from error
+    errors: list[Exception] = []
+
+    def start() -> None:
+        try:
+            dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        except Exception as error:  # the thread that waits raises it
+            errors.append(error)
+
+    thread = Thread(target=start, daemon=True)
+    thread.start()
+    thread.join(timeout_s + EXTRA_S)
+    if not thread.is_alive() and not errors:
+        return
+    text = str(errors[0]) if errors else "no answer"
+    if "EADDRINUSE" in text or "already in use" in text:
+        raise ProcessError(f"port {port} is in use", "torchrun --master-port with another one") from errors[0]
+    raise ProcessError(
+        f"process {rank} did not meet the others at {address}:{port} within {timeout_s:g} s: {text.splitlines()[0]}",
+        "see whether all of them started, nothing else is at that port; GLOO_SOCKET_IFNAME names the interface",
+    ) from (errors[0] if errors else None)
 
 
 def agree(what: str, mine: Any) -> list[Any]:
