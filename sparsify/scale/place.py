@@ -227,7 +227,7 @@ def _pointwise(placing: Placing, node: Any) -> tuple[Any, Placement]:
     return _with_whole_sizes(placing, node), found
 
 
-def _with_whole_sizes(placing: Placing, node: Any) -> fx.Node:
+def _with_whole_sizes(placing: Placing, node: Any) -> Any:
     """The call, where numbers of local rows that are values become the number of all."""
     made: Any = placing.copied(node)
     for operand in node.all_input_nodes:

@@ -267,10 +267,10 @@ def _no_parts(matrix: Tensor) -> tuple[Tensor, ...]:
 
 def _digest(tensor: Tensor) -> int:
     """A number of the contents that is the same in all processes."""
-    contents = (
-        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b""
-    )
-    return crc32(contents, crc32(f"{tensor.dtype} {list(tensor.shape)}".encode()))
+    found = crc32(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    if tensor.numel():
+        found = crc32(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), found)
+    return found
 
 
 def _attach(root: nn.Module, name: str, tensor: Tensor) -> None:

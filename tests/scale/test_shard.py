@@ -90,6 +90,7 @@ def compare(folder: Path, data: dict[str, torch.Tensor], count: int, names: tupl
                 assert float((one - other).abs().max()) <= most, (name, dtype)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     data = write_graph(tmp_path / "graph.pt")
     partition(tmp_path / "graph.pt", 2, "stream", tmp_path / "parts")
@@ -101,6 +102,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     compare(tmp_path, data, 2, NAMES)
 
 
+@pytest.mark.slow
 def test_empty_and_unbalanced_parts(tmp_path: Path) -> None:
     data = write_graph(tmp_path / "graph.pt")
     edges = open_edges(tmp_path / "graph.pt")
