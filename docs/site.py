@@ -1,11 +1,13 @@
-"""The pages of the site that lie elsewhere: the reference of recipe files, made from their JSON Schema, and the files
-beside the README.
+"""The pages of the site that are made from other files: the reference of recipe files from their JSON Schema, measured
+figures from what `sparsify bench --out` wrote, and the files beside the README.
 
-In: `recipes/schema.json`. Out: `reference/recipe.md`, a table of keys for each part of a recipe. MkDocs calls
-`on_files` before it reads the pages, `on_page_markdown` with each.
+In: `recipes/schema.json`, `docs/measurements/*.json`. Out: `reference/recipe.md`, a table of keys for each part of a
+recipe; `measured.md`, tables of ratios. MkDocs calls `on_files` before it reads the pages, `on_page_markdown`
+with each.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the page of recipe files and the files beside the README."""
+    """Adds the page of recipe files, that of measured figures and the files beside the README."""
     schema = json.loads((ROOT / "recipes" / "schema.json").read_text(encoding="utf-8"))
     files.append(File.generated(config, "reference/recipe.md", content=recipe_page(schema)))
+    measured = sorted((ROOT / "docs" / "measurements").glob("*.json"))
+    files.append(File.generated(config, "measured.md", content=measured_page(measured)))
     for name in BESIDE:
         text = (
             (ROOT / name)
@@ -55,6 +59,45 @@ def recipe_page(schema: dict[str, Any]) -> str:
         description = definition.get("description", "")
         parts += [f"## {name}\n", f"{description}\n" if description else "", table(definition)]
     return "\n".join(parts)
+
+
+def measured_page(files: Sequence[Path]) -> str:
+    """The figures of files that `sparsify bench --out` wrote, as Markdown: a part for each with its picture, if any."""
+    parts = [
+        "# Measured figures\n",
+        "Each part was measured by one command of [Measurements](bench.md), on the machine that it names; times are "
+        "medians of calls in turns, ratios have their 95 % interval. Other machines have other figures.\n",
+    ]
+    for file in files:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        machine = document["machine"]
+        command = " ".join(["sparsify", *document["command"].split()[1:]]).partition(" --out")[0]
+        versions = f"torch {machine['torch']}, {machine['compiler']}"
+        parts += [
+            f"## {machine['cpu']}, {machine['vector']}, {machine['threads']} threads\n",
+            f"`{command}`, {versions}\n",
+        ]
+        if file.with_suffix(".svg").exists():
+            parts.append(f"![Ratios of the rows below](measurements/{file.stem}.svg)\n")
+        parts.append(measured_table(document["rows"]))
+    return "\n".join(parts)
+
+
+def measured_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The ratios of measured rows as a Markdown table; rows with limits alone are left out."""
+    lines = [
+        "| row | work | ours, ms | against | its ms | times as fast | interval |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        times = {one["name"]: one["median_us"] / 1e3 for one in row.get("contenders", ())}
+        for target in row["targets"] if row["kind"] == "ratios" else ():
+            fresh = ", fresh results" if target["ours"].endswith("fresh") else ""
+            ours, theirs = times[target["ours"]], times[target["baseline"]]
+            ratio = f"{target['reached']:.2f} | {target['low']:.2f}-{target['high']:.2f}"
+            what = f"{row['name']} | {row['work']}"
+            lines.append(f"| {what} | {ours:.4g}{fresh} | {target['baseline']} | {theirs:.4g} | {ratio} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(definition: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ __all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]
 def explain(
     subject: Any, *operands: torch.Tensor, schedule: Schedule | str | None = None, **named: Any
 ) -> str:
-    """How an expression or an applied model is computed, as text: formats, schedule, notation, loops and C++.
+    """Explanation of an expression or an applied model: formats, schedule, notation, loops and C++.
 
     Args:
         subject: subscripts with their operands, statements with theirs by name, an operator of torch with its

@@ -137,7 +137,7 @@ def checked(name: str, check: Callable[[], str]) -> Finding:
 
 
 def package() -> str:
-    """Where sparsify was imported from, when nothing else provides its name."""
+    """Location of the imported sparsify, when nothing else provides its name."""
     require_sole_provider()
     return f"sparsify {sparsify.__version__} in {Path(sparsify.__file__).parent}"
 
@@ -168,7 +168,7 @@ def writable_cache() -> str:
 
 
 def checked_kernel() -> str:
-    """How long a sparse product took from text to result, when it equals torch's."""
+    """Time of a sparse product from text to result, when it equals torch's."""
     with (
         tempfile.TemporaryDirectory(prefix="sparsify-doctor-") as folder,
         options.override(cache_dir=Path(folder), strict=True),

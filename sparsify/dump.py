@@ -14,7 +14,7 @@ from sparsify.options import STAGES, Options
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Where the stages of one graph or program go.
+    """Destination of the stages of one graph or program.
 
     Attributes:
         options: which stages are asked for, and the folder.

@@ -1,4 +1,4 @@
-"""Which distributions provide the name `sparsify`: ours must be the only one.
+"""Distributions that provide the name `sparsify`: ours must be the only one.
 
 In: `sys.path`. Out: `{"sparsify-fx": Path(".../site-packages")}`. The package index has others of that name, which
 write into the same folder when both are installed.

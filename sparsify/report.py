@@ -320,7 +320,7 @@ class Report:
 
     @property
     def coverage(self) -> str:
-        """How much of the recipe took effect, in one line."""
+        """Coverage of the recipe, in one line."""
         matched = sum(1 for rule in self.rules if rule.matched)
         rules = f"{matched} of {len(self.rules)} rules matched"
         return f"{len(self.regions)} regions, {len(self.dense)} nodes left dense, {rules}"

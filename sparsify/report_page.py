@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 TIMED: Final = (
     "nobody has timed the models: `sparsify run MODEL --html PATH` does, and `to_html(PATH, inputs=(x, ...))`"
 )
+UNCAPTURED: Final = "no graph is captured yet: call the model once, or give apply example inputs"
+IN_PIECES: Final = "the model runs in pieces, which keep dense parameters beside those that they pack"
 COMPARED: Final = "outputs were not compared: give apply verify=True, or to_html inputs of a call"
 
 
@@ -44,11 +46,9 @@ def listings(report: "Report") -> list[Listing]:
 
 
 def smaller(report: "Report") -> Fact:
-    """How much smaller the parameters are."""
+    """The line of the page on smaller parameters."""
     if report.parameter_bytes is None:
-        return Fact(
-            "Smaller by", "", "no graph is captured yet: call the model once, or give apply example inputs"
-        )
+        return Fact("Smaller by", "", IN_PIECES if report.pieces else UNCAPTURED)
     before, after = report.parameter_bytes
     peak = ""
     if report.peak_bytes and report.dense_peak_bytes:
@@ -58,7 +58,7 @@ def smaller(report: "Report") -> Fact:
 
 
 def differs(report: "Report", details: Details) -> Fact:
-    """How far outputs differ at most."""
+    """The line of the page on the largest difference of outputs."""
     if details.differs is not None:
         return details.differs
     if report.largest_error is None:

@@ -39,7 +39,7 @@ def user_frame(frame: FrameType) -> FrameType:
 
 
 def prefixes() -> tuple[str, ...]:
-    """How the names of files begin that are not the user's."""
+    """Starts of the names of files that are not the user's."""
     torch = sys.modules.get("torch")
     place = None if torch is None else torch.__file__
     return (PACKAGE, *BETWEEN, *(() if place is None else (str(Path(place).parent) + "/",)))

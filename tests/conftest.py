@@ -5,6 +5,13 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Threads of torch that several workers share: more of them than cores wait for each other at each small operator.
+# Kernels keep two threads, so that their parallel loops run in parallel.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    own = max(len(os.sched_getaffinity(0)) // workers, 1)
+    os.environ.setdefault("OMP_NUM_THREADS", str(own))
+    os.environ.setdefault("SPARSIFY_THREADS", str(max(own, 2)))
+
 import pytest
 
 from sparsify import options

@@ -68,6 +68,21 @@ def test_the_reference_of_recipes_has_every_key(site: Path) -> None:
             assert f"<code>{key}</code>" in text, key
 
 
+def test_measured_figures_have_every_ratio(site: Path) -> None:
+    text = (site / "measured.html").read_text(encoding="utf-8")
+    files = sorted((ROOT / "docs" / "measurements").glob("*.json"))
+    assert files
+    for file in files:
+        rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+        ratios = [
+            (row["name"], one["reached"]) for row in rows if row["kind"] == "ratios" for one in row["targets"]
+        ]
+        assert ratios
+        cells = re.findall(r"<tr>\n<td>(.*?)</td>(?:\n<td>.*?</td>){4}\n<td>(.*?)</td>", text)
+        assert {(name, f"{reached:.2f}") for name, reached in ratios} <= set(cells)
+        assert f"measurements/{file.stem}.svg" in text
+
+
 def test_the_reference_has_every_public_function(site: Path) -> None:
     text = (site / "reference" / "api.html").read_text(encoding="utf-8")
     named = set(re.findall(r'id="sparsify(?:\.\w+)*\.(\w+)"', text))

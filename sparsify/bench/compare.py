@@ -27,7 +27,7 @@ class Change:
 
     @property
     def slower(self) -> float:
-        """How many times slower it is, relative to the baseline; below 1 it is faster."""
+        """The factor by which it is slower, relative to the baseline; below 1 it is faster."""
         return self.before / self.now
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 # The module of each peer.
-MODULES: Final = {"PyG": "torch_geometric.nn", "pydata/sparse": "sparse"}
+MODULES: Final = {
+    "PyG": "torch_geometric.nn",
+    "pydata/sparse": "sparse",
+    "OpenVINO": "openvino",
+    "ONNX Runtime": "onnxruntime",
+    "onnxscript": "onnxscript",
+}
 Call = Callable[[], Any]
 Peers = Mapping[str, Call | None]
 

@@ -1,4 +1,4 @@
-"""Where the rows find their data, and how large generated data is."""
+"""Folders of the data of rows, and the size of generated data."""
 
 from dataclasses import dataclass
 from pathlib import Path

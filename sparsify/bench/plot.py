@@ -61,7 +61,7 @@ def check(file: Path) -> None:
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[str]]:
-    """Where each bar is from top to bottom, with room for the row's name above its first, and what it is called."""
+    """Places of bars from top to bottom, with room for the row's name above its first, and their labels."""
     places: list[float] = []
     names: list[str] = []
     for number, row in enumerate(rows):

@@ -138,7 +138,7 @@ def layer(rows: int, percent: int, height: int, form: str, outputs: int) -> Oper
 
 
 def median_ratio(found: Sequence[Prediction]) -> float:
-    """How far expectations are off in the median, 1 or more: too much and too little count alike."""
+    """The factor by which expectations are off in the median, 1 or more: too much and too little count alike."""
     return statistics.median(max(one.ratio, 1 / one.ratio) for one in found)
 
 

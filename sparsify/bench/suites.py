@@ -17,6 +17,7 @@ from sparsify.bench import small
 from sparsify.bench.attention import attention
 from sparsify.bench.harness import Case, Clock
 from sparsify.bench.linear import RECIPE, Weight, linear, linears, packed_work, prepacked
+from sparsify.bench.network_peers import network
 from sparsify.bench.place import Place
 from sparsify.bench.products import added, against, row, scaled, sddmm, spgemm, spmm, spmv
 from sparsify.bench.table import measured
@@ -25,6 +26,8 @@ from sparsify.runner.measure import peak_bytes
 Make = Callable[[Place], Case]
 Row = Callable[[Place, bool, Clock], dict[str, Any]]
 WEIGHTS: Final = {"targets": ["param:*.weight"], "role": "weight", "source": "given"}
+# Tokens of a text.
+TOKENS: Final = 128
 MLP: Final = {**RECIPE, "sparsify": [WEIGHTS]}
 
 
@@ -38,7 +41,7 @@ def timed(make: Make) -> Row:
 
 
 def mlp(zeros: int, rows: int, place: Place) -> Case:
-    """Four linear layers with ReLU, pruned at random, against the dense model of torch and of oneDNN."""
+    """Four linear layers with ReLU, pruned at random, against the dense model of torch and of other runtimes."""
     sizes = [scaled(size, place) // 32 * 32 for size in (768, 3072, 768, 3072, 768)]
     torch.manual_seed(0)
     layers: list[nn.Module] = []
@@ -60,6 +63,31 @@ def mlp(zeros: int, rows: int, place: Place) -> Case:
     if torch.backends.mkldnn.is_available():
         packed = case.prepare("oneDNN packs", lambda: prepacked(model, rows))
         theirs["oneDNN"] = lambda: packed(x)
+    theirs |= case.prepare("peers compile", lambda: network(model, x))
+    return against(case, lambda: sparse(x), theirs)
+
+
+def encoder(zeros: int, texts: int, place: Place) -> Case:
+    """A layer of a transformer encoder, its linear layers pruned at random, against the dense one of other runtimes."""
+    heads, width = 12, scaled(64, place) // 8 * 8 * 12
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu", batch_first=True)
+    model.eval().requires_grad_(False)
+    names = [*(f"{name}.weight" for name in linears(model)), "self_attn.in_proj_weight"]
+    pruned = [model.get_parameter(name) for name in names]
+    for weight in pruned:
+        weight.mul_(Weight(zeros).mask(*weight.shape))
+    recipe = {**RECIPE, "sparsify": [{**WEIGHTS, "targets": [f"param:{name}" for name in names]}]}
+    x = torch.randn(texts, TOKENS, width)
+    rows, products = texts * TOKENS, sum(sum(weight.shape) for weight in pruned)
+    case = row(
+        f"encoder-{zeros}{'' if texts > 1 else '-1-text'}",
+        f"{texts} x {TOKENS} tokens, {heads} heads of {width // heads}, {zeros} % zeros",
+        lambda: copy.deepcopy(model).double()(x.double()),
+        packed_work(sum(int(w.count_nonzero()) for w in pruned), rows, products),
+    )
+    sparse = case.prepare("pack and build", lambda: sparsify.apply(model, recipe, x, verify=False))
+    theirs = case.prepare("peers compile", lambda: {"torch": lambda: model(x), **network(model, x)})
     return against(case, lambda: sparse(x), theirs)
 
 
@@ -117,7 +145,11 @@ SUITES: Final[Mapping[str, Mapping[str, Row]]] = {
         },
         "attention-2048-64": timed(partial(attention, 2048, 64)),
     },
-    "models": {f"mlp-{zeros}": timed(partial(mlp, zeros, 128)) for zeros in (60, 90)},
+    "models": {
+        **{f"mlp-{zeros}": timed(partial(mlp, zeros, 128)) for zeros in (60, 90)},
+        **{f"encoder-{zeros}": timed(partial(encoder, zeros, 8)) for zeros in (60, 90)},
+        "encoder-90-1-text": timed(partial(encoder, 90, 1)),
+    },
     "small": {
         "spmm-10-2-4": timed(partial(spmm, 10, 2, 4)),
         "spmv-10-2": timed(partial(spmv, 10, 2)),

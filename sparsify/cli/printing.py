@@ -1,4 +1,4 @@
-"""How verbs print: a table for people, or one JSON object for programs.
+"""Output of verbs: a table for people, or one JSON object for programs.
 
 In: rows and the data behind them. Out: text on standard output.
 """

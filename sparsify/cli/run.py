@@ -11,14 +11,16 @@ from sparsify.options import current, override
 
 if TYPE_CHECKING:
     from sparsify.runner.preview import Preview
+    from sparsify.runner.request import Request
     from sparsify.runner.result import Result
+    from sparsify.runner.served import ServedResult
 
 
 Model = Annotated[
     str,
     typer.Argument(
-        help="A registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit, autoencoder, dlrm, resnet50, gpt, "
-        "gpt-40m, resnet20, lenet5, lenet300, minilm."
+        help="A folder that `--save` wrote, or a registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit, "
+        "autoencoder, dlrm, resnet50, gpt, gpt-40m, resnet20, lenet5, lenet300, minilm."
     ),
 ]
 Pairs = Annotated[
@@ -71,6 +73,10 @@ Html = Annotated[Path | None, typer.Option(help="Write the report as one HTML pa
 Trace = Annotated[
     Path | None, typer.Option(help="Write the trace of a call, for ui.perfetto.dev or chrome://tracing.")
 ]
+Save = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Save the sparse model with its kernels, for `sparsify run DIR`."),
+]
 Seq = Annotated[int | None, typer.Option("--seq", "--seq-len", help="Tokens of each text: 128 (default).")]
 
 
@@ -96,6 +102,7 @@ def run(
     out: Out = None,
     html: Html = None,
     trace: Trace = None,
+    save: Save = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would become sparse.")] = False,
 ) -> None:
     """Make a model sparse by its recipe, verify it, time both, print one table.
@@ -104,6 +111,8 @@ def run(
     """
     from sparsify.runner.request import resolve, split_pairs
 
+    if Path(model).is_dir():
+        run_folder(context, Path(model), quiet, as_json)
     request = resolve(
         model,
         recipe=recipe,
@@ -121,17 +130,43 @@ def run(
         sparse=sparse,
     )
     if dry_run:
-        refuse_files(html=html, trace=trace)
-        from sparsify.runner.preview import preview
-
-        show(preview(request), as_json)
+        show_preview(request, as_json, html=html, trace=trace, save=save)
         return
     from sparsify.runner.run import run_request
 
     with override(quiet=quiet or current().quiet):
         result = run_request(
-            request, retrain=retrain, out=out, html=html, trace=trace, command=context.obj or ""
+            request, retrain=retrain, out=out, html=html, trace=trace, save=save, command=context.obj or ""
         )
+    show(result, as_json)
+    raise typer.Exit(result.exit_status)
+
+
+def show_preview(request: "Request", as_json: bool, **files: Path | None) -> None:
+    """Prints what would become sparse."""
+    from sparsify.runner.preview import preview
+
+    refuse_files(**files)
+    show(preview(request), as_json)
+
+
+def run_folder(context: typer.Context, folder: Path, quiet: bool, as_json: bool) -> None:
+    """Runs the served model in a folder, prints its times, and ends.
+
+    Raises:
+        SparsifyError: something is asked for that only models have which are made sparse now.
+    """
+    from sparsify.runner.served import run_served
+
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in ("model", "quiet", "as_json") and source is not None and source.name == "COMMANDLINE":
+            raise SparsifyError(
+                f"--{name.replace('_', '-')} is for models that are made sparse now, and {folder} is a saved one",
+                "leave it out",
+            )
+    with override(quiet=quiet or current().quiet):
+        result = run_served(folder)
     show(result, as_json)
     raise typer.Exit(result.exit_status)
 
@@ -145,7 +180,7 @@ def refuse_files(**files: Path | None) -> None:
             )
 
 
-def show(found: "Preview | Result", as_json: bool) -> None:
+def show(found: "Preview | Result | ServedResult", as_json: bool) -> None:
     """Prints what was found as a table or as JSON."""
     if as_json:
         print_json(found.to_dict())

@@ -1,4 +1,4 @@
-"""How a program is computed, in words: einsum, formats, notation, schedule, loops and C++ of each step.
+"""Explanation of a program: einsum, formats, notation, schedule, loops and C++ of each step.
 
 In: a `Kernel`, or a program that nothing was built for. Out: `Section`s, which print for people and become plain data.
 """
@@ -86,7 +86,7 @@ def explain_kernel(kernel: Kernel, sizes: Sizes | None = None, **facts: Any) -> 
 
 
 def _compared(program: Program, sizes: Sizes) -> list[str]:
-    """Which statements share kernels, and why; the orders of loops that were compared for those that do not."""
+    """Statements that share kernels, with reasons; the orders of loops that were compared for those that do not."""
     cut = partition(Prepared(program, sizes))
     whole = next((group.found for group in cut.groups if group.part.is_whole), None)
     if isinstance(whole, Fusion):
@@ -217,7 +217,7 @@ def abridged(text: str, least: int = 5) -> str:
 
 
 def formats_text(program: Program, sources: Mapping[str, str]) -> str:
-    """How each tensor is stored and where it comes from, in columns, and the sizes."""
+    """Storage and source of each tensor, in columns, and the sizes."""
     rows = [declaration_cells(program, declared, sources) for declared in program.declarations]
     lines = [columns(rows)]
     fixed = [f"{name} = {size}" for name, size in program.extents]

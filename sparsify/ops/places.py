@@ -1,4 +1,4 @@
-"""Where the largest and the smallest entries are: `argmax argmin`. Unstored entries count as the fill.
+"""Places of the largest and the smallest entries: `argmax argmin`. Unstored entries count as the fill.
 
 In: `torch.argmax(A, 1)`. Out: per row the first column with its largest entry, int64; no dense copy of A.
 

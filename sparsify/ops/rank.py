@@ -39,7 +39,7 @@ class Rows(NamedTuple):
     shape: tuple[int, int]
 
     def per_row(self, marked: Tensor) -> Tensor:
-        """How many entries of each row a mask [n] marks."""
+        """The number of entries of each row a mask [n] marks."""
         return torch.bincount(self.rows[marked], minlength=self.shape[0])
 
 

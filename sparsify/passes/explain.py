@@ -1,4 +1,4 @@
-"""How an applied model is computed: what became of its graph, and every region stage by stage.
+"""Explanation of an applied model: its graph, and every region stage by stage.
 
 In: a `SparseModule`. Out: `Section`s: the model, then a section for each region.
 """

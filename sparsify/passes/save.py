@@ -1,10 +1,11 @@
-"""A sparse model in a folder, and back: weights, recipe and manifest, no pickle.
+"""A sparse model in a folder, and back: weights, recipe and manifest, no pickle; with kernels its graphs, too.
 
-In: `save(sparse, "model/")`, later `load("model/", model)`. Out: a folder as `saved_folder` describes it; a
-`SparseModule` with these weights.
+In: `save(sparse, "model/")`, later `load("model/", model)`; or `save(sparse, "served/", kernels=True)`, later
+`load("served/")`. Out: a folder as `saved_folder` describes it; a `SparseModule` with these weights.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sparsify import recipe as recipes
+from sparsify.compiler.cpp.toolchain import levels
 from sparsify.errors import DataError, path_of, public
 from sparsify.passes import saved_folder
 from sparsify.passes.apply import pieces_of
@@ -26,51 +28,104 @@ from sparsify.passes.module.prepare import Kind
 from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.rules.recipe_text import recipe_text
+from sparsify.passes.served.describe import described
+from sparsify.passes.served.load import load_served
+from sparsify.passes.served.restore import dense_state
+from sparsify.passes.served.served_module import ServedModule
 
 
 @public
-def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
+def save(
+    module: SparseModule,
+    folder: str | PathLike[str],
+    *,
+    kernels: bool = False,
+    target: Sequence[str] = (levels.NATIVE,),
+) -> Path:
     """Saves the weights of a model, its recipe and the arguments of `apply`; returns the folder.
 
-    Tied weights are stored once. The code of the model is not stored: `load` takes the model. The folder holds the
-    earlier model until the new one is complete on the disk, also when the process is killed. Files of others stay.
+    Tied weights are stored once. Without kernels weights are dense and the code of the model is not stored: `load`
+    takes the model. With kernels weights are stored as the model holds them, packed, and the folder has the graphs of
+    the kinds of calls that were captured in evaluation, with compiled kernels for the sizes that they met: `load` needs
+    neither the model nor a compiler. The folder holds the earlier model until the new one is complete on the disk, also
+    when the process is killed. Files of others stay.
 
     Args:
-        module: the result of `apply`.
+        module: the result of `apply`; with kernels in evaluation, and called once for each kind of call.
         folder: made when it does not exist; `~` is the home folder.
+        kernels: whether to store graphs and kernels.
+        target: the CPUs that kernels are compiled for, `"native"` for this one, `"avx2"`, `"avx512"`.
 
     Raises:
-        DataError: the folder cannot be written, the disk is full, or the model has a state that is no tensor.
+        DataError: the folder cannot be written, the disk is full, the model has a state that is no tensor, or with
+            kernels one that does not run in graphs.
+        CompilerError: kernels cannot be built for a target.
+
+    Example:
+        >>> sparse = sparsify.apply(model.eval(), recipe, (x,))           # doctest: +SKIP
+        >>> sparsify.save(sparse, "served/", kernels=True)                # doctest: +SKIP
+        >>> served = sparsify.load("served/")                             # doctest: +SKIP
     """
     if not isinstance(module, SparseModule):
         raise DataError(
             f"{type(module).__name__} is no sparse model", "save what sparsify.apply(model, recipe) returns"
         )
     place = path_of(folder, "the folder").expanduser()
+    if isinstance(module, ServedModule):
+        raise DataError(
+            f"this model was loaded without its class from {module.folder}, which has all of it",
+            "copy that folder",
+        )
+    if kernels:
+        wanted = require_levels(target)
+        found = described(module, wanted)
+        graphs = saved_folder.Graphs(json.dumps(found.document), found.files)
+        facts = {**facts_of(module, {}), **found.facts}
+        saved_folder.write(place, found.arrays, recipe_text(module._asked.recipe), facts, graphs)
+        return place
     with module._weights.lock:
         dense = module._weights.mirror(modes(module._source))
         tensors, tied = distinct(dense.model.state_dict())
         dense.clear()
+    saved_folder.write(place, tensors, recipe_text(module._asked.recipe), facts_of(module, tied))
+    return place
+
+
+def facts_of(module: SparseModule, tied: Mapping[str, str]) -> dict[str, Any]:
+    """The facts of a manifest about a model whose tied weights have these further names."""
     asked = module._asked
-    facts = {
+    return {
         "model": type(module._source).__name__,
         "training": module.training,
         "strict": asked.strict,
         "verify": asked.verify,
         "trainable": asked.trainable,
-        "tied": tied,
+        "tied": dict(tied),
         "passed": asked.pruning.passed,
         "sparsify": version(),
         "torch": str(torch.__version__),
     }
-    saved_folder.write(place, tensors, recipe_text(asked.recipe), facts)
-    return place
+
+
+def require_levels(target: Any) -> tuple[str, ...]:
+    """The levels of CPUs that a target names, each once.
+
+    Raises:
+        DataError: it names none, or one that there is not.
+    """
+    names = (target,) if isinstance(target, str) else tuple(target)
+    for name in names:
+        if name not in levels.NAMES:
+            raise DataError(f"target {name!r} is no level of CPUs", f"some of {', '.join(levels.NAMES)}")
+    if not names:
+        raise DataError("target names no level of CPUs", f"some of {', '.join(levels.NAMES)}")
+    return tuple(dict.fromkeys(names))
 
 
 @public
 def load(
     folder: str | PathLike[str],
-    model: nn.Module,
+    model: nn.Module | None = None,
     example_inputs: Any = None,
     *,
     trainable: bool | EllipsisType | None = ...,
@@ -82,22 +137,33 @@ def load(
 ) -> SparseModule:
     """The sparse model in a folder that `save` wrote.
 
+    Without a model the folder has to be one that was saved with kernels: weights are mapped, and nothing is pruned,
+    captured, timed or compiled. The result is frozen and computes the kinds of calls that it was saved with.
+
     Args:
         folder: as given to `save`.
         model: of the class that was saved; its weights are overwritten by those of the folder. Where anything
-            fails it keeps its weights and modes.
-        example_inputs: as for `apply`; without them the capture happens at the first call.
+            fails it keeps its weights and modes. None for a folder with kernels.
+        example_inputs: as for `apply`; without them the capture happens at the first call. Without a model they are
+            those of a first call, which is made now.
         trainable, strict, verify: as for `apply`; left out, `...`, as at saving.
         dynamic, inplace, warmup: as for `apply`.
 
     Raises:
-        DataError: a file is missing, damaged or of a newer layout, or the weights do not fit the model.
+        DataError: a file is missing, damaged or of a newer layout, the weights do not fit the model, or the folder has
+            no kernels and there is no model.
         RecipeError: the recipe is wrong.
         CaptureError, CompilerError, VerificationError: as `apply`.
     """
     place = path_of(folder, "the folder").expanduser()
+    if model is None:
+        first = () if example_inputs is None else ({"inputs": example_inputs},)
+        return without_model(place, (*first, *warmup), trainable is True or dynamic is not None or inplace)
     manifest, tensors, recipe = saved_folder.read(place, recipes.loads)
     require_class(place, manifest.model, model)
+    if manifest.is_served:
+        graph = saved_folder.checked(place, manifest, saved_folder.GRAPH)
+        tensors = dense_state(json.loads(graph.read_text(encoding="utf-8")), tensors.__getitem__)
     pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
     with unchanged_on_failure(model):
         load_state(place, manifest.model, model, tensors)
@@ -117,6 +183,25 @@ def load(
         if warmup:
             module.prepare(warmup)
         return module
+
+
+def without_model(place: Path, warmup: Sequence[Kind], is_captured: bool) -> SparseModule:
+    """The served model of a folder, after a call of each kind.
+
+    Args:
+        is_captured: whether something is asked for that only captures give.
+
+    Raises:
+        DataError: it is, or the folder has no kernels.
+    """
+    if is_captured:
+        raise DataError(
+            "trainable, dynamic and inplace are about capturing, and without a model nothing is captured",
+            "leave them out, or give the model, sparsify.load(folder, model)",
+        )
+    served = load_served(place)
+    served.prepare(warmup)
+    return served
 
 
 def require_class(place: Path, saved: str, model: nn.Module) -> None:

@@ -1,11 +1,13 @@
 """The folder of a saved model: its files are replaced together, and a manifest says what they hold.
 
 In: `write(place, tensors, recipe, facts)`. Out: `weights.safetensors`, `recipe.yaml` and `manifest.json` with the sizes
-and SHA-256 sums of the others; `read(place)` gives them back checked.
+and SHA-256 sums of the others; `read(place)` gives them back checked. Models that are served have `graph.json` too, and
+shared objects in `kernels-TOKEN`, a folder of each save's own.
 
 A save writes all files into the folder `.saving-TOKEN`, then renames it to `.saved`: from this step on the folder holds
 the new model, since readers look into `.saved` first. Moving the files to their places can be interrupted and finished
-later. The next save deletes `.saving-TOKEN` of processes that were killed. Folders of layout 1 have no sums.
+later. The next save deletes `.saving-TOKEN` of processes that were killed. Folders of layout 1 have no sums, those of
+layout 3 have graphs.
 """
 
 import errno
@@ -19,6 +21,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -31,10 +34,13 @@ from sparsify.errors import DataError, SparsifyError
 from sparsify.recipe.source import MAX_BYTES
 
 T = TypeVar("T")
+R = TypeVar("R")
 
-LAYOUT: Final = 2
+LAYOUT, SERVED = 2, 3
 WEIGHTS, RECIPE, MANIFEST = "weights.safetensors", "recipe.yaml", "manifest.json"
-FILES: Final = (WEIGHTS, RECIPE, MANIFEST)
+GRAPH: Final = "graph.json"
+FILES: Final = (WEIGHTS, RECIPE, GRAPH, MANIFEST)
+KERNELS: Final = "kernels-"
 COMPLETE: Final = ".saved"
 DRAFT: Final = re.compile(r"\.saving-[0-9a-f]{16}")
 MANIFEST_BYTES: Final = 64 << 20
@@ -55,11 +61,15 @@ class SavedFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """A saved model: class, arguments of `apply`, parameters without pruning, files."""
+    """A saved model: class, arguments of `apply`, parameters without pruning, files.
+
+    Of one that is served `files` are those of graphs and kernels, `levels` those of CPUs that kernels were built for,
+    `instructions` the sets of the CPU that they were built on, and `code` the digest of the compiler.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, protected_namespaces=())
 
-    layout: Literal[1, 2]
+    layout: Literal[1, 2, 3]
     model: str
     training: bool
     strict: bool
@@ -69,6 +79,10 @@ class Manifest(BaseModel):
     passed: dict[int, dict[str, str]] | None = None
     weights: SavedFile | None = None
     recipe: SavedFile | None = None
+    files: dict[str, SavedFile] = {}
+    levels: list[str] = []
+    instructions: list[str] = []
+    code: str = ""
     sparsify: str = ""
     torch: str = ""
 
@@ -76,7 +90,17 @@ class Manifest(BaseModel):
     def _has_sums(self) -> "Manifest":
         if self.layout > 1 and None in (self.weights, self.recipe):
             raise ValueError("the sums of its files are missing")
+        if self.is_served != (GRAPH in self.files):
+            raise ValueError("the sum of its graph is missing")
+        for name in self.files:
+            if not re.fullmatch(rf"{re.escape(GRAPH)}|{KERNELS}[0-9a-f]{{16}}/[0-9a-f]{{16,64}}\.so", name):
+                raise ValueError(f"{name} is no file of a saved model")
         return self
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the folder has graphs and kernels, so that no class is needed."""
+        return self.layout == SERVED
 
 
 class _Layout(BaseModel):
@@ -85,7 +109,26 @@ class _Layout(BaseModel):
     layout: int
 
 
-def write(place: Path, tensors: Mapping[str, torch.Tensor], recipe: str, facts: Mapping[str, Any]) -> None:
+@dataclass(frozen=True)
+class Graphs:
+    """Parts of a served model besides weights.
+
+    Attributes:
+        document: the text of `graph.json`.
+        kernels: by the names of shared objects where their content is.
+    """
+
+    document: str
+    kernels: Mapping[str, Path]
+
+
+def write(
+    place: Path,
+    tensors: Mapping[str, torch.Tensor],
+    recipe: str,
+    facts: Mapping[str, Any],
+    graphs: Graphs | None = None,
+) -> None:
     """Replaces the model of a folder; until one last step the folder holds the earlier model.
 
     Args:
@@ -93,6 +136,7 @@ def write(place: Path, tensors: Mapping[str, torch.Tensor], recipe: str, facts: 
         tensors: the weights by name, contiguous and without shared memory.
         recipe: YAML.
         facts: the fields of `Manifest` that are not about files.
+        graphs: of a model that is served.
 
     Raises:
         DataError: the folder cannot be written, holds files of other programs, or the disk is full; a recipe that is
@@ -111,7 +155,7 @@ def write(place: Path, tensors: Mapping[str, torch.Tensor], recipe: str, facts: 
             for draft in place.glob(".saving-*"):
                 if DRAFT.fullmatch(draft.name):
                     shutil.rmtree(draft)
-            _replace(place, tensors, recipe, facts)
+            _replace(place, tensors, recipe, facts, graphs)
     except (OSError, SafetensorError) as error:
         raise DataError(
             f"cannot save into {place}: {_cause(error)}",
@@ -129,15 +173,42 @@ def read(place: Path, parse: Callable[[str, str], T]) -> tuple[Manifest, dict[st
     Raises:
         DataError: a file is missing, damaged, or not the one that was saved.
     """
+
+    def whole(manifest: Manifest) -> tuple[Manifest, dict[str, torch.Tensor], T]:
+        return manifest, _tensors(place, manifest), _recipe(place, manifest, parse)
+
+    return consistent(place, whole)
+
+
+def consistent(place: Path, whole: Callable[[Manifest], R]) -> R:
+    """What a function of the manifest reads of a folder, all of one save.
+
+    Raises:
+        SparsifyError: of `whole`, where no save has replaced the files meanwhile.
+    """
     for attempt in range(READS):
         before = _version(place)
         try:
-            manifest = read_manifest(place)
-            return manifest, _tensors(place, manifest), _recipe(place, manifest, parse)
+            return whole(read_manifest(place))
         except SparsifyError:
             if attempt == READS - 1 or _version(place) == before:
                 raise  # no save has replaced or moved the files meanwhile
     raise AssertionError("the last attempt returns or raises")
+
+
+def checked(place: Path, manifest: Manifest, name: str) -> Path:
+    """The path of a file of the model in a folder, whose content is as it was saved.
+
+    Raises:
+        DataError: it is missing, torn or was changed.
+    """
+    path = _path(place, name)
+    saved = {WEIGHTS: manifest.weights, RECIPE: manifest.recipe}.get(name) or manifest.files.get(name)
+    try:
+        _require_sum(path, saved)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return path
 
 
 def _version(place: Path) -> list[tuple[int, int] | None]:
@@ -167,9 +238,9 @@ def read_manifest(place: Path) -> Manifest:
         ) from None
     try:
         layout = _Layout.model_validate_json(text).layout
-        if layout > LAYOUT:
+        if layout > SERVED:
             raise DataError(
-                f"{path} has the layout {layout}, a layout that this version does not know, it reads up to {LAYOUT}",
+                f"{path} has the layout {layout}, a layout that this version does not know, it reads up to {SERVED}",
                 "load it with the version of sparsify that wrote it",
             )
         return Manifest.model_validate_json(text)
@@ -184,7 +255,7 @@ def read_manifest(place: Path) -> Manifest:
 
 
 def _path(place: Path, name: str) -> Path:
-    """Where a file of the folder's model lies."""
+    """The place of a file of the folder's model."""
     complete = place / COMPLETE / name
     return complete if os.path.exists(complete) else place / name  # noqa: PTH110, names may be too long
 
@@ -239,18 +310,29 @@ def _unreadable(path: Path, cause: Exception | str) -> DataError:
     return DataError(f"cannot read {path}: {why}", "copy it again or save the model again")
 
 
-def _replace(place: Path, tensors: Mapping[str, torch.Tensor], recipe: str, facts: Mapping[str, Any]) -> None:
+def _replace(
+    place: Path,
+    tensors: Mapping[str, torch.Tensor],
+    recipe: str,
+    facts: Mapping[str, Any],
+    graphs: Graphs | None,
+) -> None:
     """Writes all files into a draft, makes the draft the folder's model, and moves its files to their places."""
     draft = place / f".saving-{secrets.token_hex(8)}"
     try:
         draft.mkdir()
         save_file(dict(tensors), draft / WEIGHTS)
         (draft / RECIPE).write_text(recipe, encoding="utf-8")
-        manifest = Manifest(
-            layout=LAYOUT, **facts, weights=_file(draft / WEIGHTS), recipe=_file(draft / RECIPE)
-        )
-        (draft / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        for path in (*(draft / name for name in FILES), draft):
+        names = [] if graphs is None else _write_graphs(draft, graphs)
+        sums: dict[str, Any] = {"weights": _file(draft / WEIGHTS), "recipe": _file(draft / RECIPE)}
+        files = {name: _file(draft / name) for name in names}
+        layout: Literal[2, 3] = LAYOUT if graphs is None else SERVED  # type: ignore[assignment]
+        manifest = Manifest(layout=layout, **facts, **sums, files=files)
+        # Folders without graphs stay as earlier versions read and wrote them.
+        unset = None if manifest.is_served else {"files", "levels", "instructions", "code"}
+        text = manifest.model_dump_json(indent=2, exclude=unset)
+        (draft / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        for path in (*(draft / name for name in (WEIGHTS, RECIPE, *names, MANIFEST)), draft):
             _sync(path)
         draft.rename(place / COMPLETE)
     finally:
@@ -260,15 +342,39 @@ def _replace(place: Path, tensors: Mapping[str, torch.Tensor], recipe: str, fact
         _finish(place)
 
 
+def _write_graphs(draft: Path, graphs: Graphs) -> list[str]:
+    """Writes the graphs and kernels of a model into a draft; the names of their files."""
+    (draft / GRAPH).write_text(graphs.document, encoding="utf-8")
+    folder = f"{KERNELS}{secrets.token_hex(8)}"
+    (draft / folder).mkdir()
+    for name, source in graphs.kernels.items():
+        shutil.copyfile(source, draft / folder / name)
+    return [GRAPH, *(f"{folder}/{name}" for name in graphs.kernels)]
+
+
 def _finish(place: Path) -> None:
-    """Moves the files of a complete save to their places."""
+    """Moves the files of a complete save to their places, and deletes graphs and kernels of the model before it."""
     complete = place / COMPLETE
     if complete.is_dir():
-        for name in FILES:
+        kept = [path.name for path in complete.glob(f"{KERNELS}*")]
+        for name in (*kept, *FILES):
             if (complete / name).exists():
                 os.replace(complete / name, place / name)
         _sync(place)
         complete.rmdir()
+        _delete_earlier(place)
+
+
+def _delete_earlier(place: Path) -> None:
+    """Deletes graphs and kernels that the manifest of a folder does not name."""
+    with suppress(OSError, SparsifyError):
+        named = read_manifest(place).files
+        if GRAPH not in named:
+            (place / GRAPH).unlink(missing_ok=True)
+        folders = {name.partition("/")[0] for name in named}
+        for path in place.glob(f"{KERNELS}*"):
+            if path.name not in folders and re.fullmatch(rf"{KERNELS}[0-9a-f]{{16}}", path.name):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _require_ours(place: Path) -> None:

@@ -112,7 +112,7 @@ class Structure:
         return largest_in_groups(scores, max(self.keep, round(self.of * density)), self.of, self.mode)
 
     def select(self, scores: Tensor, sparsity: float, *, by_row: bool) -> Tensor:
-        """Where the largest scores are, the first ones among equals.
+        """The places of the largest scores, the first ones among equals.
 
         Args:
             scores: [outputs, inputs].

@@ -21,7 +21,7 @@ def wanda_scores(weight: Tensor, squares: Tensor) -> Tensor:
 
 
 def wanda(weight: Tensor, squares: Tensor, structure: Structure, sparsity: float = 0.0) -> Tensor:
-    """Where the entries are that stay.
+    """The places of the entries that stay.
 
     Args:
         weight: [outputs, inputs].

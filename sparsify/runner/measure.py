@@ -45,7 +45,7 @@ def once(call: Call) -> tuple[Any, float]:
 
 
 def agreement(first: Timing, second: Timing) -> str:
-    """How many times faster the second is, in how many turns, and whether the turns disagree.
+    """The factor by which the second is faster, the number of turns, and whether the turns disagree.
 
     >>> agreement(Timing(0.0, [8.0] * 4), Timing(0.0, [2.0, 2.0, 4.0, 4.0]))
     '2.67x, 4 turns that disagree: 2.00x to 4.00x'
@@ -91,7 +91,7 @@ def interleave(
 
 
 def peak_bytes(call: Call, repeats: int = 3) -> int | None:
-    """How far one call raises the memory of the process; None where the system cannot tell.
+    """Rise of the process's memory by one call; None where the system cannot tell.
 
     The least of a few calls, of one that takes long: memory that the allocator holds back differs from call to call.
     """

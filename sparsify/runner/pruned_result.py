@@ -88,7 +88,7 @@ def masks(report: Report) -> list[str]:
 
 
 def weights(source: nn.Module, pruned: nn.Module, checkpoint: str) -> dict[str, Any]:
-    """Where the weights come from, how many were pruned, and their share of zeros."""
+    """Origin of the weights, the number of pruned ones, and their share of zeros."""
     before = dict(source.named_parameters())
     changed = [value for name, value in pruned.named_parameters() if value is not before[name]]
     entries = sum(value.numel() for value in changed)

@@ -94,12 +94,12 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """How many times faster a pass of the sparse model is."""
+        """The factor by which a pass of the sparse model is faster."""
         return self.dense.timing.median_ms / self.sparse.timing.median_ms
 
     @property
     def kernels(self) -> dict[str, int]:
-        """How many different kernels were built now, and how many were found in the cache."""
+        """The numbers of different kernels that were built now and that were found in the cache."""
         regions = [region for region in self.report.regions if region.kernel and region.cache != "none"]
         built = {region.kernel for region in regions if region.cache == "miss"}
         return {"built": len(built), "found": len({region.kernel for region in regions} - built)}
@@ -333,7 +333,7 @@ class RunResult(Result):
         return f"{nodes}, {d['feature_count']} features, {d['classes']} classes"
 
     def origin(self) -> str:
-        """Where the weights come from, in words."""
+        """Origin of the weights, in words."""
         t = self.training
         how = (
             f"kept from an earlier run of {t['epochs']} epochs"

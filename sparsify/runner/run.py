@@ -23,6 +23,7 @@ from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import shared_copy
 from sparsify.passes.module.prune_and_capture import pruned, sparse_module
 from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.passes.save import save as save_model
 from sparsify.recipe import Recipe
 from sparsify.report import Origin
 from sparsify.runner import measure
@@ -61,6 +62,7 @@ def run(
     out: str | PathLike[str] | None = None,
     html: str | PathLike[str] | None = None,
     trace: str | PathLike[str] | None = None,
+    save: str | PathLike[str] | None = None,
 ) -> Result:
     """The dense model against the one that the recipe makes of it: difference, time, memory, on graphs accuracy.
 
@@ -76,11 +78,12 @@ def run(
         seconds: how long to time both models; five turns, three where they take five times as long.
         quiet: show no progress on standard error.
         out: a folder for result.json, times.csv, report.txt and report.html.
-        html, trace: files for a report page, and for the trace of a call.
+        html, trace, save: files for a report page and the trace of a call; a folder for the sparse model with kernels.
 
     Raises:
         SparsifyError: something asked for is not known, or data, packages or a compiler are missing.
     """
+    sizes: dict[str, Any] = {"batch": batch, "seq": seq, "batch_size": batch_size, "fanout": fanout}
     request = resolve(
         model,
         recipe=recipe,
@@ -91,14 +94,12 @@ def run(
         sparse_weights=sparse_weights,
         sparse_attn=sparse_attn,
         layers=layers,
-        batch=batch,
-        seq=seq,
-        batch_size=batch_size,
-        fanout=fanout,
         sparse=sparse,
+        **sizes,
     )
     with override(quiet=quiet or current().quiet):
-        return run_request(request, retrain=retrain, seconds=seconds, out=out, html=html, trace=trace)
+        files: dict[str, Any] = {"out": out, "html": html, "trace": trace, "save": save}
+        return run_request(request, retrain=retrain, seconds=seconds, **files)
 
 
 def run_request(
@@ -109,11 +110,13 @@ def run_request(
     out: str | PathLike[str] | None = None,
     html: str | PathLike[str] | None = None,
     trace: str | PathLike[str] | None = None,
+    save: str | PathLike[str] | None = None,
     command: str = "",
 ) -> Result:
     """As `run`, for a request that is complete; `command` is what pages say makes them again."""
     place = None if out is None else output_folder(out)
     page, events = (None if file is None else output_file(file) for file in (html, trace))
+    kept = None if save is None else output_folder(save)
     asked, training, steps = subject(request), None, None
     graph, example = asked.graph, asked.example
     if graph is not None and request.batch_size is not None:
@@ -123,7 +126,7 @@ def run_request(
         training = dense_model(request, graph, retrain=retrain)
         asked = replace(asked, model=training.model)
         steps = full_steps(request, training.model, example, graph, seconds)
-    looks = Looks(place is not None or page is not None, events)
+    looks = Looks(place is not None or page is not None, events, kept)
     result = compare(request, asked, training, seconds, looks)
     if isinstance(result, RunResult):
         result.steps = steps
@@ -170,7 +173,7 @@ def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
 
 
 def of_steps(request: Request, model: nn.Module, steps: Steps) -> Trained:
-    """How a model was trained by steps over samples; its weights are not kept."""
+    """Training of a model by steps over samples; its weights are not kept."""
     epochs = request.training.get("epochs", EPOCHS)
     seconds = sum(steps.dense.runs_ms) / 1e3
     return Trained(model, Training(epochs, seconds, 0.0, steps.text), Path(), reused=False)
@@ -178,13 +181,16 @@ def of_steps(request: Request, model: nn.Module, steps: Steps) -> Trained:
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """Observations of a sparse model in a run: details for a page, the trace of a call in a file."""
+    """What is kept of a sparse model in a run: details for a page, the trace of a call in a file, a folder to serve."""
 
     has_page: bool = False
     trace: Path | None = None
+    save: Path | None = None
 
     def at(self, sparse: SparseModule, example: Sequence[Tensor]) -> Details:
-        """The details, of a call where a graph holds the model; the trace is written."""
+        """The details, of a call where a graph holds the model; the trace and the model are written."""
+        if self.save is not None:
+            save_model(sparse, self.save, kernels=True)
         if self.trace is not None:
             sparse.report.to_trace(self.trace, tuple(example))
         if not self.has_page:

@@ -55,7 +55,7 @@ class Steps:
 
     @property
     def ratio(self) -> float:
-        """How many times faster a step of the sparse model is."""
+        """The factor by which a step of the sparse model is faster."""
         return self.dense.median_ms / self.sparse.median_ms
 
     def agrees(self, rtol: float, atol: float) -> bool:

@@ -61,7 +61,7 @@ class Block:
         return self.storage.data_ptr() == self.address
 
     def references(self) -> tuple[int, int]:
-        """How often it is referred to from C++ and from Python; a storage is one object in Python."""
+        """The numbers of references from C++ and from Python; a storage is one object in Python."""
         return _use_count(self.handle), sys.getrefcount(self.storage)
 
     def hand_out(self, shape: tuple[int, ...], dtype: torch.dtype, used: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Where numbers were measured: processor, threads, versions.
+"""Machine of measurements: processor, threads, versions.
 
 In: nothing. Out: `{"cpu": "AMD EPYC 7B13", "threads": 2, "torch": "2.13.0+cpu", ...}`.
 """

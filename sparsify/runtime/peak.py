@@ -1,4 +1,4 @@
-"""How much memory a computation takes: the most bytes of its tensors that live at a time.
+"""Peak memory of a computation: the most bytes of its tensors that live at a time.
 
 In: `with Peak() as peak: model(x)`. Out: `peak.bytes`, results and intermediates in memory of torch and of the pool,
 without what was there before.

@@ -1,4 +1,4 @@
-"""How many threads a kernel may use: as many as torch, from the same pool.
+"""The number of threads a kernel may use: as many as torch, from the same pool.
 
 In: the options. Out: `count(options) == torch.get_num_threads()`.
 

@@ -95,7 +95,7 @@ def _examples() -> Iterator[torch.Tensor]:
 
 
 def _offset() -> int | None:
-    """How far behind the start of a Python tensor the pointer of its `at::Tensor` lies."""
+    """Offset of the pointer of a Python tensor's `at::Tensor` from its start."""
     examples = list(_examples())
     step = ctypes.sizeof(ctypes.c_void_p)
     for offset in range(0, torch.Tensor.__basicsize__, step):

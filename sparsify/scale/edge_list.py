@@ -65,7 +65,7 @@ class EdgeList:
             yield chunk
 
     def count(self) -> tuple[int, int]:
-        """How many nodes and edges there are; reads the file once."""
+        """The number of nodes and edges; reads the file once."""
         edges, last = 0, -1
         for chunk in self.chunks():
             edges += chunk.shape[1]

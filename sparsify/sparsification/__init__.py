@@ -1,1 +1,1 @@
-"""Which entries of a tensor become zero."""
+"""Entries of a tensor that become zero."""

@@ -72,7 +72,7 @@ def block_sparse(
 
 
 def counted(drawn: Tensor, count: int) -> Tensor:
-    """How often each block of keys counts, [heads, count, count], for blocks drawn [heads, count - 2, random]."""
+    """Multiplicities of blocks of keys, [heads, count, count], for blocks drawn [heads, count - 2, random]."""
     i, j = torch.arange(count)[:, None], torch.arange(count)[None, :]
     fixed = ((i - j).abs() <= 1) | (i == 0) | (j == 0) | (i == count - 1) | (j == count - 1)
     times = fixed.float().repeat(len(drawn), 1, 1)

@@ -83,7 +83,7 @@ class PerBlockFraction(Sparsifier):
         return Block(self.n, self.m) if self.group is None and self.dim in (None, -1) else None
 
     def mask(self, tensor: Tensor) -> Tensor:
-        """Where the largest of each block are."""
+        """The places of the largest of each block."""
         if self.group is not None:
             along = 0 if self.dim is None else self.dim % 2
             return grouped_mask(tensor, self.n, self.m, self.group, along=along)
@@ -148,7 +148,7 @@ class TopK(Sparsifier):
             raise SparsifierError(f"TopK: by={self.by!r}", "'magnitude' or 'value'")
 
     def mask(self, tensor: Tensor) -> Tensor:
-        """Where the largest entries are."""
+        """The places of the largest entries."""
         if self.by == "value" and tensor.is_complex():
             raise SparsifierError(f"{self} of {tensor.dtype}, which has no order", "by='magnitude'")
         scores = magnitudes(tensor) if self.by == "magnitude" else ordered(tensor.detach())

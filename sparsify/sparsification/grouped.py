@@ -21,7 +21,7 @@ from sparsify.errors import ShapeError
 
 
 def grouped_mask(weight: Tensor, keep: int, of: int, group: int, *, along: int = 0) -> Tensor:
-    """Where the entries are that stay, of the shape of the weight.
+    """The places of the entries that stay, of the shape of the weight.
 
     Patterns are given out greedily: the block and the pattern that keep the most of all that are left come first.
 

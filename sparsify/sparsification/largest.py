@@ -41,7 +41,7 @@ def ordered(scores: Tensor) -> Tensor:
 
 
 def largest(scores: Tensor, share: float) -> Tensor:
-    """Where the largest `share` of the scores are, the first ones among equals.
+    """The places of the largest `share` of the scores, the first ones among equals.
 
     >>> largest(torch.tensor([3.0, 1.0, 2.0, 1.0]), 0.75)
     tensor([ True,  True,  True, False])
@@ -50,7 +50,7 @@ def largest(scores: Tensor, share: float) -> Tensor:
 
 
 def largest_of(scores: Tensor, count: int, among: Tensor | None = None) -> Tensor:
-    """Where the `count` largest scores are, the first ones among equals.
+    """The places of the `count` largest scores, the first ones among equals.
 
     Args:
         scores: [*shape].
@@ -96,7 +96,7 @@ def _candidates(flat: Tensor, of: Tensor | None, entries: int, count: int) -> Te
 
 
 def largest_in_rows(scores: Tensor, count: int, mode: int) -> Tensor:
-    """Where the `count` largest of each row along a mode are, the first ones among equals.
+    """The places of the `count` largest of each row along a mode, the first ones among equals.
 
     >>> largest_in_rows(torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]]), 1, -1).int().tolist()
     [[0, 1, 0], [1, 0, 0]]

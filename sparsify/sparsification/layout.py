@@ -56,7 +56,7 @@ def require_pattern(pattern: Any) -> Any:
 
 
 def fits(value: Any, pattern: Any) -> int | None:
-    """How closely a value fits a pattern, from 0 for `*` to 3 for one format; `None` where it does not."""
+    """Closeness of a value to a pattern, from 0 for `*` to 3 for one format; `None` where it does not fit."""
     if isinstance(pattern, str) and pattern == ANY:
         return ANYTHING
     if pattern is None:
@@ -65,7 +65,7 @@ def fits(value: Any, pattern: Any) -> int | None:
 
 
 def fits_layout(layout: Any, pattern: Any) -> int | None:
-    """How closely a layout fits the pattern of a tensor; `None` where it does not.
+    """Closeness of a layout to the pattern of a tensor; `None` where it does not fit.
 
     A layout that is asked for by name fits as the formats of that name do.
     """
@@ -119,7 +119,7 @@ def shown_tuple(parts: Iterable[str]) -> str:
 
 
 def _fits_text(layout: Any, text: str) -> int | None:
-    """How closely a layout fits a format by its name, with `*` for any number."""
+    """Closeness of a layout to a format by its name, with `*` for any number."""
     user = format_class(text)
     if user is not None or not isinstance(layout, Format):
         return EXACT if user is layout else None

@@ -23,7 +23,7 @@ HEADED: Final = 3
 
 
 class Stamp(NamedTuple):
-    """Where a file lies, and what is other once somebody has written to it."""
+    """Path of a file, and its state, which changes with each write."""
 
     path: str
     modified_ns: int
@@ -70,7 +70,7 @@ class MaskSpec:
 
     @property
     def heads(self) -> int | None:
-        """How many heads have a mask each; None for one mask of all."""
+        """The number of heads that have a mask each; None for one mask of all."""
         if self.kind == FILE:
             shape = self.example().shape
             return shape[0] if len(shape) == HEADED else None

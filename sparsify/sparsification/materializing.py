@@ -44,7 +44,7 @@ class ScalarFraction(Sparsifier):
         object.__setattr__(self, "fraction", require_fraction("ScalarFraction", self.fraction))
 
     def mask(self, tensor: Tensor) -> Tensor:
-        """Where the largest entries are."""
+        """The places of the largest entries."""
         return largest(magnitudes(tensor), 1.0 - self.fraction)
 
     def stored_mask(self, tensor: SparseTensor) -> Tensor:
@@ -86,7 +86,7 @@ class BlockFraction(Sparsifier):
         object.__setattr__(self, "block", tuple(self.block))
 
     def mask(self, tensor: Tensor) -> Tensor:
-        """Where the largest blocks are."""
+        """The places of the largest blocks."""
         return spread(largest(block_sums(magnitudes(tensor), self.block), 1.0 - self.fraction), self.block)
 
 
@@ -173,11 +173,11 @@ class Movement(Sparsifier):
         return f"Movement({self.fraction}{'' if self.scores is None else ', scores=...'})"
 
     def mask(self, tensor: Tensor) -> Tensor:
-        """Where the largest scores are."""
+        """The places of the largest scores."""
         return largest(self._scores(tensor), 1.0 - self.fraction)
 
     def stored_mask(self, tensor: SparseTensor) -> Tensor:
-        """Where the largest scores of stored entries are."""
+        """The places of the largest scores of stored entries."""
         kept = round(tensor.numel() * (1.0 - self.fraction))
         return largest_of(values_at(self._scores(tensor), tensor.pattern), kept)
 

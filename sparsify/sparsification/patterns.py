@@ -89,7 +89,7 @@ def bigbird(
 def _bigbird_blocks(
     counts: tuple[int, int], window: int, global_: int, random: int, generator: torch.Generator, causal: bool
 ) -> Tensor:
-    """Which blocks BigBird keeps."""
+    """Blocks that BigBird keeps."""
     rows, columns = (torch.arange(count) for count in counts)
     i, j = rows[:, None], columns[None, :]
     kept = (j - i >= -(window // 2)) & (j - i <= (window - 1) // 2)
@@ -298,7 +298,7 @@ def arguments(kind: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _extents(rows: int, columns: int | None, **sizes: int) -> int:
-    """How many keys there are; sizes and lengths are checked."""
+    """The number of keys; sizes and lengths are checked."""
     columns = rows if columns is None else columns
     _at_least(0, rows=rows, columns=columns)
     _at_least(1, **sizes)

@@ -45,7 +45,7 @@ class Implementation:
     number: int
 
     def closeness(self, values: Sequence[Any], outputs: Sequence[tuple[Any, Any]]) -> tuple[int, ...] | None:
-        """How closely values and what is asked of results fit; `None` where they do not."""
+        """Closeness of values and of what is asked of results to a pattern; `None` where they do not fit."""
         found = [fits(v, p) for v, p in zip(values, self.padded(len(values)), strict=False)]
         found += [fits(None, p) for p in self.inputs[len(values) :]]
         for (asked, layout), (kind, pattern) in zip(outputs, self.outputs, strict=False):
@@ -275,7 +275,7 @@ def _output(given: Any) -> tuple[Any, Any]:
 
 
 def _fits_sparsifier(asked: Any, kind: Any) -> int | None:
-    """How closely a sparsifier is of a class."""
+    """Closeness of a sparsifier to a class."""
     if isinstance(kind, str):
         return 0
     if type(asked) is kind:

@@ -24,7 +24,7 @@ LEAST_SCALE: Final = 2.0**-120
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How far rounding moved a weight.
+    """Distance by which rounding moved a weight.
 
     Attributes:
         dtype: that its values are stored in.
@@ -38,7 +38,7 @@ class Moved:
 
 
 def moved(weight: Tensor, found: Tensor, dtype: str) -> Moved:
-    """How far `found` is from the weight that was rounded to it."""
+    """Distance of `found` from the weight that was rounded to it."""
     difference = (found - weight).double()
     largest = float(difference.abs().max()) if weight.numel() else 0.0
     norm = float(weight.double().norm())

@@ -64,7 +64,7 @@ class Sparsifier(ABC):
 
     @abstractmethod
     def mask(self, tensor: Tensor) -> Tensor:
-        """Where the entries are that stay, truth values of the shape of the dense tensor."""
+        """The places of the entries that stay, truth values of the shape of the dense tensor."""
 
     def condition(self) -> Condition | None:
         """The condition under which an entry stays; `None` where it depends on others."""
@@ -120,7 +120,7 @@ class Streaming(Sparsifier):
         """The condition under which an entry stays, over `value`, `row` and `column`; "" for all."""
 
     def mask(self, tensor: Tensor) -> Tensor:
-        """Where the entries are that stay, as its condition says."""
+        """The places of the entries that stay, as its condition says."""
         condition = self.condition()
         if not condition.text:
             return torch.ones(tensor.shape, dtype=torch.bool)

@@ -1,1 +1,1 @@
-"""How tensors are stored: levels, formats, patterns, `SparseTensor` and the conversions between formats."""
+"""Storage of tensors: levels, formats, patterns, `SparseTensor` and the conversions between formats."""

@@ -28,7 +28,7 @@ class Arrays:
 
     @property
     def width(self) -> int:
-        """How many positions each parent has, where that is the same for all."""
+        """The number of positions each parent has, where that is the same for all."""
         assert self.crd_array is not None, "the width is that of the coordinates"
         return self.crd_array.shape[0] // self.parents if self.parents else 0
 

@@ -15,7 +15,7 @@ BYTE = 8
 
 
 def row_bytes(extent: int) -> int:
-    """How many bytes hold a bit for each coordinate."""
+    """The number of bytes with a bit for each coordinate."""
     return -(-extent // BYTE)
 
 

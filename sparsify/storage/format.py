@@ -35,7 +35,7 @@ class LevelExpression:
             )
 
     def extent(self, shape: Sequence[int]) -> int:
-        """How many coordinates the level has in a tensor of `shape`; blocks at the end may be partial."""
+        """The number of coordinates the level has in a tensor of `shape`; blocks at the end may be partial."""
         whole = shape[self.mode]
         match self.kind:
             case "block":
@@ -129,7 +129,7 @@ class Format:
 
     @property
     def rank(self) -> int:
-        """How many modes the tensor has."""
+        """The number of modes the tensor has."""
         return len({stored.expression.mode for stored in self.levels})
 
     @property

@@ -106,7 +106,7 @@ class Level:
 
     @property
     def stride(self) -> int:
-        """How far apart the positions of a parent lie: those of as many neighbouring parents take turns."""
+        """Distance of the positions of a parent: those of as many neighbouring parents take turns."""
         return 1
 
     def begin(self, at: Stored, parent: Number) -> Number:

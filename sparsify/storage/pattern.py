@@ -138,12 +138,12 @@ class Pattern:
 
     @property
     def rank(self) -> int:
-        """How many modes the tensor has."""
+        """The number of modes the tensor has."""
         return len(self.shape)
 
     @property
     def device(self) -> torch.device:
-        """Where the arrays are."""
+        """The places of the arrays."""
         return next((a.device for a in (*self._pos, *self._crd) if a is not None), torch.device("cpu"))
 
     @property
@@ -152,7 +152,7 @@ class Pattern:
         return self.nnz / entries if (entries := math.prod(self.shape)) else 1.0
 
     def positions(self, levels: int) -> int:
-        """How many positions the first `levels` levels have together."""
+        """The number of positions the first `levels` levels have together."""
         count = 1
         for number in range(levels):
             crd = self._crd[number]
@@ -310,7 +310,7 @@ class Pattern:
         return self.cached("statistics", lambda: _statistics(self))
 
     def distinct(self) -> Mapping[tuple[int, ...], int]:
-        """How many distinct coordinates the entries have along some sets of modes (`statistics.distinct`)."""
+        """The number of distinct coordinates the entries have along some sets of modes (`statistics.distinct`)."""
         from sparsify.storage.statistics import distinct
 
         return self.validated().cached("distinct", lambda: distinct(self))
@@ -329,7 +329,7 @@ class Pattern:
         self.keep(("longest", 0), count if self.nnz >= FEW else 0)
 
     def counts(self, is_turned: bool = False) -> tuple[int, ...]:
-        """How many entries there are, level by level, and in the longest row: what choices by size are kept under.
+        """The number of entries, level by level, and in the longest row: what choices by size are kept under.
 
         Args:
             is_turned: whether it is read in the other order of its modes.
@@ -339,7 +339,7 @@ class Pattern:
         return self.cached(("counts", is_turned), lambda: counts(self, is_turned))
 
     def reach(self) -> int:
-        """How far apart two entries of the last level lie that are read one parent apart, in coordinates.
+        """Distance of two entries of the last level that are read one parent apart, in coordinates.
 
         The median of a few thousand pairs spread over the pattern: small for bands, a third of the extent where
         entries lie anywhere.
@@ -384,7 +384,7 @@ def shared(
 
 
 def _key(format: Format, shape: Sequence[int], arrays: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Where arrays are, and what they are for."""
+    """The places of arrays, and what they are for."""
     return format, tuple(shape), tuple((a.data_ptr(), a.shape, a.stride(), a.dtype) for a in arrays)
 
 

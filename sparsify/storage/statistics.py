@@ -29,7 +29,7 @@ SAMPLES: Final = 4096
 
 
 def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
-    """How many distinct coordinates the entries have, by mode and by the modes of the outer levels together.
+    """The number of distinct coordinates the entries have, by mode and by the modes of the outer levels together.
 
     Outer levels are counted; the other modes of more than 65,536 entries are estimated from as many of them.
     Patterns in blocks or with other levels say nothing.

@@ -89,7 +89,7 @@ class SparseTensor(torch.Tensor):
 
     @property
     def nnz(self) -> int:
-        """How many entries are stored, explicit fills and block padding included."""
+        """The number of entries that are stored, explicit fills and block padding included."""
         return self._pattern.nnz
 
     @property

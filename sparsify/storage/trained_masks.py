@@ -253,5 +253,5 @@ def masked(gradient: Tensor, mask: Tensor) -> Tensor:
 
 
 def _version(weight: Tensor) -> int:
-    """How often torch has counted writes to a weight."""
+    """The number of times torch has counted writes to a weight."""
     return 0 if weight.is_inference() else weight._version

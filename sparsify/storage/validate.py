@@ -155,7 +155,7 @@ def _check_arrays(pattern: Pattern, number: int) -> None:
 
 
 def _run(pattern: Pattern, number: int) -> int:
-    """How many levels store their coordinates together: a level and the branchless ones below it."""
+    """The number of levels that store their coordinates together: a level and the branchless ones below it."""
     end = number + 1
     while end < len(pattern.format.levels) and pattern.format.levels[end].level.is_branchless:
         end += 1
@@ -253,7 +253,7 @@ def _check_rule(pattern: Pattern, number: int, parents: int) -> None:
 
 
 def _computed_positions(pattern: Pattern, number: int, parents: int, count: int) -> Tensor:
-    """Where the segments of a level begin that has no `pos` array; its coordinates fill them exactly."""
+    """The starts of the segments of a level that has no `pos` array; its coordinates fill them exactly."""
     stored = pattern.format.levels[number]
     begins: Tensor = stored.level.begin(pattern.level_arrays(number, parents), torch.arange(parents + 1))
     if int(begins[-1]) != count:

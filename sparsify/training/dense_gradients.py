@@ -225,7 +225,7 @@ class DenseGradients:
 
 
 def readers_of(model: nn.Module, names: Sequence[str]) -> dict[str, int]:
-    """How many operands of kernels each weight is in a call; without those that something else reads, too."""
+    """The number of kernels' operands that are each weight in a call; without those that something else reads."""
     counts: dict[str, set[int]] = {name: set() for name in names}
     for variant in model.variants if isinstance(model, SparseModule) else ():
         if not variant.captured.training:
@@ -237,7 +237,7 @@ def readers_of(model: nn.Module, names: Sequence[str]) -> dict[str, int]:
 
 
 def kernels_of(weight: fx.Node) -> int:
-    """How many operands of kernels a weight of a graph is, 0 where something else reads it."""
+    """The number of operands of kernels that are a weight of a graph, 0 where something else reads it."""
     if not all(takes_sparse(user, weight) for user in weight.users):
         return 0
     places = [(call_of(user), user.args[1:]) for user in weight.users]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparsify.bench import peers
+from sparsify.bench import network_peers, peers
 from sparsify.bench.place import Place
 from sparsify.bench.predicted import uniform
 from sparsify.bench.products import against, row, spmm
@@ -13,13 +13,25 @@ from sparsify.bench.table import notes, table
 
 @pytest.fixture
 def nobody(monkeypatch):
-    monkeypatch.setattr(peers, "load", lambda name: None)
+    for module in (peers, network_peers):
+        monkeypatch.setattr(module, "load", lambda name: None)
 
 
 def test_peers_that_are_installed_agree():
     csr, X = uniform(40, 40, 3).to_torch(), torch.randn(40, 5)
     for call in peers.spmm(csr, X).values():
         assert call is None or torch.allclose(torch.as_tensor(call()), csr @ X, atol=1e-5)
+
+
+def test_runtimes_that_are_installed_agree():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    model.eval().requires_grad_(False)
+    x = torch.randn(3, 8)
+    found = network_peers.network(model, x)
+    assert found["inductor"] is not None
+    for call in found.values():
+        assert call is None or torch.allclose(torch.as_tensor(call()), model(x), atol=1e-5)
 
 
 def test_a_missing_module_is_none(monkeypatch):

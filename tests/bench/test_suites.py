@@ -46,9 +46,20 @@ def test_every_suite_has_rows_of_its_own():
     assert list(SUITES) == ["kernels", "layers", "models", "small", "memory"]
 
 
-def test_rows_are_called_as_the_suite_says():
+@pytest.fixture
+def no_runtime(monkeypatch):
+    monkeypatch.setattr("sparsify.bench.suites.network", lambda model, x: {"ONNX Runtime": None})
+
+
+def test_rows_are_called_as_the_suite_says(no_runtime):
     found = run(["small"], quick=True, scale=0.5)
     assert [row["name"] for row in found] == list(SUITES["small"])
+
+
+def test_layers_of_a_transformer_name_missing_runtimes(no_runtime):
+    (row,) = run(["models"], ["encoder-90-1-text"], quick=True, scale=0.2)
+    assert row["missing"] == ["ONNX Runtime"]
+    assert {one["baseline"] for one in row["targets"]} == {"torch"}
 
 
 def ratio(reached: float, kind: str = "ratios") -> list[dict[str, object]]:

@@ -98,6 +98,26 @@ def test_json(cli, small, tmp_path):
     assert json.loads((tmp_path / "out/result.json").read_text())["report"]["schema"] == 1
 
 
+def test_a_model_is_saved_and_served(cli, tmp_path):
+    folder = tmp_path / "served"
+    outcome = cli("run", "mlp", "hidden=64", "features=32", "--batch", "4", "--save", folder)
+    assert outcome.status == FINE, outcome.err
+    table = cli("run", folder)
+    assert table.status == FINE, table.err
+    for part in ("MLP with", "weights", "load", "call 4x32", "the first"):
+        assert part in table.out
+    read = json.loads(cli("run", folder, "--json").out)
+    assert (read["schema"], read["model"], read["levels"]) == (1, "MLP", ["native"])
+    assert read["kinds"][0]["median_ms"] > 0
+
+
+def test_what_a_folder_does_not_take(cli, tmp_path):
+    outcome = cli("run", tmp_path, "--batch", "3")
+    assert outcome.status == USAGE
+    assert f"--batch is for models that are made sparse now, and {tmp_path} is a saved one" in outcome.err
+    assert "holds no saved sparse model" in cli("run", tmp_path).err
+
+
 def test_dry_run(cli, small):
     outcome = cli("run", "gcn", "--dry-run", "--json")
     assert outcome.status == FINE

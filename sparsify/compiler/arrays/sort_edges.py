@@ -158,7 +158,7 @@ def _empty(length: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _threads(edges: int, rows: int) -> int:
-    """How many threads sort so many edges by so many rows, of which each thread has a count of its own."""
+    """The number of threads for so many edges by so many rows, of which each thread has a count of its own."""
     return 1 if edges < LEAST_PARALLEL else max(1, min(count(current()), EACH * edges // max(rows, 1)))
 
 

@@ -87,7 +87,7 @@ class Expressions:
         return self.unit.type(type.dtype, type.lanes)
 
     def address(self, buffer: str, index: nodes.Expr) -> str:
-        """Where `buffer[index]` lies."""
+        """The address of `buffer[index]`."""
         match index:
             case nodes.Literal(0, _):
                 return self.name(buffer)

@@ -24,7 +24,7 @@ from sparsify.storage.format import Format
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How a tensor is stored, without its name and sizes; fields as those of `Declaration`."""
+    """Declaration of a tensor without its name and sizes; fields as those of `Declaration`."""
 
     format: Format
     dtype: str

@@ -1,4 +1,4 @@
-"""Where the sums of a statement stand that its text leaves out.
+"""Places of the implicit sums of a statement.
 
 In: `Y[i,k] = relu(A[i,j] * T[j,k] + b[k])`. Out: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
 

@@ -129,7 +129,7 @@ def _operand(expr: "nodes.Expr", least: int, literal: bool = False) -> str:
 
 
 def _precedence(expr: "nodes.Expr") -> int:
-    """How tightly the text of `expr` binds."""
+    """Precedence of the text of `expr`."""
     match expr:
         case nodes.Call(name, _):
             return FUNCTIONS[name].precedence if name in FUNCTIONS else ATOM

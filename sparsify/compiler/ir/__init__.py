@@ -1,1 +1,1 @@
-"""What all intermediate representations share: nodes, rewrite rules, dtypes, a bounded memo."""
+"""Common parts of all intermediate representations: nodes, rewrite rules, dtypes, a bounded memo."""

@@ -58,7 +58,7 @@ class Known(ctypes.Structure):
 
 
 class Input(ctypes.Structure):
-    """Which operand a kernel's input is, and where its number of stored entries lies among the sizes."""
+    """Operand of a kernel's input, and the place of its number of stored entries among the sizes."""
 
     _fields_ = (("operand", ctypes.c_int64), ("nnz_place", ctypes.c_int64))
 
@@ -136,7 +136,7 @@ class Assembly:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How the result of a call is made.
+    """Construction of the result of a call.
 
     Attributes:
         extents: names of the extents of a dense result.
@@ -157,7 +157,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Which kernel a call runs.
+    """Kernel of a call.
 
     Attributes:
         address: of its function.

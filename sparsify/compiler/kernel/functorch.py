@@ -131,7 +131,7 @@ def _named(ctx: Any) -> dict[str, Tensor]:
 def push_forward(
     kernel: Any, values: dict[str, Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """How the results change with the operands: the adjoint of the adjoint, which is linear in its gradients.
+    """Derivative of the results by the operands: the adjoint of the adjoint, which is linear in its gradients.
 
     Args:
         kernel: the forward kernel.

@@ -37,7 +37,7 @@ PLAIN: Final = frozenset({Tensor, torch.nn.Parameter})
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How a sparse tensor is put together: its values come first, then the arrays that exist, level by level.
+    """Layout of a sparse tensor's arrays: its values come first, then the arrays that exist, level by level.
 
     Attributes:
         levels: per level whether it has (pos, crd).
@@ -49,7 +49,7 @@ class Parts:
 
     @staticmethod
     def of(tensor: SparseTensor) -> "Parts":
-        """How a tensor is put together."""
+        """Layout of a tensor's arrays."""
         pattern = tensor._pattern
         arrays = zip(pattern._pos, pattern._crd, strict=True)
         levels = tuple((pos is not None, crd is not None) for pos, crd in arrays)
@@ -57,7 +57,7 @@ class Parts:
 
     @property
     def count(self) -> int:
-        """How many tensors it has."""
+        """The number of tensors it has."""
         return 1 + sum(sum(level) for level in self.levels)
 
     def together(self, left: Iterator[Tensor], shape: Sequence[Any]) -> SparseTensor:

@@ -63,11 +63,13 @@ class Variants:
 
     Attributes:
         built: how many kernels were compiled, and not found.
+        answers: by the class of sizes that were asked for the sizes, in numbers, and the schedule of their kernel.
     """
 
     def __init__(self, step: Step, schedule: Schedule | None, vector_bytes: int, options: Options) -> None:
         self.step, self.schedule, self.vector_bytes, self.options = step, schedule, vector_bytes, options
         self.built = 0
+        self.answers: dict[SizeClass, tuple[Sizes, Schedule]] = {}
         self._known: dict[Schedule, Variant] = {}
         self._preferred: dict[SizeClass, Schedule] = {}
 
@@ -81,6 +83,7 @@ class Variants:
         if not self._known:
             find_compiler(self.options)  # a schedule is not searched for a kernel that cannot be built
         wanted = self.wanted(sizes)
+        self.answers[sizes.rounded(self.step.program)] = sizes.without_operands(), wanted
         found = self._known.get(wanted)
         if found is not None:
             return found
@@ -93,6 +96,10 @@ class Variants:
                 raise
             made = next(iter(self._known.values()))  # right for all sizes, if slower
         return made
+
+    def known(self) -> dict[Schedule, Library]:
+        """The kernels that there are by their schedules."""
+        return {schedule: variant.library for schedule, variant in self._known.items()}
 
     def stages(self, sizes: Sizes) -> Stages:
         """How the statement becomes C++ for operands of these sizes; nothing is built."""

@@ -15,7 +15,7 @@ WIDTH: Final = MARKS * BLOCKS
 
 
 def padded(extent: int) -> int:
-    """Where the flags of blocks begin.
+    """The starts of the flags of blocks.
 
     >>> padded(5000)
     8192

@@ -350,7 +350,7 @@ class Machine:
         self.sharing = None
 
     def _bounds(self, stmt: nodes.ParallelFor, extent: int, chunks: int) -> list[int]:
-        """Where the chunks begin, and at last `extent`."""
+        """The starts of the chunks, and at last `extent`."""
         if stmt.balance is None:
             return [extent * chunk // chunks for chunk in range(chunks + 1)]
         positions = self.buffers[stmt.balance][: extent + 1].astype(np.int64)

@@ -169,7 +169,7 @@ class _Machine:
         return self._known_variables[id(node)]
 
     def _extent(self, name: str, env: Environment) -> int:
-        """How many values an index variable has."""
+        """The number of values an index variable has."""
         for relation in self.notation.relations:
             match relation:
                 case Split(index=index, outer=outer, size=size) if outer == name:

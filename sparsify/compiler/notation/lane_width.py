@@ -1,4 +1,4 @@
-"""How wide the lanes of vectors are: as wide as the widest value that is computed.
+"""Width of vectors: as wide as the widest value that is computed.
 
 In: `y[i] = A[i,j] * x[j]`, A of int8 and x of float32. Out: 4 bytes.
 """
@@ -38,7 +38,7 @@ def lane_bytes(program: Notation) -> int:
 
 
 def lanes(program: Notation, vector_bytes: int) -> int:
-    """How many lanes vectors of `vector_bytes` bytes have; 1 in scalar code, as that of complex numbers is.
+    """The number of lanes of vectors of `vector_bytes` bytes; 1 in scalar code, as that of complex numbers is.
 
     Where all loops in lanes are those of tiles with fewer iterations, vectors are shorter: of 8 lanes in
     `split p po pi 8; vector pi`.

@@ -126,7 +126,7 @@ class If(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Relation(Node):
-    """Where derived index variables come from."""
+    """Origin of derived index variables."""
 
     def __str__(self) -> str:
         return printer.relation(self)

@@ -1,4 +1,4 @@
-"""Where the loops of a notation come from: which derived index variables make up an index variable.
+"""Origin of the loops of a notation: the derived index variables of an index variable.
 
 In: relations such as `split k ko ki 64`. Out: `leaves("k") == ["ko", "ki"]`.
 """
@@ -9,7 +9,7 @@ from sparsify.compiler.notation import nodes as notation
 
 
 class Provenance:
-    """Which loops make up an index variable."""
+    """Loops of an index variable."""
 
     def __init__(self, relations: tuple[notation.Relation, ...]) -> None:
         self.relations = relations

@@ -128,7 +128,7 @@ class Paths:
         return best
 
     def iterations(self, parts: tuple[Part, ...]) -> float:
-        """How often the innermost loop of a product runs, as if its result were dense."""
+        """The number of times the innermost loop of a product runs, as if its result were dense."""
         found = self.nest.coordinates(reduce(lambda a, b: a | b, (part.mask for part in parts)))
         for part in parts:
             if part.is_sparse:

@@ -210,7 +210,7 @@ def _counted(
 
 
 def _count(node: Reduce, stored: Expr) -> Reduce:
-    """How often something is stored along the index variables of a reduction."""
+    """The number of times something is stored along the index variables of a reduction."""
     return Reduce("sum", node.indices, Call("where", (stored, Const(1), Const(0))))
 
 

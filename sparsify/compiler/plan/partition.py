@@ -1,4 +1,4 @@
-"""Which statements of a program share a kernel: groups that are contracted as long as that is expected to save time.
+"""Partition of a program into kernels: groups of statements, contracted as long as that is expected to save time.
 
 In: `H = relu(A X); m = mean of H's rows; Y = H - m; T = Y W; Z = A T; U = Z + b` and the sizes of the operands.
 Out: `H, m, Y` as one kernel, `T` apart, `Z, U` as one kernel; what other groups were expected to take.

@@ -60,7 +60,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many points there are."""
+        """The number of points."""
         return prod(self.shape)
 
     def along_points(self, name: str | Expr) -> Tensor:
@@ -78,7 +78,7 @@ class Space:
         return torch.arange(found.start, found.stop, device=self.device).reshape(shape)
 
     def size_of(self, names: Iterable[str]) -> int:
-        """How many points there are of these index variables alone."""
+        """The number of points of these index variables alone."""
         wanted = set(names)
         first = 1 if self.count is None or wanted.isdisjoint(self.points) else self.count
         return first * prod(len(r) for name, r in self.ranges.items() if name in wanted)
@@ -110,7 +110,7 @@ def boxes(extents: Mapping[str, int], most: int = MOST_POINTS) -> Iterator[dict[
 
 
 def sized(names: Sequence[str], extents: Mapping[str, int]) -> int:
-    """How many points index variables have."""
+    """The number of points index variables have."""
     return prod(extents[name] for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Where the operands of regions come from: arguments, or a structure that is computed once.
+"""Sources of the operands of regions: arguments, or a structure that is computed once.
 
 In: a region over an adjacency, its normalisation and the graph around it. Out: a `Binding` for each operand, and for
 each set of inputs from which operands follow a `Plan`, whose part of the graph is cut out into a `Structure`.
@@ -66,7 +66,7 @@ class Plan:
 
 @dataclass
 class Binding:
-    """Where one operand of a region comes from: an argument, or a result of a structure."""
+    """Source of one operand of a region: an argument, or a result of a structure."""
 
     name: str
     node: fx.Node | None = None
@@ -76,7 +76,7 @@ class Binding:
 
 
 def bind_all(draft: Draft, regions: Sequence[Region]) -> list[list[Binding]]:
-    """Where the operands of regions come from; what is computed once is cut out of the graph."""
+    """Sources of the operands of regions; what is computed once is cut out of the graph."""
     plans: Plans = {}
     for region in regions:  # all structures are known before an operand may join one
         for matrix in region.matrices if not region.backend else ():
@@ -96,7 +96,7 @@ def plan_of(plans: Plans, leaves: Sequence[fx.Node]) -> Plan:
 
 
 def bind(draft: Draft, region: Region, plans: Plans) -> list[Binding]:
-    """Where the operands of a region come from, in the order of its program, or of what its nodes read."""
+    """Sources of the operands of a region, in the order of its program, or of what its nodes read."""
     if region.backend:
         return [Binding(node.name, node=node) for node in region.read]
     bindings = []

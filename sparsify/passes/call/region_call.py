@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import fx
@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel.autograd import pull_back, read_by_gradients
-from sparsify.compiler.kernel.kernel import plan
+from sparsify.compiler.kernel.kernel import Kernel, plan
 from sparsify.compiler.plan.specialise import specialised
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import CompilerError, DeviceError, KernelError, SparsifyError, UnsupportedProgramError
@@ -54,7 +54,7 @@ class SizeAt:
 
 @dataclass(frozen=True)
 class Operand:
-    """Where an operand of the program comes from.
+    """Source of an operand of the program.
 
     Attributes:
         name: its name in the program.
@@ -105,6 +105,17 @@ def find(handle: int) -> Any:
     return call
 
 
+class Nodes(Protocol):
+    """The nodes that a region replaces, as a function of its arguments."""
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The nodes."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Their results."""
+
+
 class RegionCall:
     """A region's kernel with the way its operands are found.
 
@@ -117,6 +128,7 @@ class RegionCall:
         is_strict: whether a failure raises.
         library: computes the result in place of the kernel where no gradients are wanted: another library's product.
         layout: how a convolution's arguments become operands; its gradients are those of the dense nodes.
+        kernel: of the program, where there is one already.
 
     Attributes:
         name: for reports.
@@ -139,12 +151,13 @@ class RegionCall:
         program: Program,
         operands: Sequence[Operand],
         shapes: tuple[tuple[int | SizeAt, ...], ...],
-        dense: fx.GraphModule,
+        dense: Nodes,
         options: Options,
         notices: Notices,
         is_strict: bool = False,
         library: Callable[..., Result] | None = None,
         layout: FlatImages | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         self.library, self.layout = library, layout
         self.name, self.program, self.operands = "", program, tuple(operands)
@@ -165,7 +178,7 @@ class RegionCall:
         self.weights = {leaves[0]: (structure, leaves) for structure, leaves in packing}
         self.is_general = False
         self.handle = handle_of(self)
-        self.kernel = plan(program, options=options)
+        self.kernel = plan(program, options=options) if kernel is None else kernel
         self.differentiable: set[tuple[int, ...]] = set()
         self._read: dict[tuple[int, ...], frozenset[str]] = {}
         self.origin: Origin | None = None

@@ -1,4 +1,4 @@
-"""How a call of a model is taken apart into tensors and put together again.
+"""Flattening of a call of a model into tensors, and the way back.
 
 In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.columns`, `adj.values`,
 `adj.extent`, a hashable structure that says which calls fit the same graph, and the order of the leaves.

@@ -351,7 +351,7 @@ def mapped(spec: Any) -> Mapping[Any, Any]:
 
 
 def specs_of(call: calls.Call, spec: list[dict[int, Any] | None], *, retry: bool) -> list[Any]:
-    """Which dimensions may vary, in the order in which exports try: with `retry` none at last, integers none before."""
+    """Dimensions that may vary, in the order in which exports try: with `retry` none at last, integers none before."""
     sizes, names = call.shape.sizes(), call.shape.tensor_names()
     found: list[Any] = [spec]
     if sizes:

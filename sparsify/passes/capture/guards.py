@@ -4,14 +4,85 @@ In:  the graph of a cache that keeps the last 5 of `s + 1` keys, captured with `
 on the extents of calls; other calls need another graph.
 """
 
+import ast
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
 
 import torch
 from torch import fx
 
-Holds = Callable[[Mapping[str, int]], bool]
+from sparsify.errors import CaptureError
+
+MATH: Final = (
+    *("floor", "ceil", "trunc", "sqrt", "log2", "inf", "nan"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+)
+# Names that conditions call: functions of numbers.
+FUNCTIONS: Final = {
+    "math": frozenset(MATH),
+    "torch": frozenset(("sym_max", "sym_min", "sym_int", "sym_float", "sym_not", "sym_ite", "_sym_sqrt")),
+    "": frozenset(("min", "max", "abs", "int", "float", "round", "bool")),
+}
+SYNTAX: Final = (
+    *(
+        ast.Expression,
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.BoolOp,
+        ast.Compare,
+        ast.IfExp,
+        ast.Call,
+        ast.Name,
+        ast.Load,
+    ),
+    *(ast.Attribute, ast.Constant, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
+
+
+@dataclass(frozen=True)
+class Holds:
+    """A condition on the extents of calls.
+
+    Attributes:
+        text: in Python, with comparisons, arithmetic and the functions of `FUNCTIONS`.
+        names: by the name of an extent its name in the text.
+    """
+
+    text: str
+    names: Mapping[str, str]
+
+    def __call__(self, known: Mapping[str, int]) -> bool:
+        """Whether extents of these names fulfil it."""
+        return bool(self._check(*[known[name] for name in self.names]))
+
+    @cached_property
+    def _check(self) -> Callable[..., Any]:
+        tree = ast.parse(self.text, mode="eval")
+        for node in ast.walk(tree):
+            if not isinstance(node, SYNTAX) or (
+                isinstance(node, ast.Call | ast.Attribute) and not _is_known(node)
+            ):
+                raise CaptureError(f"{self.text!r} is no condition on extents", "save the model again")
+        code = f"lambda {', '.join(self.names.values())}: {self.text}"
+        if not all(name.isidentifier() for name in self.names.values()):
+            raise CaptureError(f"{code!r} is no condition on extents", "save the model again")
+        made: Callable[..., Any] = eval(code, {"math": math, "torch": torch})
+        return made
+
+
+def _is_known(node: ast.Call | ast.Attribute) -> bool:
+    """Whether a call, or what it calls, is of a function of numbers."""
+    match node:
+        case ast.Call(ast.Name(name), _, []):
+            return name in FUNCTIONS[""]
+        case ast.Call(ast.Attribute(), _, []):
+            return True
+        case ast.Attribute(ast.Name(module), name):
+            return name in FUNCTIONS.get(module, ())
+    return False
 
 
 def granted(graph: fx.Graph) -> Holds | None:
@@ -34,12 +105,7 @@ def granted(graph: fx.Graph) -> Holds | None:
     if not texts:
         return None
     whole = " and ".join(f"({text})" for text in texts)
-    check = eval(f"lambda {', '.join(names.values())}: {whole}", {"math": math, "torch": torch})
-
-    def holds(known: Mapping[str, int]) -> bool:
-        return bool(check(*[known[name] for name in names]))
-
-    return holds
+    return Holds(whole, names)
 
 
 def _symbols(graph: fx.Graph) -> dict[str, torch.SymInt]:

@@ -87,7 +87,7 @@ def _put_results(call: fx.Node, results: list[fx.Node], lets_through: bool) -> N
 
 
 def placed(node: fx.Node) -> str:
-    """How the entries of a tensor lie in memory."""
+    """Order of the entries of a tensor in memory."""
     value = tensor_value(node)
     return "" if value is None else f"{value.shape} {value.stride()}"
 

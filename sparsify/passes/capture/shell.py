@@ -187,7 +187,7 @@ Modes = tuple[bool, ...]
 
 
 def modes(model: nn.Module) -> Modes:
-    """Which modules are in training mode, in the order of the model's modules."""
+    """Training modes of modules, in the order of the model's modules."""
     found = [model.training]
     for child in model._modules.values():
         if child is not None:
@@ -385,7 +385,7 @@ def _usual(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def places(model: nn.Module, parameter: Tensor) -> list[tuple[dict[str, Any], str]]:
-    """Where a parameter is kept: dictionaries of modules, and its name in each."""
+    """Owners of a parameter: dictionaries of modules, and its name in each."""
     return [(module._parameters, name) for module, name in owners(model, parameter)]
 
 

@@ -177,7 +177,7 @@ def positions(matrix: CapturedSparse) -> torch.Tensor:
 
 
 def row_positions(matrix: CapturedSparse) -> torch.Tensor:
-    """Where each row starts; only matrices that come from outside the model are sorted by row."""
+    """Start of each row; only matrices that come from outside the model are sorted by row."""
     if not matrix.is_sorted:
         raise CaptureError("crow_indices of a sparse matrix that the model builds cannot be captured")
     lengths = matrix.rows.new_zeros((matrix.extent[0] + 1,)).index_add(

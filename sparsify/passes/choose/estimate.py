@@ -100,7 +100,7 @@ def extents_of(operand: fx.Node | SparseOperand) -> tuple[Any, ...]:
 
 
 def stored_entries(draft: Draft, matrix: Matrix | Bags) -> int | None:
-    """How many entries the example has in a sparse operand."""
+    """The number of entries the example has in a sparse operand."""
     if isinstance(matrix, Bags):
         return known_size(matrix.extents[1])
     if matrix.dense is not None:

@@ -72,7 +72,7 @@ def divisible(step: GeneratedStep, operands: Sequence[torch.Tensor]) -> str | No
         count = operand.nnz if isinstance(operand, SparseTensor) else operand.numel()
         for index in indices[:1]:
             entries[index] = entries.get(index, 0) + count
-    fitting = [index for index in entries if index not in divided and index not in step.program.extents]
+    fitting = [index for index in entries if index not in divided and index not in dict(step.program.extents)]
     return max(fitting, key=entries.__getitem__, default=None)
 
 

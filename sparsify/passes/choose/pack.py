@@ -345,7 +345,7 @@ def product_with(value: object, name: str) -> tuple[Access, Access] | None:
 
 
 def rows_of(region: Region, access: Access) -> int:
-    """How many rows the other operand of a product has in the example."""
+    """The number of rows the other operand of a product has in the example."""
     operand = region.operands.get(access.tensor)
     node = operand.dense if isinstance(operand, Matrix) else operand
     value = tensor_value(node)

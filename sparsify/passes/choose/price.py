@@ -151,7 +151,7 @@ def extents(node: Any) -> tuple[int, ...]:
 
 
 def numbers(node: Any) -> int:
-    """How many numbers a tensor has, for the example."""
+    """The number of numbers a tensor has, for the example."""
     return prod(extents(node))
 
 

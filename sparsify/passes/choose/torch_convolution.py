@@ -115,8 +115,12 @@ class Folded:
         self.activation, self.layout = chain.activation, FORMS[form]
         self.pool = None if pool is None else extract(node.graph, [chain.last], [pool]).forward
         self.plain = extract(node.graph, self.inputs, [self.covered[-1]]).forward
-        self.structure = Structure(self.pack, (0, 1), entry or entry_of(chain, form), most=PACKED)
+        self.remember(entry or entry_of(chain, form))
         self.__name__ = f"folded_{node.name}"
+
+    def remember(self, entry: ConversionEntry) -> None:
+        """Begins to remember weights in this form."""
+        self.structure = Structure(self.pack, (0, 1), entry, most=PACKED)
 
     def __call__(self, *arguments: Tensor) -> Tensor:
         """The result; by the nodes as they are where gradients or anything else follow them."""

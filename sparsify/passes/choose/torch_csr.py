@@ -58,7 +58,7 @@ class Product:
 
     @property
     def passes(self) -> int:
-        """How many functions are applied to the product."""
+        """The number of functions that are applied to the product."""
         return sum(part is not self.product.body for part in find(self.value, Call))
 
     @property

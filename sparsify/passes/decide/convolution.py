@@ -176,7 +176,7 @@ class Packed:
 
 
 def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool) -> Packed:
-    """How a weight would be held, places listed once where that is smaller than the dense weight.
+    """Storage that a weight would have, places listed once where that is smaller than the dense weight.
 
     Args:
         dtype: of its values, "same" for their own.

@@ -340,7 +340,7 @@ def put_dense_products_first(draft: Draft, region: Region) -> None:
 
 
 def coordinates(program: Program, name: str, sizes: Sizes) -> int:
-    """How many entries a tensor of a program has when all are stored."""
+    """The number of entries a tensor of a program has when all are stored."""
     return prod(sizes.extents.get(extent, UNKNOWN) for extent in program.declaration(name).extents)
 
 

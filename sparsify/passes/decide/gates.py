@@ -116,7 +116,7 @@ class Tokens:
 
     @property
     def groups(self) -> int:
-        """How many modes tokens have in the graph."""
+        """The number of modes tokens have in the graph."""
         return len(self.weights.meta["val"].shape) - 1
 
     def operand(self, node: fx.Node, readers: list[fx.Node]) -> fx.Node:

@@ -73,7 +73,7 @@ def plain(module: nn.Module) -> dict[str, Any]:
 
 
 def source_of(node: fx.Node) -> str:
-    """Where Dynamo found the value of a placeholder: `L['self']._modules['lin']._parameters['weight']`."""
+    """Dynamo's source of the value of a placeholder: `L['self']._modules['lin']._parameters['weight']`."""
     found = getattr(node, "_dynamo_source", None)
     name = getattr(found, "name", "")
     return str(name() if callable(name) else name)

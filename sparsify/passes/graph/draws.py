@@ -104,7 +104,7 @@ def is_kept(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
 
 
 def repetitions(rows: Tensor, columns: Tensor) -> Tensor:
-    """How many earlier edges join the same two nodes, for each edge.
+    """The number of earlier edges between the same two nodes, for each edge.
 
     >>> repetitions(torch.tensor([0, 1, 0, 0]), torch.tensor([2, 2, 2, 3])).tolist()
     [0, 0, 1, 0]

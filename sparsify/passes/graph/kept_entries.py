@@ -49,7 +49,7 @@ def read(text: str) -> Sparsifier:
 
 @torch.library.custom_op("sparsify::kept_entries", mutates_args=())
 def entries(tensor: Tensor, sparsifier: str) -> Tensor:
-    """Where the entries of a tensor are that a sparsifier keeps, truth values of its shape."""
+    """The places of the entries of a tensor that a sparsifier keeps, truth values of its shape."""
     return read(sparsifier).mask(tensor.detach()).contiguous()
 
 

@@ -394,6 +394,7 @@ def refuse(
         both = "\n  ".join(("the source model runs", *causes))
         module._notices.warn(both if report else f"{error}; the source model runs")
         return
+    report.origin = module.report.origin
     module._captures.piecewise[mode, call.shape] = module.report = report
     used = sum(entry.regions > 0 for entry in report.pieces)
     module._notices.warn(

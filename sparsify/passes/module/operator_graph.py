@@ -93,7 +93,7 @@ class OperatorGraph:
         return is_new
 
     def size(self, tensors: Sequence[Tensor]) -> int:
-        """How many coordinates of edges a call has."""
+        """The number of coordinates of edges a call has."""
         return sum([tensors[at].numel() for at in self.edges])
 
 

@@ -347,7 +347,7 @@ def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], steps_lef
 
 
 def steps_of_call(func: Any, args: Sequence[Any]) -> Any:
-    """How many time steps an operator computes, over all layers and directions; a cell is a step that its model has."""
+    """The number of time steps of an operator, over all layers and directions; a cell is a step that its model has."""
     if func in CELLS:
         return 0
     x, layers, bidirectional, batch_first = args[0], args[4], args[7], args[8]

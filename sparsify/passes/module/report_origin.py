@@ -78,7 +78,9 @@ class ReportOrigin(Origin):
         if variant is not None:
             found.nodes = nodes_of(variant)
             found.stages = dict(stages_of(variant))
-        if inputs is not None and variant is not None:
+        else:
+            add_pieces(module, found)
+        if inputs is not None:
             look_at_call(module, variant, inputs, found)
             if compares:
                 compare(module, inputs, found)
@@ -102,6 +104,10 @@ class ReportOrigin(Origin):
             raise SparsifyError(f"cannot write a trace to {target}: {error}", "choose another path") from None
         with kept_buffers(module._source):
             variant = for_inputs(module, inputs)
+            if variant is None:
+                raise SparsifyError(
+                    f"a call of {module.report.model} in pieces has no trace", "profile the call"
+                )
             traced(module, variant, tensors_of(module, inputs)).export_chrome_trace(str(target))
         return target
 
@@ -117,8 +123,10 @@ def tensors_of(module: "SparseModule", inputs: Any) -> list[torch.Tensor]:
     return module.taken_apart(args, kwargs).tensors(module._matrices)
 
 
-def for_inputs(module: "SparseModule", inputs: Any) -> Variant:
-    """The variant for a call, captured now if need be; its kernels and operands are there afterwards.
+def for_inputs(module: "SparseModule", inputs: Any) -> Variant | None:
+    """The variant for a call, captured now if need be; `None` where the call runs in pieces.
+
+    Its kernels and operands are there afterwards.
 
     Raises:
         SparsifyError: the model does not run with the inputs, or no graph holds it whole.
@@ -135,13 +143,49 @@ def for_inputs(module: "SparseModule", inputs: Any) -> Variant:
         ) from error
     call = module.taken_apart(args, kwargs)
     variant = module.variant_for(call, call.tensors(module._matrices))
-    if variant is None:
+    if variant is None and not module.report.pieces:
         raise SparsifyError(f"no graph holds a call with these inputs whole: {module.report.coverage}", HOW)
     return variant
 
 
-def look_at_call(module: "SparseModule", variant: Variant, inputs: Any, found: Details) -> None:
-    """Puts into the details what a call shows: spans, patterns, work, and the times of the dense model's modules."""
+def add_pieces(module: "SparseModule", found: Details) -> None:
+    """Puts the graphs and the stages of a model's pieces into the details, under the names of the pieces."""
+    pieces = module._captures.pieces
+    for entry, report in pieces.compiler.reports() if pieces is not None else ():
+        if report is None or report.origin is None:
+            continue
+        own = report.origin.details()
+        found.nodes = [*found.nodes, *(of_piece(entry.name, node) for node in own.nodes)]
+        found.stages |= {f"{entry.name}.{name}": stages for name, stages in own.stages.items()}
+
+
+def of_piece(piece: str, node: GraphNode) -> GraphNode:
+    """A node of a piece's graph under the name of the piece."""
+
+    def named(name: str) -> str:
+        return f"{piece}.{name}"
+
+    region = named(node.region) if node.region else ""
+    return replace(node, name=named(node.name), inputs=[*map(named, node.inputs)], region=region)
+
+
+def look_at_call(module: "SparseModule", variant: Variant | None, inputs: Any, found: Details) -> None:
+    """Puts into the details what a call shows: spans, patterns, work, and the times of the dense model's modules.
+
+    Args:
+        variant: of the call, `None` where it runs in pieces: the dense model's times alone.
+    """
+    if variant is not None:
+        look_at_graph(module, variant, inputs, found)
+    args, kwargs = given(inputs)
+    with module._weights.mirrored(module) as own:
+        dense = own(module._source)
+        if not module._asked.has_masks:  # the dense model has no patterns in its attention
+            found.dense_spans, found.dense_ms = module_spans(dense, lambda: dense(*args, **kwargs))
+
+
+def look_at_graph(module: "SparseModule", variant: Variant, inputs: Any, found: Details) -> None:
+    """Puts into the details what a call of a graph shows: spans, patterns and work."""
     seen = watched(module, variant, tensors_of(module, inputs))
     scopes = {entry.name: entry.scopes for entry in variant.report.regions}
     found.spans = [replace(s, where=", ".join(scopes.get(s.region, [s.where]))) for s in seen.spans]
@@ -150,11 +194,6 @@ def look_at_call(module: "SparseModule", variant: Variant, inputs: Any, found: D
     found.works = list(works_of(regions, seen))
     known = calibrate.known(current())
     found.roof = Roof(known.fma_all, known.reads_all.points[-1][1], known.is_measured)
-    args, kwargs = given(inputs)
-    with module._weights.mirrored(module) as own:
-        dense = own(module._source)
-        if not module._asked.has_masks:  # the dense model has no patterns in its attention
-            found.dense_spans, found.dense_ms = module_spans(dense, lambda: dense(*args, **kwargs))
 
 
 def compare(module: "SparseModule", inputs: Any, found: Details) -> None:

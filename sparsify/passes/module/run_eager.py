@@ -6,7 +6,8 @@ its module keeps it and calls the region itself; what follows a convolution of t
 as it is: they know none of this.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,21 @@ from sparsify.passes.module.variant import Variant
 Place = tuple[dict[str, Any], str]
 
 
+@dataclass(frozen=True)
+class Running:
+    """A graph as it runs with tensors that have memory: parameters are its first inputs.
+
+    Attributes:
+        graph: calls regions, functions of torch and what stands for several nodes.
+        read: by the names of its first inputs those of parameters and buffers.
+        writes: whether results are written over others, which transforms may not share.
+    """
+
+    graph: fx.Graph
+    read: Mapping[str, str]
+    writes: bool
+
+
 def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """The function of the inputs of `graph`; parameters and buffers are those that the modules have at each call.
 
@@ -34,17 +50,20 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
         root: has the parameters.
         otherwise: the compiled graph, `(root, *inputs)`, for modules that compute a parameter now, or are other ones.
     """
+    return run_by(running(graph, root), root, otherwise)
+
+
+def running(graph: fx.Graph, root: nn.Module) -> Running:
+    """The graph of a variant as it runs."""
     chains = {chain.covered[-1]: chain for chain in folded(graph)}
     within = {node for chain in chains.values() for node in chain.covered} - chains.keys()
     copied = fx.Graph()
-    read: dict[fx.Node, Place] = {}
-    owners: dict[str, tuple[Place, nn.Module]] = {}
+    read: dict[str, str] = {}
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        if node.op == "get_attr" and (place := _place(root, str(node.target))) is not None:
+        if node.op == "get_attr" and _place(root, str(node.target)) is not None:
             copies[node] = copied.placeholder(node.name)
-            read[node] = place
-            owners |= _owners(root, str(node.target))
+            read[copies[node].name] = str(node.target)
     added = sums(graph, within | chains.keys())
     within |= {one.product for one in added.values()}
     written = writers(graph, within | chains.keys() | added.keys())
@@ -57,17 +76,26 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
         copies[node] = _copied(node, copied, own, chains.get(node), added.get(node))
         if node in written:
             copies[node].target = written[node]
-    code = copied.python_code("self")
+    return Running(copied, read, bool(written or added))
+
+
+def run_by(found: Running, root: nn.Module, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of the inputs of a graph as it runs; arguments as those of `eager`."""
+    owners: dict[str, tuple[Place, nn.Module]] = {}
+    for name in found.read.values():
+        owners |= _owners(root, name)
+    code = found.graph.python_code("self")
     compiled = compile(code.src, f"<eager {type(root).__name__}>", "exec")
     names = dict(code.globals)
     exec(compiled, names)
     forward: Callable[..., Any] = names["forward"]
-    places, modules = tuple(read.values()), tuple((*place, module) for place, module in owners.values())
+    places = tuple([place for name in found.read.values() if (place := _place(root, name)) is not None])
+    assert len(places) == len(found.read), "modules keep what their graph reads"
+    modules = tuple([(*place, module) for place, module in owners.values()])
+    writes = found.writes
 
     def run(*inputs: Any) -> Any:
-        if (written or added) and (
-            forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-        ):
+        if writes and (forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()):
             return otherwise(root, *inputs)  # a batch does not fit into memory of one example
         try:
             values = [store[name] for store, name in places]

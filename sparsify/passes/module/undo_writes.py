@@ -88,10 +88,10 @@ def has_buffers(part: nn.Module, known: Mapping[str, Any]) -> bool:
 
 
 def versions(tensors: Iterable[Any]) -> list[int]:
-    """How often each tensor was written into."""
+    """The number of times each tensor was written into."""
     return [version(tensor) for tensor in tensors]
 
 
 def version(value: Any) -> int:
-    """How often a tensor was written into; -1 for one that does not count it, and for other values."""
+    """The number of times a tensor was written into; -1 for one that does not count it, and for other values."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else -1

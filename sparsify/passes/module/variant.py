@@ -145,7 +145,7 @@ class Variant:
         return {str(node.target) for node in weights if is_sparse(info(node).mark) and is_kept_sparse(node)}
 
     def varying(self) -> int:
-        """How many extents of the tensors may vary."""
+        """The number of extents of the tensors that may vary."""
         return sum(not isinstance(extent, int) for extents in self.captured.extents for extent in extents)
 
     def timed(self, run: Callable[[], Any], repeats: int, most_seconds: float = inf) -> None:
@@ -231,7 +231,7 @@ class Captures:
     beside: ModulePairs | None = None
 
     def __len__(self) -> int:
-        """How often a model was captured, or refused to be."""
+        """The number of times a model was captured, or refused to be."""
         return len(self.known) + len(self.refused)
 
     def __iter__(self) -> Iterator[Variant]:

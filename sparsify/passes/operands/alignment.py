@@ -261,7 +261,7 @@ class BagsOutput:
 
 
 def starts_of(offsets: torch.Tensor, count: int, has_last: bool) -> torch.Tensor:
-    """Where each bag begins among `count` indices, and where the last one ends.
+    """Start of each bag among `count` indices, and the end of the last one.
 
     Raises:
         InvalidTensorError: offsets that do not ascend from 0, to `count` where they have the last end.

@@ -36,7 +36,7 @@ PLACED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the operands of a convolution are among those of its nodes.
+    """Places of the operands of a convolution among those of its nodes.
 
     Attributes:
         rows: of what its vectors over outputs follow from.

@@ -50,12 +50,12 @@ class Window:
 
     @property
     def reach(self) -> int:
-        """How far the last entry lies behind the first."""
+        """Distance of the last entry from the first."""
         return self.dilation * (self.size - 1)
 
     @property
     def phases(self) -> int:
-        """How many rests of places by the stride are kept: those that entries have, from 0 on.
+        """The number of kept remainders of places by the stride: those that entries have, from 0 on.
 
         >>> Window(3, stride=2).phases, Window(1, stride=2).phases
         (2, 1)
@@ -63,7 +63,7 @@ class Window:
         return 1 + max(self.dilation * entry % self.stride for entry in range(self.size))
 
     def results(self, extent: int) -> int:
-        """How many results a mode of this extent has.
+        """The number of results a mode of this extent has.
 
         >>> Window(3, stride=2, padding=1).results(56)
         28
@@ -71,7 +71,7 @@ class Window:
         return (extent + 2 * self.padding - self.reach - 1) // self.stride + 1
 
     def width(self, extent: int) -> int:
-        """How many places of one phase results read."""
+        """The number of places of one phase results read."""
         return self.results(extent) + self.reach // self.stride
 
 
@@ -99,7 +99,7 @@ class Grid:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """How far neighbours along each mode lie apart in a phase."""
+        """Distance of neighbours along each mode in a phase."""
         return tuple([prod(self.widths[mode + 1 :]) for mode in range(len(self.widths))])
 
     @cached_property

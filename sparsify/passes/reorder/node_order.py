@@ -149,7 +149,7 @@ def distance(rows: torch.Tensor, columns: torch.Tensor) -> float:
 
 
 def gather_us(order: torch.Tensor, columns: int) -> float:
-    """How long it takes to permute a tensor [nodes, columns]."""
+    """Time to permute a tensor [nodes, columns]."""
     values = torch.ones(len(order), columns)
     result = torch.index_select(values, 0, order)  # its memory is there for the second
     started = time.perf_counter()

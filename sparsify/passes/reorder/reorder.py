@@ -211,7 +211,7 @@ def put_in_order(draft: Draft, group: Group) -> None:
 
 
 def placed(place: fx.Node, coordinates: fx.Node) -> fx.Node:
-    """Where the nodes of edges are in the order."""
+    """Places of the nodes of edges in the order."""
     index = place.graph.call_function(aten.index_select.default, (place, 0, coordinates))
     index.meta["val"] = tensor_value(coordinates).to(torch.int64)  # type: ignore[union-attr]
     return index
@@ -249,7 +249,7 @@ def reads(
 def permuted_columns(
     group: Group, operands: dict[fx.Node, list[fx.Node]], chosen: set[fx.Node]
 ) -> tuple[int, int]:
-    """How many numbers of each node are permuted on the way in and on the way out."""
+    """The number of numbers of each node permuted on the way in and on the way out."""
     graph = group.matches[0].node.graph
     crossed = {source: wants for source, _, wants in crossings(graph, group, operands, chosen)}
     into = sum(width(source) for source, wants in crossed.items() if wants)
@@ -257,7 +257,7 @@ def permuted_columns(
 
 
 def width(node: fx.Node) -> int:
-    """How many numbers a tensor has for each node, in the example."""
+    """The number of numbers a tensor has for each node, in the example."""
     value = tensor_value(node)
     assert value is not None, "tensors of all nodes have shapes"
     found = 1

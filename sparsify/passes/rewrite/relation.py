@@ -361,7 +361,7 @@ def lift_kind(program: ModelProgram, rows: str, columns: str | None, names: list
 
 
 def kind_of_nodes(program: ModelProgram, name: str, rows: str, columns: str | None) -> tuple[Size, ...]:
-    """How many nodes the edges of a statement's scatters end at, and start from where it reads those.
+    """The number of nodes the edges of a statement's scatters end at, and start from where it reads those.
 
     Export may know one number of nodes by two names, of which one is a number.
     """

@@ -156,7 +156,7 @@ def enclosing(expr: Expr, tensor: str) -> frozenset[str]:
 
 
 def depth(expr: Node) -> int:
-    """How deep an expression is."""
+    """Depth of an expression."""
     return 1 + max((depth(child) for child in children(expr)), default=0)
 
 

@@ -271,7 +271,7 @@ def outside(draft: Draft, rule: Rule, candidate: Candidate) -> str | None:
 
 
 def entries(draft: Draft, node: fx.Node, tensor: torch.Tensor) -> int:
-    """How many entries a tensor has, unstored ones of a sparse input included."""
+    """The number of entries a tensor has, unstored ones of a sparse input included."""
     extents = extents_given(draft, node)
     return tensor.numel() if extents is None else prod(extents)
 

@@ -60,7 +60,7 @@ class Times:
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster the step with kernels is."""
+        """The factor by which the step with kernels is faster."""
         return None if self.sparse_ms is None else self.dense_ms / self.sparse_ms
 
 

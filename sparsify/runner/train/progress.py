@@ -1,4 +1,4 @@
-"""How far a training is: a bar on a terminal, lines elsewhere, with the loss and the expected end.
+"""Progress of a training: a bar on a terminal, lines elsewhere, with the loss and the expected end.
 
 In: `with Progress("gpt", 0, 1000) as progress: progress.show(row)`. Out: text on standard error, none where options say
 quiet.

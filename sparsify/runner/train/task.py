@@ -51,7 +51,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def hits(logits: Tensor, labels: Tensor) -> int:
-    """How many labels have the largest logit."""
+    """The number of labels that have the largest logit."""
     return int((logits.argmax(-1) == labels).sum())
 
 

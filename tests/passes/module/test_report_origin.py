@@ -70,6 +70,35 @@ def test_a_page_with_inputs_has_times_patterns_and_the_difference(applied, tmp_p
     assert torch.equal(sparse(x), before)
 
 
+class Broken(Net):
+    """Asks for a number between two layers: no graph holds it whole."""
+
+    def forward(self, x):
+        hidden = self.norm(self.first(x)).relu()
+        if hidden.sum().item() > 1e9:
+            print("large")
+        return self.last(hidden)
+
+
+def test_a_page_of_pieces_has_the_graph_and_stages_of_each(compiled_fast, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(8, 64)
+    with pytest.warns(RuntimeWarning, match="pieces that torch.compile finds"):
+        sparse = sparsify.apply(Broken().eval(), RECIPE, (x,))
+    report = sparse.report
+    assert [region.name for region in report.regions] == ["piece 1.region_1"]
+    details = report.origin.details(x)
+    assert {node.region for node in details.nodes} == {"", "piece 1.region_1"}
+    names = {node.name for node in details.nodes}
+    assert all(name in names for node in details.nodes for name in node.inputs)
+    assert "C++" in [stage.title for stage in details.stages["piece 1.region_1"]]
+    assert details.faster and details.differs and not details.spans
+    page = checked(report.to_html(tmp_path / "page.html", x).read_text(encoding="utf-8"))
+    assert "extern" in page.text and "keep dense parameters beside those that they pack" in page.text
+    with pytest.raises(SparsifyError, match="in pieces has no trace"):
+        report.to_trace(tmp_path / "trace.json", x)
+
+
 def test_work_is_counted(applied):
     sparse, x = applied
     (work,) = sparse.report.origin.details(x, compares=False).works

@@ -66,7 +66,7 @@ def _mark(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _count_marks(unit: Unit, dtype: str, lanes: int) -> str:
-    """How many numbers are marked; no mark is left."""
+    """The number of marked numbers; no mark is left."""
     unit.use("mask_marks", "int8", 1)
     return (
         f"{ONCE} int64_t count_marks_int8(int8_t *marks, int64_t extent) {{\n"

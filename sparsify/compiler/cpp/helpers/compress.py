@@ -27,7 +27,7 @@ WITH_MASKS: Final = "#if defined(__AVX512F__) && defined(__AVX512DQ__) && define
 
 
 def _count_kept(unit: Unit, dtype: str, lanes: int) -> str:
-    """How many entries of a row differ from the fill."""
+    """The number of entries of a row that differ from the fill."""
     element = types.ELEMENTS[dtype]
     return (
         f"{ONCE} int64_t count_kept_{dtype}(const {element} *from, int64_t count, {element} fill) {{\n"

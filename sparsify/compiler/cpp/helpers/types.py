@@ -1,4 +1,4 @@
-"""How dtypes and vector types are spelled in C++.
+"""C++ names of dtypes and vector types.
 
 In: `float32` with 8 lanes. Out: the type `float32x8` and, when used, its definition
 `typedef float float32x8 __attribute__((vector_size(32)));`.

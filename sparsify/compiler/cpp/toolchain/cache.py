@@ -97,6 +97,8 @@ class _Memory:
 
     def __init__(self) -> None:
         self.libraries: dict[str, Library] = {}
+        self.texts: dict[tuple[str, str], Library] = {}
+        self.supplied: dict[str, Path] = {}
         self.locks: dict[str, threading.Lock] = {}
         self.guard = threading.Lock()
 
@@ -133,6 +135,54 @@ def library(
         CompilerNotFoundError, BuildError: it cannot be compiled.
         CacheError: no directory can hold it.
     """
+    if isinstance(source, str) and not key_parts:
+        if (place := _memory.supplied.get(text_digest(source, symbol))) is not None:
+            return opened(place, symbol)
+        found = _known_or_made(source, key_parts, options, symbol)
+        _memory.texts[source, symbol] = found
+        return found
+    return _known_or_made(source, key_parts, options, symbol)
+
+
+def supply(digest: str, path: Path) -> None:
+    """Has requests for a text, by its digest, find a shared object that was compiled from it elsewhere.
+
+    Args:
+        digest: as `text_digest` gives it.
+        path: of a file that the caller trusts.
+    """
+    _memory.supplied[digest] = path
+
+
+def text_digest(source: str, symbol: str) -> str:
+    """A name for a translation unit and its function."""
+    return hashlib.sha256(f"{symbol} {source}".encode()).hexdigest()[:40]
+
+
+def texts() -> dict[tuple[str, str], Library]:
+    """The libraries of this process by the whole text that they were made of, and its function."""
+    return dict(_memory.texts)
+
+
+def opened(path: Path, symbol: str = SYMBOL, notes: Mapping[str, Any] | None = None) -> Library:
+    """The loaded kernel in a file that the caller trusts.
+
+    Raises:
+        BuildError: the system does not load it, or it lacks the function.
+    """
+    try:
+        return _open_file(path, symbol, path.stem, "disk", 0.0, notes or {})
+    except OSError as error:
+        raise BuildError(f"{path} cannot be loaded: {error}", "build it again on this machine") from None
+
+
+def _known_or_made(
+    source: str | Callable[[], Generated],
+    key_parts: Mapping[str, str] | None,
+    options: Options | None,
+    symbol: str,
+) -> Library:
+    """The kernel from memory, from disk, else compiled."""
     request = _request(source, key_parts or {}, options or current(), symbol)
     if found := _memory.libraries.get(request.key):
         return replace(found, origin="memory", compile_seconds=0.0)
@@ -316,10 +366,16 @@ def _open(
         OSError: the system does not load code from this directory.
         BuildError: the code needs or lacks a function.
     """
-    path = directory / f"{request.key}.so"
+    return _open_file(directory / f"{request.key}.so", request.symbol, request.key, origin, seconds, notes)
+
+
+def _open_file(
+    path: Path, symbol: str, key: str, origin: str, seconds: float, notes: Mapping[str, Any]
+) -> Library:
+    """The same of any file."""
     try:
         handle = ctypes.CDLL(_name_of(path))
-        function = getattr(handle, request.symbol)
+        function = getattr(handle, symbol)
     except (OSError, AttributeError) as error:
         if "undefined symbol" not in str(error):
             raise
@@ -328,7 +384,7 @@ def _open(
         ) from None
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None, "a function has an address"
-    return Library(request.key, path, address, origin, seconds, handle, notes)
+    return Library(key, path, address, origin, seconds, handle, notes)
 
 
 def _name_of(path: Path) -> str:

@@ -195,7 +195,7 @@ def is_locked(work: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How often in a row a directory could not be written to, and until when it is not tried again."""
+    """The number of failed writes to a directory in a row, and the time until the next try."""
 
     count: int
     until: float

@@ -1,4 +1,4 @@
-"""Which compiler this is: a digest that changes with every change of the package's files.
+"""Fingerprint of the compiler: a digest that changes with every change of the package's files.
 
 In: nothing. Out: `"5f2c..."`. Kernels on disk are found by what they were asked for, before their C++ exists, so
 a changed compiler must not find those of the one before.
@@ -24,3 +24,14 @@ def fingerprint() -> str:
                 facts = os.stat(os.path.join(folder, name))  # noqa: PTH118
                 found.append((folder, name, facts.st_size, facts.st_mtime_ns))
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]
+
+
+@cache
+def code_digest() -> str:
+    """A digest over the texts of the compiler's files: equal for equal installations on different machines."""
+    root = Path(sparsify.__file__).parent / "compiler"
+    found = hashlib.sha256(sparsify.__version__.encode())
+    for path in sorted((*root.rglob("*.py"), *root.rglob("*.cpp"))):
+        found.update(f"{path.relative_to(root)} ".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:32]

@@ -28,7 +28,7 @@ REAP_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program ended.
+    """The end of a program.
 
     Attributes:
         status: its exit status, `None` when it was stopped.

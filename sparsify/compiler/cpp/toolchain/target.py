@@ -91,7 +91,7 @@ def _cpu_line(*names: str) -> str:
 
 
 def optimisation(source: str) -> tuple[str, ...]:
-    """How far the C++ compiler optimises a kernel: less where that would take time and gain nothing.
+    """Optimisation level of a kernel: lower where optimisation would take time and gain nothing.
 
     Kernels of many loops are merges of many levels, which wait for memory and for branches; with vectors they compute.
     Where sums are kept apart in registers the compiler's own search for vectors finds only what schedules left scalar

@@ -1,4 +1,4 @@
-"""How a gradient passes through one expression.
+"""Gradient of one expression.
 
 In: `A[i,j] * T[j,k]` and the gradient `g[i,k]` of its value. Out: `g[i,k] * T[j,k]` for `A[i,j]`, and
 `g[i,k] * A[i,j]` for `T[j,k]`.

@@ -98,7 +98,7 @@ def lookup(low: Lowering, access: Access, env: Environment) -> loops.Expr | None
 
 
 def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr | None:
-    """How many lanes of the vector at `access` belong to the range of the lanes and to its modes; `None` for all.
+    """The number of lanes of the vector at `access` in the range of the lanes and in its modes; `None` for all.
 
     A temporary along a tile has room for whole vectors: lanes past a cut tile are its own to read and to write.
     """

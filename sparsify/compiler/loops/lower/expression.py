@@ -89,7 +89,7 @@ def _of_numbers(dtype: str, args: tuple[Expr, ...], wanted: str) -> str:
 
 
 def used_lanes(lane: LaneContext, dtype: str) -> loops.Expr:
-    """Which lanes of a vector of `dtype` are in use, when not all are."""
+    """Mask of the lanes of a vector of `dtype` in use, when not all are."""
     assert lane.count is not None, "all lanes are in use"
     kind = loops.Type("int64" if BYTES[dtype] == 8 else "int32", lane.lanes)
     number = loops.Lanes(loops.Literal(0, loops.Type(kind.dtype)), kind)

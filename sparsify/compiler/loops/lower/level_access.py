@@ -42,7 +42,7 @@ def level_variable(low: Lowering, access: Access, stored: StoredLevel) -> str:
 
 
 def level_extent(low: Lowering, tensor: str, stored: StoredLevel) -> loops.Expr:
-    """How many coordinates a level has."""
+    """The number of coordinates a level has."""
     expression = stored.expression
     whole = low.extent(low.declaration(tensor).extents[expression.mode])
     if expression.kind == "block":

@@ -88,12 +88,12 @@ class LevelNumbers:
 
     @property
     def extent(self) -> Number:
-        """How many coordinates there are."""
+        """The number of coordinates."""
         return Number(scalar(self.bound))
 
     @property
     def width(self) -> Number:
-        """How many positions each parent has: a size of the kernel."""
+        """The number of positions each parent has: a size of the kernel."""
         return Number(scalar(loops.Var(f"{self.access.tensor}{self.number + 1}_width", loops.INT)))
 
     def pos(self, index: Number | int) -> Number:

@@ -233,7 +233,7 @@ class Lowering:
         return self.constants.get(self.extents.get(index, index))
 
     def bound(self, index: str) -> loops.Expr:
-        """How many coordinates an original or derived index variable can take."""
+        """The number of coordinates an original or derived index variable can take."""
         if index in self.split_by_inner:
             return integer(self.split_by_inner[index].size)
         if index in self.split_by_outer:

@@ -199,7 +199,7 @@ def _allocate(low: Lowering, temporary: notation.Temporary) -> None:
 
 
 def _count(low: Lowering, temporary: notation.Temporary) -> loops.Expr:
-    """How many elements a temporary in memory has."""
+    """The number of elements a temporary in memory has."""
     if temporary.pattern_of is None:
         return product([low.bound(index) for index in temporary.indices])
     if is_whole(temporary):

@@ -143,7 +143,7 @@ def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> in
 
 
 def strip_bound(low: Lowering, temporary: notation.Temporary, index: str) -> loops.Expr:
-    """How many places `index` has in a strip: those of the longest segment, or its coordinates."""
+    """The number of places `index` has in a strip: those of the longest segment, or its coordinates."""
     level = _strip_level(low, temporary, index)
     return low.bound(index) if level is None else longest_segment(low, temporary.pattern_of or "", level)
 
@@ -186,7 +186,7 @@ def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
 
 
 def _parents(low: Lowering, tensor: str, level: int) -> loops.Expr:
-    """How many positions the level above has."""
+    """The number of positions the level above has."""
     count: loops.Expr = ONE
     for number in range(level):
         count = first_below(low, Access(tensor), number, count)

@@ -1,4 +1,4 @@
-"""How often loops run: a nest as counts, and the iterations of each of its loops in any order.
+"""The number of times loops run: a nest as counts, and the iterations of each of its loops in any order.
 
 In: `sum(j, A[i,j] * B[j,k])`, both compressed by row, 1,000 x 1,000 with 10 entries a row. Out: 1,000 iterations of
 `i`, 10,000 of `j` inside it, 100,000 of `k` inside both; 10,000,000 of `j` inside `i` and `k`.
@@ -144,7 +144,7 @@ class Nest:
         return 1 << self.variables.index(name)
 
     def coordinates(self, mask: int) -> float:
-        """How many combinations of coordinates the variables of a set have."""
+        """The number of combinations of coordinates the variables of a set have."""
         found = self._coordinates.get(mask)
         if found is None:
             first = mask & -mask
@@ -179,7 +179,7 @@ class Nest:
         return found
 
     def count(self, mask: int) -> float:
-        """How often the body of loops over the variables of `mask`, the outermost ones, runs."""
+        """The number of times the body of loops over the variables of `mask`, the outermost ones, runs."""
         found = self._counts.get(mask)
         if found is None:
             share = 0.0

@@ -83,7 +83,7 @@ class Machine:
 
     @property
     def spread(self) -> float:
-        """How much faster all threads compute than one."""
+        """Speed-up of all threads over one."""
         return max(1.0, self.fma_all / self.fma)
 
     @property

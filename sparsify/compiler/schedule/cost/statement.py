@@ -100,7 +100,7 @@ def known_extents(program: Program, extents: Mapping[str, int]) -> dict[str, int
 def expected_entries(
     program: Program, statement: Assign, extents: Mapping[str, int], stored: Mapping[str, int]
 ) -> int:
-    """How many entries a sparse result stores: `S[h,i,j]` on the pattern of `M[i,j]` those of M for each `h`."""
+    """The number of entries a sparse result stores: `S[h,i,j]` on the pattern of `M[i,j]` those of M for each `h`."""
     target = statement.target
     root = pattern_access(program, target)
     if root.tensor != target.tensor and root.tensor in stored:
@@ -113,7 +113,7 @@ def expected_entries(
 def entries(
     program: Program, value: Expr, extents: Mapping[str, int], stored: Mapping[str, int]
 ) -> float | None:
-    """How many entries an expression has at most, as far as chance goes; `None` for all."""
+    """The number of entries an expression has at most, as far as chance goes; `None` for all."""
     if isinstance(value, Access):
         return stored.get(value.tensor)
     if isinstance(value, Reduce):
@@ -205,7 +205,7 @@ def iterations(
     extents: Mapping[str, int],
     stored: Mapping[str, int],
 ) -> float:
-    """How many entries of a result are computed: those of a sparse operand with all its variables, if there is one."""
+    """The number of computed entries of a result: those of a sparse operand with all its variables, if there is one."""
     accesses = find(value, Access)
     counts = [
         stored[a.tensor]
@@ -257,7 +257,7 @@ def computed_bytes(program: Program, accesses: Collection[Access]) -> int:
 
 
 def lists(declared: Declaration, extents: Mapping[str, int]) -> int:
-    """How many lists of coordinates a sparse tensor has below its outer full levels."""
+    """The number of lists of coordinates a sparse tensor has below its outer full levels."""
     shape = [extents[name] for name in declared.extents]
     found = 1
     for stored in declared.format.levels:
@@ -302,7 +302,7 @@ def one_of_each_pattern(
 def products(
     sparse: list[Access], extents: Mapping[str, int], stored: Mapping[str, int]
 ) -> tuple[float, Access]:
-    """How many products sparse operands have, and the first of them: entries that share variables meet by chance."""
+    """The number of products of sparse operands, and the first of them: entries that share variables meet by chance."""
     first, *others = sorted(sparse, key=lambda access: stored[access.tensor])
     count, joined = float(stored[first.tensor]), index_names(first)
     for access in others:

@@ -1,4 +1,4 @@
-"""How a sparse matrix that never changes is best stored for `X @ W.T`, and whether it is worth it.
+"""Storage of a constant sparse matrix for `X @ W.T`, and whether it pays.
 
 In: the zeros of W [3072, 768], 10 % stored, 128 rows of X, a machine. Out: `j/192: dense, i: dense, j%192:
 compressed(crd=int16)`, about 1.6 ms against 8.5 ms of torch's dense product.
@@ -185,7 +185,7 @@ def pack_tensor(subscripts: str, place: int, mask: Tensor) -> Format:
 
 
 def slots_of(mask: Tensor) -> tuple[int, int]:
-    """How many slots the slices of a matrix have, and in how many tiles: as many as the fullest row of each.
+    """The number of slots the slices of a matrix have, and in how many tiles: as many as the fullest row of each.
 
     Args:
         mask: [outputs, columns], where the matrix is not zero.

@@ -1,4 +1,4 @@
-"""Where temporaries live: `precompute` and `pack` move or introduce a `let` at a loop.
+"""Scopes of temporaries: `precompute` and `pack` move or introduce a `let` at a loop.
 
 In:  `let w[i,k]: (forall i: forall k: forall j: w[i,k] += ..); forall i: forall k: Y[i,k] = relu(w[i,k])`
      and `precompute w at i in register`

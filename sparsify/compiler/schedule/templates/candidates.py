@@ -322,7 +322,7 @@ class _Shape:
         return WIDE_TILE_BYTES if has_wide_tiles(mean, self.lanes, self.item_bytes) else TILE_BYTES
 
     def _sets(self, size: int, sums: list[str]) -> int:
-        """How many stored entries at a time have accumulators of their own."""
+        """The number of stored entries at a time with accumulators of their own."""
         driver = self._driver(sums)
         mean = None if driver is None else self.sizes.mean_below(driver)
         count = -(-CHAINS // max(1, size // self.lanes))
@@ -378,7 +378,7 @@ class _Shape:
         return d.Schedule((*steps, *self._parallel(order, parallel)))
 
     def _row_lanes(self, leading: list[str], sums: list[str]) -> int:
-        """How many stored entries of a row a scalar sum takes at a time, in lanes; 1 where that does not pay."""
+        """The number of stored entries of a row a scalar sum takes at a time, in lanes; 1 where that does not pay."""
         driver = self._driver(sums)
         if driver is None or not self.assign.monoid or not leading or len(sums) != 1 or self.lanes == 1:
             return 1

@@ -51,7 +51,7 @@ def hub_entries(program: Notation | Program, name: str, sizes: Sizes) -> int:
 
 
 def _columns(program: Notation | Program, operand: Declaration, sizes: Sizes) -> int:
-    """How many numbers of a result an entry adds to, of the largest one where there are several."""
+    """The number of numbers of a result that an entry adds to, of the largest one where there are several."""
     known = {**sizes.extents, **dict(program.extents)}
     results = [declared for declared in program.declarations if declared.name in program.outputs]
     free = [set(declared.extents) - set(operand.extents) for declared in results]

@@ -87,7 +87,7 @@ class Aggregates:
             yield self.schedule(lanes, item_bytes, sizes, is_merged=False)
 
     def tile(self, lanes: int, item_bytes: int, sizes: Sizes) -> tuple[int, tuple[int, ...]]:
-        """How much of a row is reduced at a time, and how the last part is cut."""
+        """Width of the part of a row that is reduced at a time, and the cut of the last part."""
         registers = HELD if lanes * item_bytes >= WIDE_BYTES else HELD // 2
         vectors = max(1, registers // len(self.sums))
         most = 1 << (vectors.bit_length() - 1)  # as many vectors as halve down to one

@@ -1,4 +1,4 @@
-"""How many stored entries of a row a sum takes at a time, in the lanes of vectors.
+"""The number of stored entries of a row a sum takes at a time, in the lanes of vectors.
 
 In: `y[i] = sum(j, A[i,j] * x[j])`, A in CSR with 8 entries a row, 16 lanes. Out: 4, which short rows have anyway.
 
@@ -30,7 +30,7 @@ PICKED_LANES: Final = 4
 
 
 def entries_at_a_time(driver: Declaration, sizes: Sizes, lanes: int, is_picked: bool) -> int:
-    """How many entries of a row are taken at a time; 1 where lanes do not pay, or nothing is known of the rows.
+    """The number of entries of a row taken at a time; 1 where lanes do not pay, or nothing is known of the rows.
 
     Args:
         driver: the operand that stores them.

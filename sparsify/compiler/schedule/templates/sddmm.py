@@ -97,7 +97,7 @@ class Sampled:
         return across if with_copies < products * APART else ()
 
     def chunk(self, copied: tuple[Access, ...], lanes: int, item_bytes: int, sizes: Sizes) -> int:
-        """How much of the last sum is copied at a time: as much as stays near."""
+        """Width of the part of the last sum that is copied at a time: as much as stays near."""
         entries = [prod(sizes.extents[name] for name in index_names(access)) for access in copied]
         row = max(entries) // max(1, sizes.extents[self.sums[-1]]) * item_bytes
         step = 2 * lanes

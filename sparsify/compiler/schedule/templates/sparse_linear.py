@@ -136,7 +136,7 @@ class Panels:
             yield sparse_linear_row.entries(self, SETS if self._is_long(SETS, sizes) else SETS // 2, part)
 
     def _tile(self, rows: int | None, lanes: int, item_bytes: int, sizes: Sizes) -> int:
-        """How many rows of X a tile has, 0 where none would stay near."""
+        """The number of rows of X a tile has, 0 where none would stay near."""
         height = 1 if self.loops.has_slices else self.loops.height
         tile = tile_rows(rows, lanes, item_bytes, height, self._width(sizes))
         most = TURNED_BYTES // (self._width(sizes) * item_bytes)
@@ -159,7 +159,7 @@ class Panels:
         return sizes.extents.get(self.weight.extents[mode], 0)
 
     def _sets(self, registers: int, sizes: Sizes) -> int:
-        """How many entries of a row at a time have sums of their own."""
+        """The number of entries of a row at a time with sums of their own."""
         sets = REGISTERS // (registers * self.loops.height)
         while sets > 1 and not self._is_long(sets, sizes):
             sets //= 2
@@ -255,7 +255,7 @@ class Panels:
 
 
 def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1, width: int = 0) -> int:
-    """How many rows of X a tile has: what takes the least time for all of them.
+    """The number of rows of X a tile has: what takes the least time for all of them.
 
     Args:
         rows: of X, where they are known.

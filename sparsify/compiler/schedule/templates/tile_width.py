@@ -1,4 +1,4 @@
-"""How many columns of a row have sums in registers at a time.
+"""The number of columns of a row that have sums in registers at a time.
 
 In: 130 columns of float32, 16 lanes. Out: tiles of 80: two passes over a row that read its registers whole.
 """

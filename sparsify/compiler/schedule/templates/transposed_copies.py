@@ -241,7 +241,7 @@ class TransposedCopies:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """How often the loops run, and what that costs.
+    """The number of times the loops run, and what that costs.
 
     Attributes:
         product: the sum.
@@ -270,7 +270,7 @@ class _Counts:
         return entries * (STORED + vectors * (VECTOR + apart * GATHERED * self.lanes))
 
     def iterations(self, lane: str) -> float:
-        """How often the loops without `lane` run: once for each stored entry and all other index variables."""
+        """Iterations of the loops without `lane`: one for each stored entry and all other index variables."""
         own = {*index_names(self.product.sparse), lane}
         return float(self.stored * prod(self.extents[name] for name in self.product.order if name not in own))
 

@@ -88,7 +88,7 @@ def attend(
 def unpadded(
     input_ids: Any, attention_mask: Any, token_type_ids: Any, position_ids: Any, inputs_embeds: Any, **_: Any
 ) -> tuple[Any, ...]:
-    """How much is padded, and what the model would pad, as it is."""
+    """Padding of an array, and that of the model as it is."""
     return 0, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
 
 

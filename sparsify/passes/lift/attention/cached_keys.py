@@ -46,7 +46,7 @@ ROWS: Final = {
 
 
 class Origin(NamedTuple):
-    """Where the rows of a tensor come from.
+    """Source of the rows of a tensor.
 
     Attributes:
         inputs: of the graph, those whose rows became its rows.
@@ -156,7 +156,7 @@ def _is_alike(operands: Iterable[fx.Node]) -> bool:
 
 
 def _rows(operand: Any) -> str:
-    """How many tokens an operand has, as a number or a formula of sizes."""
+    """The number of tokens an operand has, as a number or a formula of sizes."""
     value = tensor_value(operand)
     assert value is not None, "attention is of tensors"
     return str(value.shape[-2])

@@ -166,7 +166,7 @@ def spread(vector: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def _pair(node: fx.Node) -> tuple[Any, Any] | None:
-    """How many queries and keys there are where a node is the distance of each pair, or compares their places."""
+    """The numbers of queries and keys where a node is the distance of each pair, or compares their places."""
     name, value = operator_name(node), tensor_value(node)
     if name not in ("sub", *COMPARED) or value is None or len(node.args) != 2 or node.kwargs:
         return None

@@ -1,4 +1,4 @@
-"""Where a gate chooses: what decides its zeros, apart from its weights.
+"""Zeros of a gate: what decides them, apart from its weights.
 
 In:  `%gate = scatter(%zeros, 1, %chosen, %weights)`. Out: `%places = scatter(%zeros, 1, %chosen, 1)`.
 

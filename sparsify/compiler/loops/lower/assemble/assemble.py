@@ -138,7 +138,7 @@ class Assembly:
         return self._put(len(self.levels) - 1, "crd", place, coordinate)
 
     def position(self, row: loops.Expr) -> loops.Expr:
-        """Where a row begins once the positions are known."""
+        """Start of a row once the positions are known."""
         return self._read_pos(len(self.levels) - 1, row)
 
     def put_count(self, row: loops.Expr, count: loops.Expr) -> loops.Stmt:
@@ -219,7 +219,7 @@ class Assembly:
         return loops.Store(buffer, index, stored)
 
     def row_count(self) -> loops.Expr:
-        """How many rows the dense levels make."""
+        """The number of rows the dense levels make."""
         modes = [stored.expression.mode for stored in self.levels[:-1]]
         return product([self.low.extent(self.declaration.extents[mode]) for mode in modes])
 

@@ -101,7 +101,7 @@ def filled(assembly: Assembly, body: Lowered) -> Lowered:
 
 
 def memory(assembly: Assembly) -> loops.Stmt:
-    """How many entries rows can have, counted; row `i` at `i + 1`."""
+    """The number of entries rows can have, counted; row `i` at `i + 1`."""
     return loops.Allocate(_room(assembly), "int64", plus(assembly.row_count(), ONE), 0)
 
 
@@ -172,7 +172,7 @@ def around_row(assembly: Assembly, body: Lowered, env: Environment) -> Lowered:
 
 
 def begin_of(assembly: Assembly, row: loops.Expr) -> loops.Expr:
-    """Where a row begins that has been filled."""
+    """The start of a row that has been filled."""
     return loops.Load(_first(assembly), row, loops.INT)
 
 

@@ -66,7 +66,7 @@ STEP: Final = 64
 def others(
     low: Lowering, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
 ) -> tuple[loops.Expr, Lowered]:
-    """How many rows there are, and the code for those from `begin` to `end` that are no hubs.
+    """The number of rows, and the code for those from `begin` to `end` that are no hubs.
 
     Raises:
         ScheduleError: the rows of the operand are not the iterations of the loop.
@@ -175,7 +175,7 @@ def _limit(loop: notation.Forall) -> loops.Expr:
 
 
 def _positions(low: Lowering, access: Access, first: loops.Expr, last: loops.Expr) -> loops.Expr:
-    """How many positions the rows from `first` to `last` have."""
+    """The number of positions the rows from `first` to `last` have."""
     return minus(first_below(low, access, 1, last), first_below(low, access, 1, first))
 
 

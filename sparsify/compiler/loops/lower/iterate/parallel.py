@@ -112,7 +112,7 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
 def _part(
     low: Lowering, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
 ) -> tuple[loops.Expr, list[loops.Stmt]]:
-    """How many iterations there are, and the code for those from `begin` to `end`."""
+    """The number of iterations, and the code for those from `begin` to `end`."""
     index = loop.index
     if index not in low.positions and (found := coordinates.drivers(low, loop, env)):
         points = statement_points(loop.body, frozenset(found), low, env.absent)
@@ -134,7 +134,7 @@ def _part(
 def _range_part(
     low: Lowering, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
 ) -> tuple[loops.Expr, Range]:
-    """How many iterations the loop has here, fewer in a tile that is cut, and those from `begin` to `end`."""
+    """The number of iterations the loop has here, fewer in a tile that is cut, and those from `begin` to `end`."""
     reach = ranges.range_of(low, loop.index, loop.body, env)
     return minus(reach.end, reach.begin), Range(plus(reach.begin, begin), plus(reach.begin, end))
 

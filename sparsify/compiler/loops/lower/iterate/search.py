@@ -262,7 +262,7 @@ def evaluate_masked(low: Lowering, value: Expr, env: Environment, dtype: str) ->
 
 
 def _mask(low: Lowering, access: Access, mode: int, env: Environment, dtype: str) -> loops.Expr:
-    """Which lanes are inside: those from the first to the last whose coordinate is one of the mode."""
+    """Mask of lanes inside: from the first to the last whose coordinate is one of the mode."""
     assert env.lane is not None, "masks are of lanes"
     at = numerator(low, access, mode, env)
     assert at is not None, "windows are masked when their coordinates are known"

@@ -1,4 +1,4 @@
-"""Which loops are code of their own for each iteration: written out once for each, or a loop.
+"""Unrolling of loops: code for each iteration, or a loop.
 
 In: `vector i` where `i` has the constant extent 40, in lanes of 8. Out: five copies of the body; for 10,000
 coordinates a loop.

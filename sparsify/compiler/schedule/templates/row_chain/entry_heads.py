@@ -83,7 +83,7 @@ class EntryModes:
         return -(-(self.chain.constant(name) or 1) // self.lanes) if name else 1
 
     def count(self) -> int:
-        """How many coordinates the mode beside the pattern has."""
+        """The number of coordinates the mode beside the pattern has."""
         return self.chain.constant(self.beside) or 1
 
     def sums(self, nest: Nest) -> int:

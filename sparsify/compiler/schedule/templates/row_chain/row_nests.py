@@ -177,7 +177,7 @@ class _Loops:
         return d.Schedule((*steps, d.Parallel(rows.row, *shared), *self._ahead()))
 
     def tile(self, lane: str) -> tuple[int, tuple[int, ...]]:
-        """How much of a row is computed at a time, and how the last part is cut; of all rows four vectors."""
+        """Width of the part of a row computed at a time, and the cut of the last part; of all rows four vectors."""
         if any(nest.lane == lane and nest.kind == "all rows" for nest in self.rows.nests):
             return CHAINS * self.lanes, ()
         return lane_tile(self.sizes.extents.get(lane), self.lanes, self.item_bytes)
@@ -196,7 +196,7 @@ class _Loops:
         return found
 
     def _at_a_time(self, nest: RowNest) -> int:
-        """How many stored entries of a row are summed side by side."""
+        """The number of stored entries of a row that are summed side by side."""
         assert nest.mask is not None, "what is summed over entries has an operand that stores them"
         if nest.kind == "count":
             reads = [a for a in find(nest.assign.value, Access) if a.tensor != nest.mask.name]
@@ -250,7 +250,7 @@ class _Loops:
             yield d.Vector(group[2]) if nest.kind == "count" else d.Unroll(group[2])
 
     def _shared(self) -> Iterator[d.Directive]:
-        """Where temporaries are: tiles in registers, then rows in scratch, then numbers of a row in registers."""
+        """Scopes of temporaries: tiles in registers, then rows in scratch, then numbers of a row in registers."""
         rows = self.rows
         lanes = {nest.result: nest.lane for nest in rows.nests if nest.kind in OF_VECTORS}
         tiled = [name for name in rows.held if name in lanes and rows.is_tiled(name)]

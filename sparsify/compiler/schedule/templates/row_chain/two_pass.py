@@ -17,7 +17,7 @@ ENTRIES = ("scores", "entries")
 
 @dataclass(frozen=True, slots=True)
 class TwoPasses:
-    """Where a chain is cut.
+    """Position of a cut in a chain.
 
     Attributes:
         end: the number of the nest that ends the first pass: a number a row.

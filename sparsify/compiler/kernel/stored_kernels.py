@@ -1,0 +1,241 @@
+"""Kernels in files beside a model: programs, schedules by sizes, and shared objects for levels of CPUs.
+
+In: a `Kernel` that was built. Out: a document of plain data and the libraries that it names; later the same kernel,
+which is never built: sizes that were not met are computed by the kernel of the nearest ones, since every kernel is
+right for all sizes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from math import log2
+from pathlib import Path
+from typing import Any, Final
+
+from sparsify.compiler.cpp.toolchain import cache as toolchain
+from sparsify.compiler.cpp.toolchain import levels, target
+from sparsify.compiler.cpp.toolchain.cache import Library
+from sparsify.compiler.einsum import serialize
+from sparsify.compiler.kernel import foreign_call
+from sparsify.compiler.kernel.kernel import Kernel
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep
+from sparsify.compiler.kernel.variants import Variant, Variants
+from sparsify.compiler.pipeline import compile_stages
+from sparsify.compiler.plan.step import STEP_CLASSES, Step
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import SizeClass, Sizes
+from sparsify.errors import DataError
+from sparsify.options import Options, current
+
+SUFFIX: Final = ".so"
+
+
+@dataclass
+class Collected:
+    """The shared objects of kernels, for some levels of CPUs.
+
+    Attributes:
+        levels: their names.
+        files: by the name of a file where its content is.
+    """
+
+    levels: tuple[str, ...]
+    files: dict[str, Path] = field(default_factory=dict)
+
+    def add(self, library: Library) -> str:
+        """The name of the file of a library."""
+        name = f"{library.key}{SUFFIX}"
+        self.files[name] = library.path
+        return name
+
+    def kernel(self, kernel: Kernel) -> dict[str, Any]:
+        """The document of a kernel.
+
+        Raises:
+            DataError: a statement of it has no kernel.
+            CompilerError: it cannot be built for a level.
+        """
+        steps = [self._step(step) if isinstance(step, GeneratedStep) else repr(step) for step in kernel.steps]
+        return {"program": repr(kernel.program), "steps": steps}
+
+    def _step(self, step: GeneratedStep) -> dict[str, Any]:
+        """The document of a statement and its kernels."""
+        if step.failure is not None:
+            raise DataError(
+                f"a region of this model has no kernel to save: {step.failure}",
+                "make a C++ compiler available and apply the recipe again, or save without kernels=True",
+            )
+        built = step.variants.answers and step.variants.known()
+        found = {name: self._kernels(step, name) for name in self.levels} if built else {}
+        return {"step": repr(step.step), "levels": found}
+
+    def _kernels(self, step: GeneratedStep, level: str) -> dict[str, Any]:
+        """By the classes of sizes that were met their schedules, and the files of kernels by schedule."""
+        answers, made = answered(step, level)
+        return {
+            "sizes": [[[list(item) for item in rounded], str(found)] for rounded, found in answers],
+            "kernels": {str(found): [self.add(lib), dict(lib.notes)] for found, lib in made.items()},
+        }
+
+    def support(self) -> dict[str, dict[str, list[str]]]:
+        """By level the files of what is compiled beside kernels, each with a digest of its text and its function."""
+        foreign_call.trampolines()
+        found: dict[str, dict[str, list[str]]] = {}
+        for (source, symbol), library in toolchain.texts().items():
+            for level in self.levels:
+                made = library
+                if level != levels.NATIVE:
+                    plain = levels.options_for(level, replace(current(), compiler_flags=()))
+                    made = toolchain.library(source, {"level": level}, plain, symbol=symbol)
+                digest = toolchain.text_digest(source, symbol)
+                found.setdefault(level, {})[digest] = [self.add(made), symbol]
+        return found
+
+
+def answered(
+    step: GeneratedStep, level: str
+) -> tuple[list[tuple[SizeClass, Schedule]], dict[Schedule, Library]]:
+    """The schedules of a statement for the sizes that it met, built for a level, and their libraries."""
+    asked = step.variants.answers
+    if level == levels.NATIVE:
+        known = step.variants.known()
+        spare = next(iter(known))
+        chosen = [(rounded, found if found in known else spare) for rounded, (_, found) in asked.items()]
+        return chosen, {found: known[found] for _, found in chosen}
+    options = levels.options_for(level, step.options)
+    variants = Variants(step.step, None, target.vector_bytes(options), options)
+    for sizes, _ in asked.values():
+        variants.best(sizes)
+    return [(rounded, found) for rounded, (_, found) in variants.answers.items()], variants.known()
+
+
+class StoredVariants(Variants):
+    """The kernels of a statement that were built elsewhere.
+
+    Args:
+        step, options: as of `Variants`.
+        vector_bytes: for which they were built.
+        answers: by the classes of sizes that were met their schedules.
+        libraries: by schedule.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        vector_bytes: int,
+        options: Options,
+        answers: Sequence[tuple[SizeClass, Schedule]],
+        libraries: Mapping[Schedule, Library],
+    ) -> None:
+        super().__init__(step, None, vector_bytes, options)
+        self._answers, self._libraries = list(answers), libraries
+
+    def best(self, sizes: Sizes) -> Variant:
+        """The kernel for operands of the sizes that are nearest to these; nothing is built."""
+        wanted = self.wanted(sizes)
+        found = self._known.get(wanted)
+        if found is None:
+            given = (self.step, wanted, self.vector_bytes, self.options, sizes.without_operands())
+            found = self._known[wanted] = Variant(
+                cache(partial(compile_stages, *given)), self._libraries[wanted]
+            )
+        return found
+
+    def wanted(self, sizes: Sizes) -> Schedule:
+        """The schedule for the sizes nearest to these."""
+        rounded = sizes.rounded(self.step.program)
+        return min(self._answers, key=lambda answer: distance(answer[0], rounded))[1]
+
+
+def distance(one: SizeClass, other: SizeClass) -> float:
+    """The number of factors of two between sizes, together.
+
+    >>> distance((("i", 63), ("rows of A", None)), (("i", 255), ("rows of A", None)))
+    2.0
+    """
+    known, found = dict(other), 0.0
+    for name, size in one:
+        beside = known.get(name)
+        if size is not None and beside is not None:
+            found += abs(log2((size + 1) / (beside + 1)))
+    return found
+
+
+@dataclass
+class Stored:
+    """Kernels in a folder, as far as the CPU and this version can use them.
+
+    Attributes:
+        level: of the CPU, None where kernels are built here or torch's operators compute.
+        libraries: by the name of a file.
+    """
+
+    level: str | None = None
+    libraries: dict[str, Library] = field(default_factory=dict)
+
+    def kernel(self, document: Mapping[str, Any], options: Options) -> Kernel:
+        """The kernel of a document.
+
+        Raises:
+            SparsifyError, KeyError, TypeError, ValueError: a document of another version.
+        """
+        program = serialize.read(document["program"])
+        steps = [
+            serialize.read(step, STEP_CLASSES) if isinstance(step, str) else self._step(step, options)
+            for step in document["steps"]
+        ]
+        return Kernel(program, tuple(steps), None, options)
+
+    def _step(self, document: Mapping[str, Any], options: Options) -> GeneratedStep:
+        """A statement, with kernels of the folder where it has some."""
+        step: Step = serialize.read(document["step"], STEP_CLASSES)
+        found = document["levels"].get(self.level)
+        if found is None:
+            return GeneratedStep(step, Variants(step, None, target.vector_bytes(options), options), options)
+        answers = [
+            (tuple((str(name), size) for name, size in rounded), Schedule.parse(text))
+            for rounded, text in found["sizes"]
+        ]
+        libraries = {
+            Schedule.parse(text): noted(self.libraries[name], notes)
+            for text, (name, notes) in found["kernels"].items()
+        }
+        level = levels.LEVELS.get(self.level or "")
+        width = target.vector_bytes(options) if level is None else level.vector_bytes
+        return GeneratedStep(step, StoredVariants(step, width, options, answers, libraries), options)
+
+
+def noted(library: Library, notes: Mapping[str, Any]) -> Library:
+    """A library with the notes of its kernel."""
+    return replace(library, notes=notes)
+
+
+def opened(folder: Path, document: Mapping[str, Any], level: str) -> Stored:
+    """The kernels of a level in a folder, loaded, and with them what was compiled beside kernels.
+
+    Raises:
+        CompilerError: one cannot be loaded.
+        KeyError, TypeError, ValueError: a document of another version.
+    """
+    found = Stored(level)
+    for kernel in document["kernels"]:
+        for step in kernel["steps"]:
+            known = {} if isinstance(step, str) else step["levels"].get(level, {"kernels": {}})["kernels"]
+            for name, _ in known.values():
+                if name not in found.libraries:
+                    found.libraries[name] = toolchain.opened(folder / str(name))
+    for digest, (name, symbol) in document["support"].get(level, {}).items():
+        toolchain.opened(folder / str(name), symbol)
+        toolchain.supply(digest, folder / str(name))
+    return found
+
+
+def usable(saved: Sequence[str], sets: Sequence[str], wanted: Iterable[str]) -> tuple[str | None, str]:
+    """The first of the wanted levels that this CPU runs, and why the others are none."""
+    reasons = []
+    for level in wanted:
+        if level in saved:
+            if not (lacks := levels.lacking(level, list(sets))):
+                return level, ""
+            reasons.append(f"{level} needs {', '.join(lacks[:4])}")
+    return None, "; ".join(reasons)

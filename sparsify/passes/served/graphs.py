@@ -1,0 +1,227 @@
+"""Graphs of torch.fx as JSON and back: operators, functions and methods by their names.
+
+In: `%y = aten.add.Tensor(%x, 1)`. Out: `["call_function", "y", {"operator": "aten::add.Tensor"}, [{"node": "x"}, 1],
+{}]`, and an equal graph.
+
+Only operators of torch, functions that are listed here, and what `Others` knows can be called by a graph in a file.
+"""
+
+import builtins
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from torch import fx
+
+from sparsify.errors import DataError
+from sparsify.passes.call.region_operator import call_region, call_results
+from sparsify.passes.graph.direct_calls import HOLDERS, require
+from sparsify.passes.graph.draws import dropped_edges, dropped_weights
+from sparsify.passes.graph.node_info import info, set_info
+from sparsify.passes.lift.attention.mask import attention_mask
+from sparsify.passes.lift.attention.reference import safe_softmax, scaled_by_width
+from sparsify.passes.lift.experts.capacity import tokens_of_slots
+from sparsify.passes.module.reuse_memory import add_product, add_product_
+from sparsify.passes.module.sparse_parameters import as_dense
+from sparsify.passes.region.sparse_operand import row_scales
+from sparsify.passes.reorder.node_order import node_order
+from sparsify.passes.served.values import decoded, encoded
+
+# Functions of this package that graphs call.
+OWN: Final[dict[str, Callable[..., Any]]] = {
+    function.__name__: function
+    for function in (
+        *(call_region, call_results, node_order, row_scales, as_dense, add_product, add_product_, require),
+        *(dropped_edges, dropped_weights, attention_mask, tokens_of_slots, safe_softmax, scaled_by_width),
+    )
+}
+# Those whose first argument is the handle of a call.
+HANDLED: Final = (call_region, call_results, node_order)
+# Functions of numbers, tensors and tuples, by module.
+PYTHON: Final[dict[str, tuple[Any, frozenset[str]]]] = {
+    "python": (
+        operator,
+        frozenset(
+            (
+                *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "matmul"),
+                *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_", "invert", "getitem"),
+                *("lshift", "rshift", "iadd", "isub", "imul", "itruediv"),
+            )
+        ),
+    ),
+    "math": (math, frozenset(("floor", "ceil", "trunc", "sqrt", "log2", "log", "exp", "pow"))),
+    "builtins": (builtins, frozenset(("min", "max", "abs", "int", "float", "round", "bool", "sum"))),
+    "sym": (
+        torch,
+        frozenset(
+            ("sym_max", "sym_min", "sym_int", "sym_float", "sym_not", "sym_ite", "sym_sum", "_sym_sqrt")
+        ),
+    ),
+}
+# Operators that do more than compute.
+REFUSED: Final = frozenset(("aten::from_file", "aten::save"))
+OPERATOR: Final = re.compile(r"((\w+)::(\w+))\.(\w+)")
+METHOD: Final = type(torch.Tensor.add_)
+
+
+class Others(Protocol):
+    """What graphs call besides functions: regions and whatever stands for several nodes."""
+
+    def handle(self, value: Any) -> Any:
+        """The handle of a call as data, or the handle of data."""
+
+    def target(self, value: Any) -> Any:
+        """What a node calls as data, None for what is not known; or what data says."""
+
+
+def encoded_graph(graph: fx.Graph, others: Others) -> list[Any]:
+    """The nodes of a graph as data.
+
+    Raises:
+        DataError: a node calls or holds what no file holds.
+    """
+
+    def of_node(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return {"node": value.name}
+        raise DataError(
+            f"a graph of this model holds {value!r:.60}, of class {type(value).__name__}, which no file holds",
+            "save without kernels=True, and load with the model",
+        )
+
+    nodes = []
+    for node in graph.nodes:
+        args = list(node.args)
+        if node.target in HANDLED:
+            args[0] = others.handle(args[0])
+        target = encoded_target(node.target, others) if node.op == "call_function" else str(node.target)
+        rest = [encoded(arg, of_node) for arg in args[1:]] if node.target in HANDLED else None
+        given = [args[0], *rest] if rest is not None else [encoded(arg, of_node) for arg in args]
+        named = {name: encoded(value, of_node) for name, value in node.kwargs.items()}
+        line = [node.op, node.name, target, given, named]
+        notes: dict[str, Any] = {}
+        if (name := info(node).input_name) is not None:
+            notes["input"] = name
+        if info(node).is_contiguous:
+            notes["contiguous"] = True
+        nodes.append([*line, notes] if notes else line)
+    return nodes
+
+
+def encoded_target(target: Any, others: Others) -> Any:
+    """What a node calls as data.
+
+    Raises:
+        DataError: a function that is not known here.
+    """
+    if (found := others.target(target)) is not None:
+        return found
+    if isinstance(target, torch._ops.OpOverload):
+        return {"operator": f"{target._schema.name}.{target._overloadname}"}
+    name = str(getattr(target, "__name__", ""))
+    if OWN.get(name) is target:
+        return {"own": name}
+    for module, (place, names) in PYTHON.items():
+        if name in names and getattr(place, name, None) is target:
+            return {module: name}
+    for number, (holder, public) in enumerate(HOLDERS):
+        if getattr(holder, name, None) is target and getattr(public, name, None) is target:
+            return {"function": [number, name]}
+    if type(target) is METHOD and getattr(torch.Tensor, name, None) is target:
+        return {"method": name}
+    raise DataError(
+        f"a graph of this model calls {name or target!r}, which no file holds",
+        "save without kernels=True, and load with the model",
+    )
+
+
+def decoded_graph(nodes: Sequence[Any], others: Others) -> fx.Graph:
+    """The graph of data.
+
+    Raises:
+        DataError: an operator that this torch does not have.
+        KeyError, TypeError, ValueError, AttributeError: data that `encoded_graph` does not make.
+    """
+    graph, known = fx.Graph(), dict[str, fx.Node]()
+
+    def node_of(kind: str, name: Any) -> fx.Node:
+        if kind != "node":
+            raise KeyError(kind)
+        return known[name]
+
+    for op, name, target, given, named, *notes in nodes:
+        function = decoded_target(target, others) if op == "call_function" else checked(op, target)
+        first = [others.handle(given[0])] if function in HANDLED else []
+        args = [*first, *(decoded(arg, node_of) for arg in given[len(first) :])]
+        kwargs = {key: decoded(value, node_of) for key, value in named.items()}
+        if op == "output":
+            known[name] = graph.output(args[0])
+            continue
+        made = known[name] = graph.create_node(op, function, tuple(args), kwargs, name=name)
+        if notes and "input" in notes[0]:
+            set_info(made, input_name=str(notes[0]["input"]))
+        if notes and notes[0].get("contiguous"):
+            set_info(made, is_contiguous=True)
+    return graph
+
+
+def checked(op: str, target: Any) -> str:
+    """The target of a node that calls no function, as it is.
+
+    Raises:
+        ValueError: a method that tensors do not have, or an unknown kind of node.
+    """
+    name = str(target)
+    if op == "call_method" and type(getattr(torch.Tensor, name, None)) is not METHOD:
+        raise ValueError(f"tensors have no method {name}")
+    if op not in ("placeholder", "get_attr", "call_method", "output"):
+        raise ValueError(f"{op} is no kind of node")
+    return name
+
+
+def decoded_target(data: Mapping[str, Any], others: Others) -> Any:
+    """What data says that a node calls."""
+    ((kind, found),) = data.items()
+    if kind == "operator":
+        return operator_of(str(found))
+    if kind == "own":
+        return OWN[found]
+    if kind in PYTHON:
+        place, names = PYTHON[kind]
+        if found not in names:
+            raise KeyError(found)
+        return getattr(place, found)
+    if kind == "function":
+        holder, public = HOLDERS[found[0]]
+        function = getattr(holder, str(found[1]))
+        if function is not getattr(public, str(found[1])):
+            raise KeyError(found[1])
+        return function
+    if kind == "method":
+        method = getattr(torch.Tensor, str(found))
+        if type(method) is not METHOD:
+            raise KeyError(found)
+        return method
+    return others.target(data)
+
+
+def operator_of(name: str) -> Any:
+    """The operator of torch with a qualified name, `aten::add.Tensor`.
+
+    Raises:
+        DataError: this torch has no such operator.
+    """
+    parts, found = OPERATOR.fullmatch(name), None
+    if parts is not None:
+        qualified, namespace, short, overload = parts.groups()
+        if qualified not in REFUSED and torch._C._jit_get_schemas_for_operator(qualified):
+            found = getattr(getattr(getattr(torch.ops, namespace), short), overload, None)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise DataError(
+            f"a graph calls the operator {name}, which torch {torch.__version__} does not have here",
+            "import the package that registers it before load, or use the version of torch that it was saved with",
+        )
+    return found

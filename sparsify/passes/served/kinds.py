@@ -1,0 +1,171 @@
+"""Kinds of calls as JSON and back: the structure of arguments, extents, results, and the signature of a model.
+
+In: the `CallShape` of `model(x, scale=2.0)` and the tree of what it returned. Out: plain data, and the same again.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from inspect import Parameter, Signature
+from typing import Any, Final
+
+from torch.utils import _pytree as pytree
+
+from sparsify.errors import DataError
+from sparsify.passes.capture.calls import CallShape, Leaf
+from sparsify.passes.capture.export import Captured
+from sparsify.passes.capture.guards import Holds
+from sparsify.passes.capture.libraries import transformers_cache
+from sparsify.passes.served.values import decoded, encoded
+
+# A library whose classes are imported where a result is of one.
+KNOWN: Final = "transformers"
+# What names modules and functions inside a tree: reading such a tree would import them.
+IMPORTING: Final = ("__enum__", "default_factory_module")
+GIVEN: Final = "given"
+
+
+def encoded_shape(shape: CallShape) -> dict[str, Any]:
+    """The structure of a call as data.
+
+    Raises:
+        DataError: an argument that only this process can tell from others.
+    """
+    for leaf in shape.leaves:
+        if leaf.kind == "constant" and not isinstance(leaf.detail[1], str):
+            raise DataError(
+                f"the argument {leaf.name} of a call is of class {leaf.detail[0].__name__}, whose contents are part of "
+                "the graph and cannot be told in another process",
+                "call the model with tensors, numbers and texts, or save without kernels=True",
+            )
+    leaves = [[leaf.name, leaf.kind, encoded(leaf.detail)] for leaf in shape.leaves]
+    return {
+        "names": list(shape.names),
+        "tree": shape.tree,
+        "leaves": leaves,
+        "told": encoded(shape.told),
+    }
+
+
+def decoded_shape(data: Mapping[str, Any]) -> CallShape:
+    """The structure of a call from data."""
+    leaves = tuple([Leaf(name, kind, decoded(detail)) for name, kind, detail in data["leaves"]])
+    return CallShape(tuple(data["names"]), data["tree"], leaves, decoded(data["told"]))
+
+
+def encoded_tree(spec: pytree.TreeSpec) -> str:
+    """The tree of a result as text.
+
+    Raises:
+        DataError: a class in it has no name that torch knows.
+    """
+    try:
+        text = pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError) as error:
+        raise DataError(
+            f"the result of a call has a class that no file can name: {error}".splitlines()[0],
+            "give torch.utils._pytree.register_pytree_node a serialized_type_name for it, or return tensors, tuples, "
+            "lists and dicts",
+        ) from None
+    if any(word in text for word in IMPORTING):
+        raise DataError(
+            "the result of a call has an enumerated value or a defaultdict inside, which no file can name",
+            "return tensors, tuples, lists and dicts",
+        )
+    return text
+
+
+def decoded_tree(text: str) -> pytree.TreeSpec:
+    """The tree of a result from text; classes of transformers are imported.
+
+    Raises:
+        DataError: a class that nobody has registered.
+    """
+    if any(word in text for word in IMPORTING):
+        raise DataError("the tree of a result names what it would import", "save the model again")
+    for name in classes_in(json.loads(text)[1]):
+        if name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+            if (
+                name.endswith(f".{transformers_cache.Kept.__name__}")
+                and transformers_cache.MODULE not in sys.modules
+            ):
+                _imported(transformers_cache.MODULE, name)
+            continue
+        module = name.rpartition(".")[0]
+        if module.partition(".")[0] == KNOWN:
+            _imported(module, name)
+        if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+            raise DataError(
+                f"results of this model are of class {name}, which is not registered in this process",
+                f"import {module or 'the module that registers it'} before load",
+            )
+    return pytree.treespec_loads(text)
+
+
+def classes_in(schema: Mapping[str, Any]) -> list[str]:
+    """The names of the classes in a tree."""
+    own = [] if schema["type"] is None else [str(schema["type"])]
+    return own + [name for child in schema["children_spec"] for name in classes_in(child)]
+
+
+def _imported(module: str, name: str) -> None:
+    """Imports a module that registers a class.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise DataError(f"results of this model are of class {name}: {error}", f"install {KNOWN}") from None
+
+
+def encoded_captured(captured: Captured) -> dict[str, Any]:
+    """What a capture says besides its graph."""
+    holds = captured.holds
+    return {
+        "shape": encoded_shape(captured.shape),
+        "output": encoded_tree(captured.output),
+        "extents": [list(extents) for extents in captured.extents],
+        "specialised": list(captured.specialised),
+        "holds": None if holds is None else [holds.text, dict(holds.names)],
+        "lifted": captured.is_lifted,
+        "granted": captured.is_granted,
+    }
+
+
+def decoded_captured(data: Mapping[str, Any], graph: Any, constants: Mapping[str, Any]) -> Captured:
+    """A capture from data, its graph and the tensors that it made."""
+    return Captured(
+        graph=graph,
+        shape=decoded_shape(data["shape"]),
+        output=decoded_tree(data["output"]),
+        training=False,
+        extents=[tuple(extents) for extents in data["extents"]],
+        specialised=list(data["specialised"]),
+        constants=dict(constants),
+        is_lifted=data["lifted"],
+        holds=None if data["holds"] is None else Holds(*data["holds"]),
+        is_granted=data["granted"],
+    )
+
+
+def encoded_signature(signature: Signature) -> list[list[Any]]:
+    """The parameters of a model: names, kinds, and whether they may be left out."""
+    return [
+        [name, int(found.kind), found.default is not Parameter.empty]
+        for name, found in signature.parameters.items()
+    ]
+
+
+def decoded_signature(data: list[list[Any]]) -> Signature:
+    """The signature of a model; what arguments are when they are left out is part of its graphs."""
+    every: Any = type(Parameter.KEYWORD_ONLY)
+    kinds = {int(kind): kind for kind in every}
+    return Signature(
+        [
+            Parameter(str(name), kinds[kind], default=GIVEN if is_optional else Parameter.empty)
+            for name, kind, is_optional in data
+        ]
+    )

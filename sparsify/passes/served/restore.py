@@ -1,0 +1,161 @@
+"""The model of a document: modules with mapped tensors, graphs that run at once, kernels that were built already.
+
+In: a document of `described`, the arrays of its file and its kernels. Out: a `ServedModule`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from sparsify.compiler.kernel.stored_kernels import Stored
+from sparsify.options import Options
+from sparsify.passes.call.region_call import RegionCall, find
+from sparsify.passes.call.region_operator import is_call
+from sparsify.passes.capture.draft import Asked
+from sparsify.passes.functional.layouts import contiguous_inputs
+from sparsify.passes.graph.node_info import set_info
+from sparsify.passes.module.operator_graph import OperatorGraph
+from sparsify.passes.module.packed_weights import Weights
+from sparsify.passes.module.run_eager import Running, compiled, run_by
+from sparsify.passes.module.variant import Variant
+from sparsify.passes.region.sparse_operand import SCALES
+from sparsify.passes.served import weights
+from sparsify.passes.served.kinds import decoded_captured, decoded_signature
+from sparsify.passes.served.regions import Reader
+from sparsify.passes.served.served_module import Frozen, ServedModule, frozen_class
+from sparsify.passes.served.values import decoded
+from sparsify.report import Report
+from sparsify.storage.tensor import SparseTensor
+
+
+def restored(
+    document: Mapping[str, Any],
+    array: Callable[[str], Tensor],
+    stored: Stored,
+    asked: Asked,
+    options: Options,
+    folder: Path,
+) -> ServedModule:
+    """The model of a document.
+
+    Args:
+        document: that `described` made.
+        array: an array by its name.
+        stored: its kernels.
+        asked: the arguments of `apply` that it was made with.
+        options: of kernels.
+        folder: where it lies.
+
+    Raises:
+        SparsifyError, KeyError, TypeError, ValueError: a document of another version, or arrays that do not fit.
+    """
+    tensors = dict(weights.together(array, document["tensors"], is_trusted=True))
+    source = _source(document, tensors)
+    held = {name: decoded(how) for name, how in document["held"].items()}
+    module = ServedModule(source, asked, Weights(source, True, held=held), folder)
+    reader = Reader(document, stored, options, module._notices)
+    module._captures.varying |= set(document["varying"])
+    for data in document["variants"]:
+        constants = {name: tensors[name] for name in data["constants"]}
+        for name, constant in constants.items():
+            module.register_buffer(name, constant, persistent=False)
+        variant = _variant(module, data, constants, reader)
+        module.met.append(data["examples"])
+        module._captures.add(((False,) * (1 + len(document["modules"])), variant.captured.shape), variant)
+    module.show(module.variants[0])
+    return module
+
+
+def _source(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Frozen:
+    """The modules of a model with their tensors."""
+    signature = decoded_signature(document["signature"])
+    source = frozen_class(str(document["model"]), signature)()
+    known: dict[str, nn.Module] = {"": source}
+    for path, first in document["modules"]:
+        owner, _, name = path.rpartition(".")
+        part = known[path] = known[first] if first != path else nn.Module()
+        known[owner]._modules[name] = part
+    one: dict[int, nn.Parameter] = {}  # tied weights are one parameter
+    parameters = {
+        name: one.setdefault(id(tensors[name]), _parameter(tensors[name])) for name in document["parameters"]
+    }
+    for name in parameters:
+        owner, _, last = name.rpartition(".")
+        known[owner]._parameters[last] = parameters[name]
+    for name in document["buffers"]:
+        owner, _, last = name.rpartition(".")
+        known[owner].register_buffer(last, tensors[name], persistent=name not in document["temporary"])
+    source.eval()
+    return source
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    """A tensor as a parameter that gets no gradient; not copied."""
+    if type(tensor) is Tensor:
+        return nn.Parameter(tensor, requires_grad=False)
+    # `nn.Parameter` detaches other tensors, for which torch imports what takes a second.
+    found: Any = tensor
+    found._is_param = True
+    return found  # type: ignore[no-any-return]
+
+
+def _variant(
+    module: ServedModule, data: Mapping[str, Any], constants: Mapping[str, Tensor], reader: Reader
+) -> Variant:
+    """A graph of a model, ready to run."""
+    graph = reader.graph(data["graph"])
+    regions = []
+    for node in graph.nodes:
+        if is_call(node) and isinstance(call := find(node.args[0]), RegionCall):
+            set_info(node, call=call)
+            regions.append(call)
+    captured = decoded_captured(data, graph, constants)
+    report = Report(**{name: decoded(value) for name, value in data["report"].items()})
+    variant = Variant(captured, report, regions, data["plain"])
+    scratch = compiled(graph)
+    variant.run, variant.code = type(scratch).forward, scratch._code
+    variant.written, variant.contiguous = variant.written_inputs(), contiguous_inputs(graph)
+    variant.eager = _runner(module, data["run"], variant.run, reader)
+    if data["operators"] is not None:
+        variant.operators = _operators(module, data["operators"], reader)
+    elif data["plain"] and not captured.is_granted and not regions:
+        variant.direct = variant.eager
+    return variant
+
+
+def _runner(
+    module: ServedModule, data: Mapping[str, Any], otherwise: Callable[..., Any], reader: Reader
+) -> Callable[..., Any]:
+    """The function of the inputs of a graph."""
+    running = Running(reader.graph(data["nodes"]), data["read"], data["writes"])
+    return run_by(running, module, otherwise)
+
+
+def _operators(module: ServedModule, data: Mapping[str, Any], reader: Reader) -> OperatorGraph:
+    """The graph of torch's operators, and for which calls it is."""
+    graph = reader.graph(data["graph"])
+    found = OperatorGraph(graph, data["edges"])
+    found.most, found.is_for_known = data["most"], data["known"]
+    found.run = _runner(module, data["run"], type(compiled(graph)).forward, reader)
+    return found
+
+
+def dense_state(document: Mapping[str, Any], array: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """The state of the model of a document for its class: dense tensors under their names."""
+    tensors = dict(weights.together(array, document["tensors"], is_trusted=False))
+    held = {name: decoded(how) for name, how in document["held"].items()}
+    scales = {f"{name}{SCALES}" for name, how in held.items() if how.spec.has_scales}
+    kept = [*document["parameters"], *(n for n in document["buffers"] if n not in document["temporary"])]
+    state: dict[str, Tensor] = {}
+    for name in kept:
+        value = tensors[name]
+        if name in scales:
+            continue
+        if name in held:
+            value = held[name].unpack(value, tensors.get(f"{name}{SCALES}")).detach()
+        elif isinstance(value, SparseTensor):
+            value = value.to_dense()
+        state[name] = value
+    return state

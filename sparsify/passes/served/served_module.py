@@ -1,0 +1,218 @@
+"""A sparse model without its class: the graphs that were captured before it was saved, and nothing else.
+
+In: what `restored` puts together of a folder. Out: a `SparseModule` that computes the kinds of calls that it was saved
+with; other calls, training and conversions are errors that say so. Nothing is captured, pruned, timed or compiled.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from sparsify.errors import CaptureError, DataError
+from sparsify.passes.capture import calls
+from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.shell import modes
+from sparsify.passes.module import prepare
+from sparsify.passes.module.packed_weights import Weights
+from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.passes.module.variant import Variant
+from sparsify.passes.served.examples import examples
+
+REMEDY: Final = (
+    "call the sparse model that way once before sparsify.save(..., kernels=True), or load with the model, "
+    "sparsify.load(folder, model)"
+)
+
+
+class Frozen(nn.Module):
+    """The modules and tensors of a model whose code is not there."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises: there is no code.
+
+        Raises:
+            CaptureError: always.
+        """
+        raise CaptureError(
+            f"{type(self).__name__} was loaded without its class, and has no code to run", REMEDY
+        )
+
+
+def frozen_class(name: str, signature: Signature) -> type[Frozen]:
+    """The class of a model that was saved under a name, whose forward has the signature that it had."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return Frozen.forward(self, *args, **kwargs)
+
+    own = Parameter("self", Parameter.POSITIONAL_ONLY)
+    others = list(signature.parameters.values())
+    forward.__signature__ = None if "self" in signature.parameters else Signature([own, *others])  # type: ignore[attr-defined]
+    kind = type(name if name.isidentifier() else "Model", (Frozen,), {"forward": forward})
+    kind.__module__ = __name__
+    return kind
+
+
+class ServedModule(SparseModule):
+    """A sparse model that `sparsify.load` made of a folder with kernels, without the model's class.
+
+    It is frozen and in evaluation. Calls of the kinds and sizes that it was saved with run as they did; all others
+    raise `CaptureError`, which names the kinds that there are. Copies and pickles of it load the folder again, so that
+    all processes share its mapped weights.
+
+    Attributes:
+        folder: where it lies.
+        met: per graph the shapes of the calls that it met before it was saved.
+    """
+
+    def __init__(self, model: nn.Module, asked: Asked, weights: Weights, folder: Path) -> None:
+        super().__init__(model, asked, weights)
+        self.__dict__["folder"], self.__dict__["met"] = folder, []
+
+    def train(self, mode: bool = True) -> "ServedModule":
+        """Raises for training: there is no code to capture for it.
+
+        Raises:
+            CaptureError: `mode` is True.
+        """
+        if mode:
+            raise CaptureError(
+                "this model was loaded without its class: it is frozen, and does not train",
+                "sparsify.load(folder, model) gives one that does",
+            )
+        super().train(False)
+        return self
+
+    def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:
+        """The graph for a call.
+
+        Raises:
+            CaptureError: there is none; the text names those that there are.
+        """
+        shapes = tuple(tensor.shape for tensor in tensors)
+        found = self._captures.fitting((modes(self), call.shape), shapes)
+        if found is None:
+            raise CaptureError(
+                f"{type(self._source).__name__} has no graph for {asked_for(call, shapes)}; {self._known()}",
+                REMEDY,
+            )
+        return found
+
+    def _known(self) -> str:
+        """The kinds of calls that there are."""
+        found = [
+            f"({described_kind(shape, variant.captured.extents)})"
+            for (_, shape), variant in self._captures.known
+        ]
+        return "graphs are for " + " and ".join(dict.fromkeys(found))
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises: the source model's code is not there.
+
+        Raises:
+            CaptureError: always.
+        """
+        raise CaptureError(
+            f"{type(self._source).__name__} was loaded without its class: there is no graph for this call, whose "
+            "tensors lie in memory or have contents for which the model's own code would run",
+            "contiguous tensors that share no memory, or sparsify.load(folder, model)",
+        )
+
+    def example_calls(self) -> list[tuple[list[Any], dict[str, Any]]]:
+        """Positional and keyword arguments of calls like those that the model met before it was saved.
+
+        Entries are drawn, of whole numbers within the range of the example; calls with caches or sparse inputs are
+        left out.
+        """
+        found: list[tuple[list[Any], dict[str, Any]]] = []
+        for variant, met in zip(self.variants, self.met, strict=True):
+            given = examples(variant.captured.shape, met)
+            found += [calls.arguments_of(bound, self._signature) for bound in given]
+        return found
+
+    def prepare(self, kinds: Sequence[Mapping[str, Any]]) -> list[prepare.Prepared]:
+        """Runs a call of each kind, so that the pages of weights are in memory and kernels have met its sizes.
+
+        Raises:
+            CaptureError: there is no graph for a kind.
+        """
+        found = []
+        for number, kind in enumerate(kinds):
+            name, call, mode = prepare.checked(self, number, kind)
+            if any(mode):
+                self.train()
+            started = time.perf_counter()
+            tensors = call.tensors(self._matrices)
+            variant = self.variant_for(call, tensors)
+            assert variant is not None, "calls without a graph are errors"
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self.finish(variant, prepare.copies(tensors))
+            found.append(prepare.Prepared(name, False, time.perf_counter() - started))
+        return found
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "ServedModule":
+        like = torch.empty(0)
+        made = fn(like)
+        if made.device != like.device or made.dtype != like.dtype:
+            raise CaptureError(
+                f"this model was loaded without its class: its kernels and graphs are for its own dtypes and the CPU, "
+                f"not for {made.dtype} on {made.device}",
+                "convert the model, apply the recipe and save it again",
+            )
+        super()._apply(fn, recurse)
+        return self
+
+    def __reduce__(self) -> Any:
+        return reloaded, (str(self.folder),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ServedModule":
+        found = memo[id(self)] = reloaded(str(self.folder))
+        return found
+
+
+def reloaded(folder: str) -> ServedModule:
+    """The model in a folder, for copies and other processes."""
+    from sparsify import load
+
+    found = load(folder)
+    if not isinstance(found, ServedModule):
+        raise DataError(f"{folder} has no kernels any more", "save with kernels=True")
+    return found
+
+
+def asked_for(call: calls.Call, shapes: Sequence[torch.Size]) -> str:
+    """A call in words: names, dtypes and shapes of its tensors, and its constants."""
+    sizes = iter(shapes)
+    found = []
+    for leaf in call.shape.leaves:
+        if leaf.kind == "constant":
+            found.append(f"{leaf.name}={leaf.detail[1]}")
+        elif leaf.kind == "tensor":
+            found.append(f"{leaf.name}: {leaf.detail[1]} {list(next(sizes))}".replace("torch.", ""))
+        elif leaf.kind == "size":
+            found.append(f"{leaf.name}={next(sizes)[0]}")
+        else:
+            found.append(f"{leaf.name}: sparse {list([next(sizes) for _ in calls.PARTS][-1][:-1])}")
+    return f"a call with ({', '.join(found)})"
+
+
+def described_kind(shape: calls.CallShape, extents: Sequence[Sequence[int | str]]) -> str:
+    """A kind of calls in words: extents that vary are 2 or more, by name."""
+    sizes = iter(extents)
+    found = []
+    for leaf in shape.leaves:
+        if leaf.kind == "constant":
+            found.append(f"{leaf.name}={leaf.detail[1]}")
+        elif leaf.kind == "tensor":
+            shown = ", ".join(map(str, next(sizes)))
+            found.append(f"{leaf.name}: {leaf.detail[1]} [{shown}]".replace("torch.", ""))
+        elif leaf.kind == "size":
+            found.append(f"{leaf.name}={next(sizes)[0]}")
+        else:
+            shown = ", ".join(map(str, [next(sizes) for _ in calls.PARTS][-1][:-1]))
+            found.append(f"{leaf.name}: sparse [{shown}]")
+    return ", ".join(found)

@@ -1,0 +1,115 @@
+"""The tensors of a model as arrays of a safetensors file, and back as views of the mapped file.
+
+In: `{"lin.weight": SparseTensor, "bn.mean": tensor}`. Out: arrays `lin.weight._vals`, `lin.weight._pos1`, `bn.mean`,
+and what says how they are put together. Arrays in the same memory, as of tied weights, are stored once.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from sparsify.errors import DataError
+from sparsify.passes.served.values import decoded, encoded
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor, wrap
+
+VALUES: Final = "_vals"
+
+
+def apart(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The arrays of tensors, and by name how each is put together.
+
+    Raises:
+        DataError: a tensor that no file holds.
+    """
+    arrays: dict[str, Tensor] = {}
+    first: dict[Any, str] = {}
+    document: dict[str, Any] = {}
+
+    def kept(name: str, array: Tensor) -> str:
+        if array.is_meta or array.dtype == torch.complex128 or array.layout is not torch.strided:
+            raise DataError(f"{name} is a tensor of {array.dtype} that no file holds", "convert the model")
+        key = (array.data_ptr(), array.dtype, array.shape, array.stride()) if array.numel() else name
+        known = first.setdefault(key, name)
+        if known == name:
+            plain = array.detach().resolve_conj().resolve_neg().contiguous()
+            is_whole = plain.untyped_storage().nbytes() == plain.nbytes
+            arrays[name] = plain if is_whole else plain.clone()
+        return known
+
+    for name, tensor in tensors.items():
+        if isinstance(tensor, SparseTensor):
+            pattern = tensor._pattern
+            document[name] = {
+                "format": str(pattern.format),
+                "shape": list(pattern.shape),
+                "values": kept(f"{name}.{VALUES}", tensor._vals),
+                "fill": encoded(tensor._fill),
+                **{
+                    role: [None if a is None else kept(f"{name}._{role}{n}", a) for n, a in enumerate(found)]
+                    for role, found in (("pos", pattern._pos), ("crd", pattern._crd))
+                },
+            }
+        else:
+            document[name] = kept(name, tensor)
+    return arrays, document
+
+
+def together(
+    array: Callable[[str], Tensor], document: Mapping[str, Any], *, is_trusted: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors by name; those of one pattern share it.
+
+    Args:
+        array: by its name.
+        document: that `apart` made.
+        is_trusted: whether the folder vouches for what patterns hold, as one with kernels does, which are code.
+
+    Raises:
+        SparsifyError: arrays that are no pattern.
+    """
+    patterns: dict[Any, Pattern] = {}
+    made: dict[Any, SparseTensor] = {}
+    for name, told in document.items():
+        if isinstance(told, str):
+            yield name, array(told)
+            continue
+        pos, crd = ([None if a is None else array(a) for a in told[role]] for role in ("pos", "crd"))
+        values = array(told["values"])
+        key = (told["format"], *told["shape"], *told["pos"], *told["crd"])
+        if (*key, told["values"]) in made:
+            yield name, made[*key, told["values"]]
+            continue
+        if key not in patterns:
+            shape = tuple(told["shape"])
+            found = Pattern(Format(told["format"]), shape, pos, crd, is_private=True)
+            if math.prod(values.shape) != found.nnz:
+                raise DataError(f"{name} has {values.numel()} values for {found}", "save the model again")
+            patterns[key] = found.trusted() if is_trusted else found.validated()
+        made[*key, told["values"]] = wrap(patterns[key], values, decoded(told["fill"]))
+        yield name, made[*key, told["values"]]
+
+
+class Mapped:
+    """The arrays of a file as views of its mapped memory; pages that nothing reads are in no process.
+
+    Args:
+        path: of a safetensors file, which is not written to while it is mapped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = safe_open(path, "pt")
+        self.known: dict[str, Tensor] = {}
+
+    def __call__(self, name: str) -> Tensor:
+        """The array of a name; equal names are one array."""
+        if name not in self.known:
+            found: Tensor = self.file.get_tensor(name)  # type: ignore[no-untyped-call]
+            self.known[name] = found
+        return self.known[name]
