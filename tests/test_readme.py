@@ -50,7 +50,7 @@ def documents(language: str) -> list[object]:
 
 
 def run(command: list[str], folder: Path, kernel_cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "SPARSIFY_CACHE_DIR": str(kernel_cache)}
+    environment = {**os.environ, "SPARSIFY_CACHE_DIR": str(kernel_cache), "SPARSIFY_CXXFLAGS": "-O0"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
