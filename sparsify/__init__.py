@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
     from sparsify.recipe import Recipe
     from sparsify.report import Report
+    from sparsify.scale.shard import shard
     from sparsify.sparsification import patterns, sparsifiers
     from sparsify.sparsification.apply import sparsify
     from sparsify.sparsification.masked_weights import merge_masks
@@ -60,6 +61,7 @@ __all__ = [
     "sparsifiers",
     "sparsify",
     "merge_masks",
+    "shard",
     "Parts",
     "sparsified",
     "register_format",
@@ -95,6 +97,7 @@ _MODULES = {
     "sparsifiers": "sparsify.sparsification.sparsifiers",
     "sparsify": "sparsify.sparsification.apply",
     "merge_masks": "sparsify.sparsification.masked_weights",
+    "shard": "sparsify.scale.shard",
     "Parts": "sparsify.sparsification.sparsified",
     "sparsified": "sparsify.sparsification.sparsified",
     "register_format": "sparsify.sparsification.user_tensor",

@@ -5,6 +5,8 @@ In: nothing. Out: `environment()`, a mapping of facts, and `diagnose()`, such as
 """
 
 import importlib.util
+import os
+import socket
 import sys
 import tempfile
 import time
@@ -109,6 +111,7 @@ def diagnose() -> tuple[Finding, ...]:
         "cache": writable_cache,
         "kernel": checked_kernel,
         "without kernels": checked_reference,
+        "gloo": exchanged_by_gloo,
         "machine": measured_machine,
     }
     return (*(checked(name, check) for name, check in checks.items()), *(extra(name) for name in EXTRAS))
@@ -202,6 +205,33 @@ def checked_product() -> tuple[float, float]:
             "try SPARSIFY_VECTOR_BYTES=0 or another compiler (SPARSIFY_CXX), and report it with `sparsify env`",
         )
     return seconds, error
+
+
+def exchanged_by_gloo() -> str:
+    """Whether torch.distributed sums over gloo, as several processes of one graph do, and by which interface."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise SparsifyError(
+            "this torch has no gloo", "sparsify.shard needs a build of torch with distributed"
+        )
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    names = [name for _, name in socket.if_nameindex()]
+    if interface and not set(interface.split(",")) <= set(names):
+        raise SparsifyError(
+            f"GLOO_SOCKET_IFNAME is {interface}, and the interfaces are {', '.join(names)}",
+            "name one of these",
+        )
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+        try:
+            dist.all_reduce(torch.ones(1))
+        finally:
+            dist.destroy_process_group()
+    chosen = (
+        f"GLOO_SOCKET_IFNAME is {interface}" if interface else "GLOO_SOCKET_IFNAME names one between machines"
+    )
+    return f"works; interfaces {', '.join(names)}; {chosen}"
 
 
 def measured_machine() -> str:

@@ -25,6 +25,7 @@
       KernelError                 a kernel ended with a status code
       VerificationError           a sparse model whose results differ from the dense one's
       DataError                   a data set that cannot be loaded
+      ProcessError                processes that cannot work together, or one that ended
       PackageConflictError        another distribution provides the name sparsify
 
 Most also derive from the built-in class that Python code catches: a mistake in an argument is a `ValueError`,
@@ -201,6 +202,10 @@ class VerificationError(SparsifyError, RuntimeError):
 
 class DataError(SparsifyError, ValueError):
     """A data set that cannot be loaded."""
+
+
+class ProcessError(SparsifyError, RuntimeError):
+    """Processes that cannot meet or work together, or one of them that ended."""
 
 
 class PackageConflictError(SparsifyError, ImportError):

@@ -45,7 +45,7 @@ BUILT_IN = {
     ValueError: "InvalidTensorError FormatError ParseError EinsumError ShapeError DtypeError ScheduleError RecipeError "
     "RecipeNotFoundError DataError DiscordantError DeviceError SparsifierError",
     RuntimeError: "ShapeError CaptureError VerificationError KernelError CompilerError CompilerNotFoundError "
-    "BuildError CacheError UnsupportedOperatorError UnsupportedProgramError DenseSizeError "
+    "BuildError CacheError ProcessError UnsupportedOperatorError UnsupportedProgramError DenseSizeError "
     "ConversionError",
     TypeError: "DtypeError ConversionError",
     NotImplementedError: "UnsupportedOperatorError UnsupportedProgramError DenseSizeError ConversionError",

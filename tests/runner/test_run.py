@@ -1,6 +1,9 @@
 """Whole runs: a model trained, made sparse, verified and timed."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,20 +13,35 @@ from sparsify import options
 from sparsify.compiler.cpp.toolchain import cache
 from sparsify.errors import SparsifyError
 from sparsify.models import data, inputs, train
+from sparsify.models.data.graph import Graph
 from sparsify.models.data.synthetic import synthetic
 from sparsify.passes.apply import apply
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.runner.request import resolve
+from sparsify.runner.result import Result
 from sparsify.runner.run import dense_model, run
 from tests.page.pages import checked
+from tests.sampling import chosen
 
 QUICK = {"epochs": 2, "hidden": 8}
 NOTHING = {"schema": 1, "name": "nothing", "sparsify": [{"targets": ["input:none"], "optional": True}]}
 
 
+class Runs(NamedTuple):
+    """Two runs of the same model with the same cache, and the folder where the first one wrote its files."""
+
+    first: Result
+    again: Result
+    folder: Path
+
+
+def small_graph() -> Graph:
+    return synthetic(nodes=200, edges=800, features=50)
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def own_cache(tmp_path, monkeypatch, compiled_fast):
     """A cache on disk of each test's own, and no kernel in memory that another test built."""
     monkeypatch.setattr(cache._memory, "libraries", {})
     with options.override(cache_dir=tmp_path / "cache"):
@@ -33,14 +51,28 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Every data set is a graph of 200 nodes."""
-    graph = synthetic(nodes=200, edges=800, features=50)
+    graph = small_graph()
     monkeypatch.setattr(data, "load", lambda name, root, seed: graph)
     return graph
 
 
-@pytest.mark.parametrize("model", ["gcn", "gcn-matmul", "sage", "gin", "gat"])
-def test_every_model_is_verified(small, model):
-    result = run(model, overrides=QUICK, seconds=0.0, quiet=True)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Runs that tests read and leave as they are."""
+    folder, graph = tmp_path_factory.mktemp("runs"), small_graph()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        options.override(cache_dir=folder / "cache", compiler_flags=("-O0",)),
+    ):
+        patch.setattr(data, "load", lambda name, root, seed: graph)
+        patch.setattr(cache._memory, "libraries", {})
+        files = {"out": folder / "out", "html": folder / "pages/gcn.html", "trace": folder / "gcn.json"}
+        first = run("gcn", overrides=QUICK, seconds=0.0, quiet=True, **files)
+        again = run("gcn", overrides=QUICK, seconds=0.0, quiet=True)
+    return Runs(first, again, folder)
+
+
+def check_verified(result: Result) -> None:
     assert result.verified
     assert result.exit_status == 0
     assert result.largest_error < 1e-4
@@ -54,12 +86,19 @@ def test_every_model_is_verified(small, model):
     assert all(other.agrees and len(other.timing.runs_ms) == 3 for other in result.others)
 
 
-def test_second_run_finds_weights_and_kernels(small):
-    first = run("gcn", overrides=QUICK, seconds=0.0, quiet=True)
-    again = run("gcn", overrides=QUICK, seconds=0.0, quiet=True)
-    assert (first.training["reused"], again.training["reused"]) == (False, True)
-    assert first.kernels["built"] >= 1
-    assert again.kernels["built"] == 0
+def test_a_run_is_verified(runs):
+    check_verified(runs.first)
+
+
+@pytest.mark.parametrize("model", ["gcn-matmul", "sage", "gin", "gat"])
+def test_every_model_is_verified(small, model):
+    check_verified(run(model, overrides=QUICK, seconds=0.0, quiet=True))
+
+
+def test_second_run_finds_weights_and_kernels(runs):
+    assert (runs.first.training["reused"], runs.again.training["reused"]) == (False, True)
+    assert runs.first.kernels["built"] >= 1
+    assert runs.again.kernels["built"] == 0
 
 
 def test_recipe_that_makes_nothing_sparse_is_a_negative_result(small):
@@ -79,10 +118,10 @@ def test_tolerance_of_the_recipe_is_what_counts(small):
     assert result.agrees == (result.largest_error == 0.0)
 
 
-def test_files_are_written(small, tmp_path):
-    run("gcn", overrides=QUICK, seconds=0.0, quiet=True, out=tmp_path / "out")
-    assert json.loads((tmp_path / "out/result.json").read_text())["verified"] is True
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+def test_files_are_written(runs):
+    out = runs.folder / "out"
+    assert json.loads((out / "result.json").read_text())["verified"] is True
+    assert {path.name for path in out.iterdir()} == {
         "result.json",
         "times.csv",
         "report.txt",
@@ -90,9 +129,8 @@ def test_files_are_written(small, tmp_path):
     }
 
 
-def test_a_page_and_a_trace_are_written(small, tmp_path):
-    page, trace = tmp_path / "pages/gcn.html", tmp_path / "gcn.json"
-    result = run("gcn", overrides=QUICK, seconds=0.0, quiet=True, html=page, trace=trace)
+def test_a_page_and_a_trace_are_written(runs):
+    page, trace, result = runs.folder / "pages/gcn.html", runs.folder / "gcn.json", runs.first
     seen = checked(page.read_text(encoding="utf-8"))
     assert f"Faster by {result.ratio:.2f}x" in seen.text
     assert f"Differs by {result.largest_error:.2g}" in seen.text
@@ -134,7 +172,7 @@ def test_preview_lists_tensors_formats_and_programs_without_training(small, tmp_
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
+@pytest.mark.parametrize("name", [chosen(name, name == "cora") for name in ("cora", "citeseer", "pubmed")])
 def test_real_graphs_keep_accuracy_logits_and_gradients(data_root, name):
     short = {"hidden": 16, "epochs": 60 if name == "cora" else 10, "validate_every": 5}
     result = run("gcn", dataset=name, data_root=data_root, overrides=short, seconds=0.0, quiet=True)
@@ -161,8 +199,8 @@ def test_real_graphs_keep_accuracy_logits_and_gradients(data_root, name):
         assert float((want - have).abs().max()) <= 1e-4 * max(1.0, float(want.abs().max()))
 
 
-def test_training_steps_are_compared(small):
-    result = run("sage", overrides=QUICK, seconds=0.0, quiet=True)
+def test_training_steps_are_compared(runs):
+    result = runs.first
     steps = result.steps
     assert steps is not None and steps.sample_ms is None
     assert len(steps.dense.runs_ms) == len(steps.sparse.runs_ms) == 3
@@ -208,10 +246,9 @@ def test_training_that_there_is_not_is_refused_before_anything(monkeypatch, mode
         run(model, sparse=True, quiet=True, **more)
 
 
-def test_losses_that_differ_are_not_verified(small):
-    result = run("gcn", overrides=QUICK, seconds=0.0, quiet=True)
-    assert result.steps is not None
-    result.steps.losses = (1.0, 1.1)
+def test_losses_that_differ_are_not_verified(runs):
+    assert runs.again.verified and runs.again.steps is not None
+    result = replace(runs.again, steps=replace(runs.again.steps, losses=(1.0, 1.1)))
     assert not result.verified and result.exit_status == 1
     assert "losses of training differ" in str(result)
 

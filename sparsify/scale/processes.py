@@ -1,0 +1,114 @@
+"""The processes that share a graph: how they meet, and what they check before they compute.
+
+In: the environment of `torchrun`. Out: a group of torch.distributed over gloo, or an error in every process.
+"""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from threading import Thread
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+import sparsify
+from sparsify.errors import DataError, ProcessError
+from sparsify.scale.failures import named
+
+EXTRA_S: Final = 1.0
+VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def join(parts: int, folder: Any, timeout_s: float) -> None:
+    """Makes this process one of a group, unless it is in one.
+
+    Args:
+        parts: how many there must be.
+        folder: that has so many parts, for messages.
+        timeout_s: after which a process that does not answer is an error.
+
+    Raises:
+        ProcessError: there is another number of them, no environment that says where they meet, or they do not meet.
+    """
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise ProcessError("this torch has no gloo", "install a build of torch with distributed")
+    if not dist.is_initialized():
+        missing = [name for name in VARIABLES if name not in os.environ]
+        count = 1 if missing else int(os.environ["WORLD_SIZE"])
+        _require_count(parts, count, folder)
+        if missing:
+            dist.init_process_group(
+                "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+            )
+        else:
+            _meet(timeout_s)
+    _require_count(parts, dist.get_world_size(), folder)
+
+
+def _require_count(parts: int, count: int, folder: Any) -> None:
+    """Raises where there is not one process for each part."""
+    if parts != count:
+        raise ProcessError(
+            f"{folder} has {parts} parts, and {count} process{'es run' if count > 1 else ' runs'}",
+            f"torchrun --nproc-per-node {parts} SCRIPT, or sparsify partition GRAPH --parts {count}",
+        )
+
+
+def _meet(timeout_s: float) -> None:
+    """Starts torch.distributed from the environment.
+
+    It starts in a thread: what else listens at the port may never answer, and torch waits for it without a limit.
+    """
+    rank, address, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    errors: list[Exception] = []
+
+    def start() -> None:
+        try:
+            dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        except Exception as error:  # the thread that waits raises it
+            errors.append(error)
+
+    thread = Thread(target=start, daemon=True)
+    thread.start()
+    thread.join(timeout_s + EXTRA_S)
+    if not thread.is_alive() and not errors:
+        return
+    text = str(errors[0]) if errors else "no answer"
+    if "EADDRINUSE" in text or "already in use" in text:
+        raise ProcessError(f"port {port} is in use", "torchrun --master-port with another one") from errors[0]
+    raise ProcessError(
+        f"process {rank} did not meet the others at {address}:{port} within {timeout_s:g} s: {text.splitlines()[0]}",
+        "see whether all of them started, nothing else is at that port; GLOO_SOCKET_IFNAME names the interface",
+    ) from (errors[0] if errors else None)
+
+
+def agree(what: str, mine: Any) -> list[Any]:
+    """What each process has, in the order of ranks: an all-gather of small objects."""
+    found: list[Any] = [None] * dist.get_world_size()
+    with named(what):
+        dist.all_gather_object(found, mine)
+    return found
+
+
+def require_equal_start(meta: Mapping[str, Any], problem: str) -> None:
+    """Raises in every process where one of them cannot start, or has another graph or other versions.
+
+    Args:
+        meta: of the folder of this process.
+        problem: why this process cannot start, "" where it can.
+    """
+    facts = {
+        "graph": meta["fingerprint"], "sparsify": sparsify.__version__, "torch": str(torch.__version__),
+    }  # fmt: skip
+    told = agree("the start", (problem, facts))
+    for rank, (text, _) in enumerate(told):
+        if text:
+            raise DataError(f"process {rank}: {text}")
+    for rank, (_, other) in enumerate(told):
+        for name, value in facts.items():
+            if other[name] != value:
+                raise ProcessError(
+                    f"process {rank} has {name} {other[name]}, and process {dist.get_rank()} {value}",
+                    "give all of them the same folder and the same packages",
+                )

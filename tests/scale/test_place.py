@@ -1,0 +1,161 @@
+"""Operators over rows of several processes: what has no rule is refused, in one process as in many."""
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import sparsify
+from sparsify.errors import CaptureError, DataError, ProcessError, SparsifyError, UnsupportedOperatorError
+from sparsify.scale.halo import HaloPlan, halo_exchange, halo_reduce, register
+from sparsify.scale.partition import partition
+from sparsify.scale.placement import Placement
+from sparsify.scale.shard import ShardedModule
+
+from .graph_models import ByHand, write_graph
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch without gloo")
+
+
+class Step(nn.Module):
+    """A function of features, sources and targets as a model."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.function(x, edge_index[0], edge_index[1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A graph in one part."""
+    place = tmp_path_factory.mktemp("graph")
+    write_graph(place / "graph.pt")
+    partition(place / "graph.pt", 1, "range", place / "parts")
+    yield place
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def sharded(function: Callable[[Tensor, Tensor, Tensor], Tensor], folder: Path) -> ShardedModule:
+    return sparsify.shard(Step(function), graph=folder / "parts")
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (lambda x, s, t: x.cumsum(0), "takes some rows by their local numbers"),
+        (lambda x, s, t: x[:5], "takes some rows by their local numbers"),
+        (lambda x, s, t: x[3], "selects a row by its local number"),
+        (lambda x, s, t: x.softmax(0), "normalises over rows"),
+        (lambda x, s, t: x @ x.T, "multiplies rows of all processes"),
+        (lambda x, s, t: x[: len(x)], "fixes a number of rows"),
+        (lambda x, s, t: x.amax(0), "in another way than by sums"),
+        (lambda x, s, t: x.sort(0).values, "has no rule"),
+        (lambda x, s, t: x[s.flip(0)], "takes some rows"),
+        (lambda x, s, t: x + torch.arange(x.shape[0]).view(-1, 1), "reads numbers of nodes as values"),
+        (lambda x, s, t: torch.where(s == 3, 1.0, 0.0), "reads numbers of nodes as values"),
+        (lambda x, s, t: x * torch.rand(8), "draws numbers"),
+        (lambda x, s, t: torch.rand_like(x), "draws numbers"),
+        (lambda x, s, t: torch.eye(x.shape[0]), "has no rule"),
+        (lambda x, s, t: x.reshape(-1), "joins or splits the mode of the rows"),
+        (lambda x, s, t: torch.dropout(x[s], 0.5, True), "rows that have no number"),
+        (lambda x, s, t: torch.full((3,), float(1)) * s.shape[0], "computes with a number of local rows"),
+        (lambda x, s, t: x.new_zeros(x.shape[0], 8).index_reduce(0, s, x[t], "amax"), "reduces at sources"),
+        (lambda x, s, t: torch.cat([x[s], x])[: s.shape[0]], "takes some|with a number of local"),
+        (lambda x, s, t: torch.cat([x[s], x]) + torch.cat([x, x[s]]), "lie in different ways"),
+        (lambda x, s, t: nn.functional.batch_norm(x, None, None, training=True), "batch_norm|statistics"),
+    ],
+)  # fmt: skip
+def test_refusals(function: Callable[[Tensor, Tensor, Tensor], Tensor], message: str, folder: Path) -> None:
+    part = sharded(function, folder)
+    with pytest.raises((UnsupportedOperatorError, CaptureError), match=message):
+        part(part.data.x, part.data.edge_index)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, s, t: torch.stack([x, x * 2], 1).permute(1, 0, 2).transpose(0, 1).flatten(1),
+        lambda x, s, t: x.new_zeros(x.shape[0], 8).index_add_(0, t, x[s])[:, 2:5].std(1, keepdim=True),
+        lambda x, s, t: x.T @ x,
+        lambda x, s, t: torch.matmul(x, torch.ones(3, 8, 2, dtype=x.dtype)).sum(1),
+        lambda x, s, t: x.split(4, 1)[1].mean(),
+        lambda x, s, t: x[(x > 0).any(1)].sum(0),
+        lambda x, s, t: x.view(-1, 2, 4).transpose(0, 1)[:, s].logsumexp(2),
+        lambda x, s, t: nn.functional.embedding((x[:, 0] > 0).long(), torch.ones(2, 3)),
+    ],
+)
+def test_supported(function: Callable[[Tensor, Tensor, Tensor], Tensor], folder: Path) -> None:
+    part = sharded(function, folder)
+    given = part.data.x, part.data.edge_index
+    torch.testing.assert_close(part(*given), part.source(*given))
+
+
+def test_module_is_the_model(folder: Path) -> None:
+    model = ByHand().double()
+    part = sparsify.shard(model, graph=folder / "parts")
+    assert part.state_dict().keys() == model.state_dict().keys()
+    assert next(part.parameters()) is next(model.parameters())
+    part.eval()
+    assert not model.norm.training
+    data = part.data
+    with pytest.raises(DataError, match="no sparse adjacency"):
+        part(data.x, torch.eye(3).to_sparse(), data.edge_weight)
+    with pytest.raises(SparsifyError, match="takes no recipe yet"):
+        sparsify.shard(model, "gcn", graph=folder / "parts")
+
+
+def test_fixed_number_of_rows(folder: Path) -> None:
+    part = sharded(lambda x, s, t: x + torch.ones(60, 1), folder)
+    with pytest.raises((CaptureError, UnsupportedOperatorError)):
+        part(part.data.x, part.data.edge_index)
+    part = sharded(lambda x, s, t: x * (2 if x.shape[0] > 70 else 3), folder)
+    with pytest.raises(CaptureError, match="computes differently for graphs of this size"):
+        part(part.data.x, part.data.edge_index)
+
+
+def test_operators_and_their_adjoints(folder: Path) -> None:
+    assert sharded(lambda x, s, t: x, folder)
+    plan = register(HaloPlan(3, 0, torch.empty(0, dtype=torch.int64), (0,), (0,)))
+    x = torch.rand(3, 2, dtype=torch.float64, requires_grad=True)
+    for operator in (halo_exchange, halo_reduce, torch.ops.sparsify.all_reduce_sum):
+        assert torch.autograd.gradcheck(lambda value, op=operator: op(value, plan), (x,))
+        torch.library.opcheck(operator, (x, plan))
+
+
+def test_processes_that_cannot_meet(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no readable meta.json"):
+        sparsify.shard(ByHand(), graph=tmp_path)
+    partition(folder / "graph.pt", 2, "range", tmp_path / "two")
+    with pytest.raises(ProcessError, match="has 2 parts, and 1 process runs; torchrun --nproc-per-node 2"):
+        sparsify.shard(ByHand(), graph=tmp_path / "two")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ProcessError, match=f"port {port} is in use; torchrun --master-port"):
+            sparsify.shard(ByHand(), graph=folder / "parts")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(
+            ProcessError, match=r"process 1 did not meet the others at 127.0.0.1.*GLOO_SOCKET_IFNAME"
+        ):
+            sparsify.shard(ByHand(), graph=tmp_path / "two", timeout_s=1)
+
+
+def test_placement_as_text() -> None:
+    assert (
+        str(Placement("edges", 1, ("column", "own")))
+        == "edges along mode 1, local numbers of column and own rows"
+    )
+    assert str(Placement()) == "all of it in each process"
