@@ -37,7 +37,7 @@ def test_table_of_the_readme():
 
 
 def test_command(capsys):
-    assert command.main(["nn."]) == 0
+    assert command.main(["Autoencoder, sparse batch"]) == 0
     assert capsys.readouterr().out.splitlines()[2] in PAGE.read_text(encoding="utf-8")
 
 

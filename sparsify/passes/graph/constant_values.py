@@ -18,16 +18,24 @@ MOVES: Final = COPIES | {"expand", "unsqueeze", "squeeze", "view", "slice", "sel
 # What may count as its operand does.
 COUNTS: Final = COPIES | {"unsqueeze", "add", "expand"}
 CONSTANTS: Final = {"ones": 1, "ones_like": 1, "zeros": 0, "zeros_like": 0}
+# Operators whose results may hold one number, and those whose results may count; for others the graph is not searched
+# for operators that write.
+MAY_BE_CONSTANT: Final = MOVES | CONSTANTS.keys() | {"diff", "eq", "ne", "cumsum"}
+MAY_COUNT: Final = COUNTS | {"arange", "index"}
 
 
 def constant(node: Any) -> float | None:
     """The number that a tensor holds everywhere, None where it is not known to hold one."""
-    return _constant(node, overwritten(node.graph)) if isinstance(node, fx.Node) else _number(node)
+    if not isinstance(node, fx.Node):
+        return _number(node)
+    return _constant(node, overwritten(node.graph)) if operator_name(node) in MAY_BE_CONSTANT else None
 
 
 def counted_mode(node: Any) -> int | None:
     """The mode, from the last one, along which a tensor is 0, 1, 2, ... and the same along others; None elsewhere."""
-    return _counted_mode(node, overwritten(node.graph)) if isinstance(node, fx.Node) else None
+    if not isinstance(node, fx.Node) or operator_name(node) not in MAY_COUNT:
+        return None
+    return _counted_mode(node, overwritten(node.graph))
 
 
 def _number(value: Any) -> float | None:

@@ -40,8 +40,9 @@ from sparsify.errors import ScheduleError, UnsupportedProgramError
 
 # Of merged loops in one kernel: three operands in two sparse levels have 361.
 MOST_CASES = 400
-# The question whether statements are one kernel lowers what is built soon afterwards: the last kernels, newest last.
-MOST_RECENT = 8
+# The question whether statements are one kernel lowers what is built soon afterwards, the kernels of all layers of a
+# model together: the last kernels, newest last.
+MOST_RECENT = 32
 _RECENT: dict[tuple[str, int], tuple[notation.Notation, loops.Function]] = {}
 
 
