@@ -61,10 +61,9 @@ def save(
             kernels one that does not run in graphs.
         CompilerError: kernels cannot be built for a target.
 
-    Example:
-        >>> sparse = sparsify.apply(model.eval(), recipe, (x,))           # doctest: +SKIP
-        >>> sparsify.save(sparse, "served/", kernels=True)                # doctest: +SKIP
-        >>> served = sparsify.load("served/")                             # doctest: +SKIP
+    >>> sparse = sparsify.apply(model.eval(), recipe, (x,))  # doctest: +SKIP
+    >>> sparsify.save(sparse, "served/", kernels=True)  # doctest: +SKIP
+    >>> served = sparsify.load("served/")  # doctest: +SKIP
     """
     if not isinstance(module, SparseModule):
         raise DataError(

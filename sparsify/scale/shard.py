@@ -5,6 +5,7 @@ outputs and gradients are those of one process.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +73,40 @@ def shard(
     return ShardedModule(model, part)
 
 
+@dataclass
+class Variant:
+    """The graph over local rows for calls of one kind.
+
+    Attributes:
+        graph: takes the tensors of a call in order.
+        output: the tree of its outputs.
+        alike: places of the tensors that all processes have, by name.
+        digests: of these in the last call.
+    """
+
+    graph: fx.GraphModule
+    output: pytree.TreeSpec
+    alike: dict[str, int]
+    digests: list[int]
+
+    def require_alike(self, tensors: list[Tensor]) -> None:
+        """Compares new contents of what all processes have; all of them must bring such a call together.
+
+        Raises:
+            DataError: the contents differ.
+        """
+        found = [_digest(tensors[place_]) for place_ in self.alike.values()]
+        if found == self.digests:
+            return
+        told = processes.agree("a call", found)
+        for name, *others in zip(self.alike, *told, strict=True):
+            if len(set(others)) > 1:
+                raise DataError(
+                    f"{name} is not the same in all processes", "give all of them the same, or rows of parts"
+                )
+        self.digests = found
+
+
 class ShardedModule(nn.Module):
     """A model over the rows of one part, with the model's own parameters and modes.
 
@@ -93,7 +128,7 @@ class ShardedModule(nn.Module):
         self._plan = halo.HaloPlan.of(part)
         self._number = halo.register(self._plan)
         DRAWS[self._number] = Draws(processes.agree("a seed", torch.initial_seed())[0], part.rows)
-        self._variants: dict[Any, tuple[fx.GraphModule, pytree.TreeSpec]] = {}
+        self._variants: dict[Any, Variant] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs for this part: own rows of those with a row for each node."""
@@ -103,9 +138,10 @@ class ShardedModule(nn.Module):
         key = (self.training, call.shape, told)
         if key not in self._variants:
             self._variants[key] = self._placed(call, tensors)
-        graph, tree = self._variants[key]
+        variant = self._variants[key]
+        variant.require_alike(tensors)
         DRAWS[self._number].advance()
-        return pytree.tree_unflatten(list(graph(*tensors)), tree)
+        return pytree.tree_unflatten(list(variant.graph(*tensors)), variant.output)
 
     def count(self, mask: Tensor) -> int:
         """How many entries of a mask are true, in all processes together."""
@@ -130,8 +166,8 @@ class ShardedModule(nn.Module):
             return False
         return tensor.data_ptr() == edges.data_ptr() or torch.equal(tensor, edges)
 
-    def _placed(self, call: calls.Call, tensors: list[Tensor]) -> tuple[fx.GraphModule, pytree.TreeSpec]:
-        """The graph over local rows for calls of a kind, and the tree of its outputs."""
+    def _placed(self, call: calls.Call, tensors: list[Tensor]) -> Variant:
+        """The graph over local rows for calls of a kind."""
         names = call.shape.tensor_names()
         inputs = dict(zip(names, self._input_placements(names, tensors), strict=True))
         captured = self._captured(call, names, tensors, inputs)
@@ -140,7 +176,11 @@ class ShardedModule(nn.Module):
         root = nn.Module()
         for node in graph.find_nodes(op="get_attr"):
             _attach(root, str(node.target), captured.tensor(self.source, str(node.target)))
-        return fx.GraphModule(root, graph, type(self.source).__name__), captured.output
+        alike = {name: place_ for place_, name in enumerate(names) if not inputs[name].is_sharded}
+        digests = [_digest(tensors[place_]) for place_ in alike.values()]
+        return Variant(
+            fx.GraphModule(root, graph, type(self.source).__name__), captured.output, alike, digests
+        )
 
     def _input_placements(self, names: list[str], tensors: list[Tensor]) -> list[Placement]:
         """How the tensors of a call lie: by their sizes in all processes.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.errors import CaptureError, DataError, ProcessError, SparsifyError, UnsupportedOperatorError
+from sparsify.scale import processes
 from sparsify.scale.halo import HaloPlan, halo_exchange, halo_reduce, register
 from sparsify.scale.partition import partition
 from sparsify.scale.placement import Placement
@@ -30,6 +31,13 @@ class Step(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.function(x, edge_index[0], edge_index[1])
+
+
+class Scaled(nn.Module):
+    """A model with an argument that all processes have."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, scale: Tensor) -> Tensor:
+        return x * scale
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +118,16 @@ def test_module_is_the_model(folder: Path) -> None:
         part(data.x, torch.eye(3).to_sparse(), data.edge_weight)
     with pytest.raises(SparsifyError, match="takes no recipe yet"):
         sparsify.shard(model, "gcn", graph=folder / "parts")
+
+
+def test_new_contents_of_what_all_processes_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = sparsify.shard(Scaled(), graph=folder / "parts")
+    x, edge_index = part.data.x, part.data.edge_index
+    for scale in (2.0, 3.0):
+        torch.testing.assert_close(part(x, edge_index, torch.tensor([scale])), x * scale)
+    monkeypatch.setattr(processes, "agree", lambda what, mine: [mine, [0]])
+    with pytest.raises(DataError, match="scale is not the same in all processes"):
+        part(x, edge_index, torch.tensor([4.0]))
 
 
 def test_fixed_number_of_rows(folder: Path) -> None:

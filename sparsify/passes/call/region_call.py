@@ -143,6 +143,7 @@ class RegionCall:
             positions of what that reads.
         differentiable: the positions of arguments whose gradients were computed by a kernel before.
         is_general: whether the front end made the region, and no recogniser.
+        is_portable: whether exported graphs hold what the region computes, and not its handle.
         preferred: what computes calls like those that it was timed for, where no gradients are wanted.
     """
 
@@ -176,7 +177,7 @@ class RegionCall:
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.holds_weight]
         self.weights = {leaves[0]: (structure, leaves) for structure, leaves in packing}
-        self.is_general = False
+        self.is_general = self.is_portable = False
         self.handle = handle_of(self)
         self.kernel = plan(program, options=options) if kernel is None else kernel
         self.differentiable: set[tuple[int, ...]] = set()
@@ -290,6 +291,24 @@ class RegionCall:
                 self.noted(error, f"images of {grid.extents} are convolved densely from now on")
                 layout.refused.add(grid)
         return self.dense_result(arguments)
+
+    def portable(self, arguments: Sequence[Any]) -> Result | None:
+        """The result as an operator of a traced graph that says all of its kernel, so that other processes run it.
+
+        None for regions of models that train, and where operands are made of more than packed weights as they are.
+        """
+        if not self.is_portable or self.layout is not None or self.library is not None:
+            return None
+        for operand in self.operands:
+            structure = operand.structure
+            if structure is None:
+                continue
+            spec, weight = structure.weight, arguments[operand.leaves[0]]
+            is_packed = spec is not None and type(weight) is SparseTensor and spec.holds(weight)
+            if spec is None or not is_packed or spec.transposed or spec.has_scales:
+                return None
+        found: Result = self.kernel(*self.values(arguments))
+        return found
 
     def dense_result(self, arguments: Sequence[Any]) -> Result:
         """The result of the nodes that the region replaces; packed weights are unpacked for them."""

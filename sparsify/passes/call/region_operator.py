@@ -38,6 +38,8 @@ def call_region(handle: int, *arguments: Any) -> Result:
 def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
     """The results of the region `handle`, which has several."""
     if torch.compiler.is_compiling() and is_traced():
+        if torch.compiler.is_exporting() and (whole := find(handle).portable(arguments)) is not None:
+            return list(listed(whole))
         traced: list[torch.Tensor] = torch.ops.sparsify.region(handle, *parted(arguments), "")
         return traced
     found: Result = find(handle)(*arguments)

@@ -111,6 +111,9 @@ class NodeOrder:
         """The same for traces: what is remembered is not handed out, since they use memory again."""
         return tuple([order.clone() for order in self.orders(leaves)])
 
+    def portable(self, arguments: Sequence[Any]) -> None:
+        """Orders are not computed by kernels."""
+
     def result_shapes(self, arguments: Sequence[Any]) -> list[list[Any]]:
         """The shapes of both, of the number of nodes and leaves."""
         return [[arguments[0]], [arguments[0]]]

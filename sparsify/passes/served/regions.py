@@ -299,7 +299,7 @@ class Reader:
             layout=None if document["layout"] is None else self.layout(document["layout"]),
             kernel=self.kernels[document["kernel"]],
         )
-        call.name, call.is_general = document["name"], document["general"]
+        call.name, call.is_general, call.is_portable = document["name"], document["general"], True
         call.densely, call.notes = frozenset(document["densely"]), list(document["notes"])
         if document["preferred"] is not None:
             call.preferred = self.preferred(call, document["preferred"])

@@ -146,6 +146,17 @@ def test_other_sizes_run_by_the_kernel_of_the_nearest(served, refused_builds):
     torch.testing.assert_close(sparsify.load(folder)(many), expected)
 
 
+def test_an_exported_program_holds_all_that_it_computes(served, tmp_path):
+    sparse, folder = served
+    program = torch.export.export(sparsify.load(folder), (INPUT,))
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert "sparsify.compute.default" in called
+    assert "sparsify.region.default" not in called
+    torch.export.save(program, tmp_path / "model.pt2")
+    found = torch.export.load(tmp_path / "model.pt2").module()(INPUT)
+    torch.testing.assert_close(found, sparse(INPUT))
+
+
 def test_copies_and_pickles_load_the_folder(served):
     sparse, folder = served
     loaded = sparsify.load(folder)
