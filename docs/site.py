@@ -71,7 +71,7 @@ def measured_page(files: Sequence[Path]) -> str:
     for file in files:
         document = json.loads(file.read_text(encoding="utf-8"))
         machine = document["machine"]
-        command = " ".join(["sparsify", *document["command"].split()[1:]]).partition(" --out")[0]
+        command = document["command"].partition(" --out")[0]
         versions = f"torch {machine['torch']}, {machine['compiler']}"
         parts += [
             f"## {machine['cpu']}, {machine['vector']}, {machine['threads']} threads\n",

@@ -6,7 +6,10 @@ name, `None` where it is missing.
 
 import io
 import logging
+import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -57,9 +60,15 @@ def openvino(model: nn.Module, x: Tensor, settings: dict[str, Any]) -> Call | No
         **settings,
     }
     converted = runtime.convert_model(model, example_input=x)
-    request = runtime.Core().compile_model(converted, "CPU", wanted).create_infer_request()
     given = x.numpy()
-    return lambda: request.infer(given, share_inputs=True, share_outputs=True)[0]
+
+    def call() -> Any:
+        return request.infer(given, share_inputs=True, share_outputs=True)[0]
+
+    with on_all_cores():
+        request = runtime.Core().compile_model(converted, "CPU", wanted).create_infer_request()
+        call()
+    return call
 
 
 def onnx_runtime(model: nn.Module, x: Tensor) -> Call | None:
@@ -79,6 +88,18 @@ def onnx_runtime(model: nn.Module, x: Tensor) -> Call | None:
         log.setLevel(level)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    with on_all_cores():
+        session = runtime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
     name, given = session.get_inputs()[0].name, x.numpy()
     return lambda: session.run(None, {name: given})[0]
+
+
+@contextmanager
+def on_all_cores() -> Iterator[None]:
+    """The context in which a runtime starts its threads: they inherit its cores, which OpenMP has narrowed."""
+    pinned = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, pinned)

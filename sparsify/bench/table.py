@@ -72,7 +72,12 @@ def check_writable(*files: Path | None) -> None:
 def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes what has been measured so far: a run that is stopped leaves its finished rows."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    document = {"schema": 1, "command": " ".join(sys.argv), "machine": facts(), "rows": rows}
+    document = {
+        "schema": 1,
+        "command": " ".join(("sparsify", *sys.argv[1:])),
+        "machine": facts(),
+        "rows": rows,
+    }
     unfinished = file.with_name(f"{file.name}.part")
     unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     os.replace(unfinished, file)
