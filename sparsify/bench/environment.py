@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# The cores of the process, before OpenMP pins the thread that loads torch.
+CORES = frozenset(os.sched_getaffinity(0))
 
 
 def pin_threads(threads: int | None = None) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from sparsify.bench.environment import CORES
 from sparsify.bench.peers import Call, load
 
 # Weights with at least this share of zeros are decompressed as OpenVINO reads them.
@@ -98,7 +99,7 @@ def onnx_runtime(model: nn.Module, x: Tensor) -> Call | None:
 def on_all_cores() -> Iterator[None]:
     """The context in which a runtime starts its threads: they inherit its cores, which OpenMP has narrowed."""
     pinned = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    os.sched_setaffinity(0, CORES)
     try:
         yield
     finally:

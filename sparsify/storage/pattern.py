@@ -143,7 +143,7 @@ class Pattern:
 
     @property
     def device(self) -> torch.device:
-        """The places of the arrays."""
+        """The device of the arrays."""
         return next((a.device for a in (*self._pos, *self._crd) if a is not None), torch.device("cpu"))
 
     @property

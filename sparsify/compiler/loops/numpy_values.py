@@ -29,7 +29,7 @@ def poison(dtype: str) -> Any:
 
 @cache
 def array_dtype(dtype: str) -> np.dtype[Any]:
-    """Numpy array of values of `dtype`; a bfloat16 by its bits."""
+    """Numpy dtype of values of `dtype`; a bfloat16 by its bits."""
     return np.dtype("uint16" if dtype == "bfloat16" else dtype)
 
 

@@ -111,7 +111,7 @@ class Sizes:
         return replace(self, stored={**self.stored, **stored}) if stored else self
 
     def reach(self, name: str) -> int | None:
-        """Distance of neighbouring rows of an operand, as `Pattern.reach` says."""
+        """Distance of what neighbouring rows of an operand read, as `Pattern.reach` says."""
         pattern = self.patterns.get(name)
         return self.reaches.get(name) if pattern is None else pattern.reach()
 

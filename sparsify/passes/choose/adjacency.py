@@ -121,7 +121,7 @@ def alternatives(draft: Draft, call: RegionCall, sizes: Sizes, kernel_us: float)
 
 
 def further_us(product: Product, sizes: Sizes, machine: Machine) -> float:
-    """The factor by which torch's product, and what stands behind it, are expected to take longer than the kernel's."""
+    """Microseconds by which torch's product, and what stands behind it, are expected to exceed the kernel's."""
     program = product.step.program
     extents = known_extents(program, sizes.extents)
     stored = sizes.also(product.step.twins).stored

@@ -88,7 +88,7 @@ def attend(
 def unpadded(
     input_ids: Any, attention_mask: Any, token_type_ids: Any, position_ids: Any, inputs_embeds: Any, **_: Any
 ) -> tuple[Any, ...]:
-    """Padding of an array, and that of the model as it is."""
+    """Lengths of padding, 0, and the inputs as they are."""
     return 0, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
 
 
