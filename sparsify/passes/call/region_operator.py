@@ -38,8 +38,11 @@ def call_region(handle: int, *arguments: Any) -> Result:
 def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
     """The results of the region `handle`, which has several."""
     if torch.compiler.is_compiling() and is_traced():
-        if torch.compiler.is_exporting() and (whole := find(handle).portable(arguments)) is not None:
-            return list(listed(whole))
+        # Dynamo, which traces strict exports, cannot look a region up: the handle stays.
+        if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+            whole = find(handle).portable(arguments)
+            if whole is not None:
+                return list(listed(whole))
         traced: list[torch.Tensor] = torch.ops.sparsify.region(handle, *parted(arguments), "")
         return traced
     found: Result = find(handle)(*arguments)
