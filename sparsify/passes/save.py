@@ -29,8 +29,7 @@ from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.rules.recipe_text import recipe_text
 from sparsify.passes.served.describe import described
-from sparsify.passes.served.load import load_served
-from sparsify.passes.served.restore import dense_state
+from sparsify.passes.served.load import dense_weights, load_served
 from sparsify.passes.served.served_module import ServedModule
 
 
@@ -158,11 +157,8 @@ def load(
     if model is None:
         first = () if example_inputs is None else ({"inputs": example_inputs},)
         return without_model(place, (*first, *warmup), trainable is True or dynamic is not None or inplace)
-    manifest, tensors, recipe = saved_folder.read(place, recipes.loads)
+    manifest, tensors, recipe = saved_folder.read(place, recipes.loads, dense_weights)
     require_class(place, manifest.model, model)
-    if manifest.is_served:
-        graph = saved_folder.checked(place, manifest, saved_folder.GRAPH)
-        tensors = dense_state(json.loads(graph.read_text(encoding="utf-8")), tensors.__getitem__)
     pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
     with unchanged_on_failure(model):
         load_state(place, manifest.model, model, tensors)

@@ -13,6 +13,7 @@ layout 3 have graphs.
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -102,6 +103,17 @@ class Manifest(BaseModel):
         """Whether the folder has graphs and kernels, so that no class is needed."""
         return self.layout == SERVED
 
+    @property
+    def digest(self) -> str:
+        """Equal for folders with equal content, whichever saves wrote them."""
+        files = sorted([name.rpartition("/")[2], file.sha256] for name, file in self.files.items())
+        sums = [None if file is None else file.sha256 for file in (self.weights, self.recipe)]
+        return hashlib.sha256(json.dumps([self.model, *sums, files]).encode()).hexdigest()
+
+
+# Makes the tensors of a model of the arrays in its folder.
+Unpack = Callable[[Path, Manifest, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
+
 
 class _Layout(BaseModel):
     """The part of a manifest that every layout has."""
@@ -150,7 +162,7 @@ def write(
     try:
         place.mkdir(parents=True, exist_ok=True)
         with _locked(place):
-            _require_ours(place)
+            _require_ours(place, graphs is not None)
             _finish(place)
             for draft in place.glob(".saving-*"):
                 if DRAFT.fullmatch(draft.name):
@@ -163,19 +175,25 @@ def write(
         ) from error
 
 
-def read(place: Path, parse: Callable[[str, str], T]) -> tuple[Manifest, dict[str, torch.Tensor], T]:
+def read(
+    place: Path, parse: Callable[[str, str], T], unpack: Unpack | None = None
+) -> tuple[Manifest, dict[str, torch.Tensor], T]:
     """The manifest, the tensors and the recipe of a folder, all of one save.
 
     Args:
         place: the folder.
         parse: makes the recipe of its text and the name of its file.
+        unpack: makes the tensors of a model of the arrays in a folder with graphs; else the arrays are given.
 
     Raises:
         DataError: a file is missing, damaged, or not the one that was saved.
     """
 
     def whole(manifest: Manifest) -> tuple[Manifest, dict[str, torch.Tensor], T]:
-        return manifest, _tensors(place, manifest), _recipe(place, manifest, parse)
+        tensors = _tensors(place, manifest)
+        if manifest.is_served and unpack is not None:
+            tensors = unpack(place, manifest, tensors)
+        return manifest, tensors, _recipe(place, manifest, parse)
 
     return consistent(place, whole)
 
@@ -185,15 +203,22 @@ def consistent(place: Path, whole: Callable[[Manifest], R]) -> R:
 
     Raises:
         SparsifyError: of `whole`, where no save has replaced the files meanwhile.
+        DataError: saves replace them during each of several attempts.
     """
     for attempt in range(READS):
         before = _version(place)
         try:
-            return whole(read_manifest(place))
+            found = whole(read_manifest(place))
         except SparsifyError:
             if attempt == READS - 1 or _version(place) == before:
                 raise  # no save has replaced or moved the files meanwhile
-    raise AssertionError("the last attempt returns or raises")
+        else:
+            # Files are opened by name after their sums: those of another save may have taken their places meanwhile.
+            if _version(place) == before:
+                return found
+    raise DataError(
+        f"other processes save into {place} again and again", "wait for them, or name another folder"
+    )
 
 
 def checked(place: Path, manifest: Manifest, name: str) -> Path:
@@ -229,7 +254,27 @@ def read_manifest(place: Path) -> Manifest:
     Raises:
         DataError: there is none, or it is not one that `save` writes.
     """
-    path = _path(place, MANIFEST)
+    return _manifest(place, _path(place, MANIFEST))
+
+
+def text_of(path: Path, limit: int | None = None) -> str:
+    """The text of a file whose path `checked` gave.
+
+    Args:
+        path: of a file in UTF-8.
+        limit: the bytes that it has at most.
+
+    Raises:
+        DataError: a save has moved it meanwhile, it is larger, or it is no text.
+    """
+    try:
+        return _regular(path, limit).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _manifest(place: Path, path: Path) -> Manifest:
+    """The manifest of a folder in a file, checked."""
     try:
         text = _regular(path, MANIFEST_BYTES).read_bytes()
     except OSError as error:
@@ -353,36 +398,54 @@ def _write_graphs(draft: Path, graphs: Graphs) -> list[str]:
 
 
 def _finish(place: Path) -> None:
-    """Moves the files of a complete save to their places, and deletes graphs and kernels of the model before it."""
+    """Moves the files of a complete save to their places, and deletes graphs and kernels of the model before it.
+
+    The manifest is moved last: until then the next save knows what is left to be moved and deleted.
+    """
     complete = place / COMPLETE
     if complete.is_dir():
-        kept = [path.name for path in complete.glob(f"{KERNELS}*")]
-        for name in (*kept, *FILES):
+        kernels = [path.name for path in complete.glob(f"{KERNELS}*")]
+        for name in (*kernels, WEIGHTS, RECIPE, GRAPH):
             if (complete / name).exists():
                 os.replace(complete / name, place / name)
+        if (complete / MANIFEST).exists():
+            _delete(place, _named(place, place / MANIFEST) - _named(place, complete / MANIFEST))
+            os.replace(complete / MANIFEST, place / MANIFEST)
         _sync(place)
         complete.rmdir()
-        _delete_earlier(place)
 
 
-def _delete_earlier(place: Path) -> None:
-    """Deletes graphs and kernels that the manifest of a folder does not name."""
-    with suppress(OSError, SparsifyError):
-        named = read_manifest(place).files
-        if GRAPH not in named:
-            (place / GRAPH).unlink(missing_ok=True)
-        folders = {name.partition("/")[0] for name in named}
-        for path in place.glob(f"{KERNELS}*"):
-            if path.name not in folders and re.fullmatch(rf"{KERNELS}[0-9a-f]{{16}}", path.name):
-                shutil.rmtree(path, ignore_errors=True)
+def _named(place: Path, path: Path) -> set[str]:
+    """The files of graphs and kernels that a manifest names; none where there is no manifest."""
+    try:
+        return set(_manifest(place, path).files)
+    except SparsifyError:
+        return set()
 
 
-def _require_ours(place: Path) -> None:
+def _delete(place: Path, names: set[str]) -> None:
+    """Deletes files of a model, and their folders where nothing else lies in them."""
+    for name in names:
+        with suppress(OSError):
+            (place / name).unlink(missing_ok=True)
+    for folder in {name.partition("/")[0] for name in names if "/" in name}:
+        with suppress(OSError):
+            (place / folder).rmdir()
+
+
+def _require_ours(place: Path, has_graphs: bool) -> None:
     """Raises where files in the folder that would be replaced are not of a saved model."""
     taken = [name for name in FILES if os.path.lexists(place / name)]
+    manifests = [path for path in (place / MANIFEST, place / COMPLETE / MANIFEST) if os.path.lexists(path)]
     if MANIFEST in taken:
         read_manifest(place)
-    elif taken and not (place / COMPLETE / MANIFEST).exists():
+    if manifests and has_graphs and GRAPH in taken:
+        if not any(GRAPH in _named(place, path) for path in manifests):
+            raise DataError(
+                f"{place} holds {GRAPH}, which is not of the model that was saved there",
+                "name another folder, or move the file away",
+            )
+    elif taken and not manifests:
         raise DataError(
             f"{place} holds {taken[0]} and no saved sparse model",
             "name another folder, or move the file away",

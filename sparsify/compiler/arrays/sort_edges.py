@@ -29,6 +29,8 @@ EACH: Final = 4
 # As many keys may be read behind the last one.
 LANES: Final = 32
 OUTSIDE, ASCENDING, ORDERED, MERGED = -1, 0, 1, 2
+# Functions of the C++ text.
+SORT, TURN = "sparsify_sort_edges", "sparsify_turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def sort_edges(
     assert rows.shape == columns.shape, "an edge has a row and a column"
     if shape[0] > convert.MOST_EMPTY * len(rows):
         return _sorted_by_torch(rows, columns, shape, is_numbered)
-    function = _function("sparsify_sort_edges")
+    function = _function(SORT)
     if function is None:
         return _sorted_by_torch(rows, columns, shape, is_numbered)
     count = rows.shape[0]
@@ -134,7 +136,7 @@ def turn(
     Returns:
         `pos` and `crd`, int32 [columns + 1] and [slots], and where each entry lies in CSR, int64 [slots].
     """
-    function = _function("sparsify_turn")
+    function = _function(TURN)
     if function is None:
         return None
     stored = crd.shape[0]

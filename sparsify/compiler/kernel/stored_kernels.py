@@ -12,6 +12,8 @@ from math import log2
 from pathlib import Path
 from typing import Any, Final
 
+from sparsify.compiler.arrays import sort_edges
+from sparsify.compiler.cpp.call import trampoline
 from sparsify.compiler.cpp.toolchain import cache as toolchain
 from sparsify.compiler.cpp.toolchain import levels, target
 from sparsify.compiler.cpp.toolchain.cache import Library
@@ -28,6 +30,8 @@ from sparsify.errors import DataError
 from sparsify.options import Options, current
 
 SUFFIX: Final = ".so"
+# The functions beside kernels that calls of a model in evaluation may use.
+CALLED: Final = (trampoline.SYMBOL, sort_edges.SORT, sort_edges.TURN)
 
 
 @dataclass
@@ -82,9 +86,12 @@ class Collected:
         foreign_call.trampolines()
         found: dict[str, dict[str, list[str]]] = {}
         for (source, symbol), library in toolchain.texts().items():
+            if symbol not in CALLED:
+                continue
             for level in self.levels:
                 made = library
-                if level != levels.NATIVE:
+                # A folder that a library came from may be gone.
+                if level != levels.NATIVE or not library.path.exists():
                     plain = levels.options_for(level, replace(current(), compiler_flags=()))
                     made = toolchain.library(source, {"level": level}, plain, symbol=symbol)
                 digest = toolchain.text_digest(source, symbol)
@@ -210,11 +217,17 @@ def noted(library: Library, notes: Mapping[str, Any]) -> Library:
     return replace(library, notes=notes)
 
 
-def opened(folder: Path, document: Mapping[str, Any], level: str) -> Stored:
+def opened(paths: Mapping[str, Path], document: Mapping[str, Any], level: str) -> Stored:
     """The kernels of a level in a folder, loaded, and with them what was compiled beside kernels.
+
+    Args:
+        paths: of the shared objects that the caller trusts, by the names that the document has for them.
+        document: of a model.
+        level: of CPUs.
 
     Raises:
         CompilerError: one cannot be loaded.
+        DataError: the document names another file.
         KeyError, TypeError, ValueError: a document of another version.
     """
     found = Stored(level)
@@ -223,11 +236,24 @@ def opened(folder: Path, document: Mapping[str, Any], level: str) -> Stored:
             known = {} if isinstance(step, str) else step["levels"].get(level, {"kernels": {}})["kernels"]
             for name, _ in known.values():
                 if name not in found.libraries:
-                    found.libraries[name] = toolchain.opened(folder / str(name))
+                    found.libraries[name] = toolchain.opened(file_of(paths, name))
     for digest, (name, symbol) in document["support"].get(level, {}).items():
-        toolchain.opened(folder / str(name), symbol)
-        toolchain.supply(digest, folder / str(name))
+        toolchain.supply(digest, toolchain.opened(file_of(paths, name), symbol))
     return found
+
+
+def file_of(paths: Mapping[str, Path], name: str) -> Path:
+    """The path of a shared object.
+
+    Raises:
+        DataError: it is none of the trusted ones.
+    """
+    if name not in paths:
+        raise DataError(
+            f"the graphs of a saved model name the kernel {name}, which is no file of its manifest",
+            "save the model again",
+        )
+    return paths[name]
 
 
 def usable(saved: Sequence[str], sets: Sequence[str], wanted: Iterable[str]) -> tuple[str | None, str]:

@@ -11,6 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from keyword import iskeyword
 from typing import Any, Final, Protocol
 
 import torch
@@ -156,7 +157,7 @@ def decoded_graph(nodes: Sequence[Any], others: Others) -> fx.Graph:
         function = decoded_target(target, others) if op == "call_function" else checked(op, target)
         first = [others.handle(given[0])] if function in HANDLED else []
         args = [*first, *(decoded(arg, node_of) for arg in given[len(first) :])]
-        kwargs = {key: decoded(value, node_of) for key, value in named.items()}
+        kwargs = {named_argument(key): decoded(value, node_of) for key, value in named.items()}
         if op == "output":
             known[name] = graph.output(args[0])
             continue
@@ -175,10 +176,39 @@ def checked(op: str, target: Any) -> str:
         ValueError: a method that tensors do not have, or an unknown kind of node.
     """
     name = str(target)
+    if op == "placeholder" and not is_name(name):
+        raise ValueError(f"{name!r} is no name of an argument")
+    if op == "get_attr" and not all(map(is_part, name.split("."))):
+        raise ValueError(f"{name!r} is no path of a tensor")
     if op == "call_method" and type(getattr(torch.Tensor, name, None)) is not METHOD:
         raise ValueError(f"tensors have no method {name}")
     if op not in ("placeholder", "get_attr", "call_method", "output"):
         raise ValueError(f"{op} is no kind of node")
+    return name
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is a name in the code that is generated of a graph."""
+    return text.isidentifier() and not iskeyword(text)
+
+
+def is_part(text: str) -> bool:
+    """Whether a part of a path is a name, or stands between quotation marks in generated code as it is.
+
+    >>> is_part("0"), is_part('0"); exit("')
+    (True, False)
+    """
+    return is_name(text) or (text.isprintable() and not {'"', "\\"} & set(text))
+
+
+def named_argument(name: str) -> str:
+    """The name of an argument, as it is.
+
+    Raises:
+        ValueError: it is no name.
+    """
+    if not is_name(name):
+        raise ValueError(f"{name!r} is no name of an argument")
     return name
 
 
@@ -197,7 +227,7 @@ def decoded_target(data: Mapping[str, Any], others: Others) -> Any:
     if kind == "function":
         holder, public = HOLDERS[found[0]]
         function = getattr(holder, str(found[1]))
-        if function is not getattr(public, str(found[1])):
+        if f"aten::{found[1]}" in REFUSED or function is not getattr(public, str(found[1])):
             raise KeyError(found[1])
         return function
     if kind == "method":

@@ -5,12 +5,14 @@ version cannot use the kernels, one warning says so, and they are built here or 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from sparsify import recipe as recipes
 from sparsify.compiler.cpp.toolchain import levels
@@ -21,7 +23,7 @@ from sparsify.options import current
 from sparsify.passes import saved_folder
 from sparsify.passes.capture.draft import Asked, Pruning
 from sparsify.passes.saved_folder import GRAPH, RECIPE, WEIGHTS, Manifest
-from sparsify.passes.served.restore import restored
+from sparsify.passes.served.restore import dense_state, restored
 from sparsify.passes.served.served_module import ServedModule
 from sparsify.passes.served.weights import Mapped
 from sparsify.recipe.source import MAX_BYTES
@@ -29,6 +31,11 @@ from sparsify.warn import warn
 
 # The widest level first: kernels of this CPU are better than those of a level.
 PREFERRED: Final = (levels.NATIVE, "avx512", "avx2")
+# What data of another version, or that no version has written, raise where they are read.
+FOREIGN: Final = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError, MemoryError),
+    SyntaxError,
+)
 HERE: Final = "they are built on this machine where it has a C++ compiler, else torch's operators compute"
 
 
@@ -49,8 +56,7 @@ def _whole(place: Path, manifest: Manifest) -> ServedModule:
             "give the model, sparsify.load(folder, model), or save it with kernels=True to load it without its class",
         )
     paths = {name: saved_folder.checked(place, manifest, name) for name in (WEIGHTS, RECIPE, *manifest.files)}
-    text = paths[RECIPE].read_text(encoding="utf-8") if paths[RECIPE].stat().st_size <= MAX_BYTES else ""
-    recipe = recipes.loads(text, str(paths[RECIPE]))
+    recipe = recipes.loads(saved_folder.text_of(paths[RECIPE], MAX_BYTES), str(paths[RECIPE]))
     pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
     asked = Asked(recipe, None, False, False, False, pruning=pruning, is_calibrated=True)
     options = replace(current(), threads=recipe.compile.threads or current().threads)
@@ -58,16 +64,36 @@ def _whole(place: Path, manifest: Manifest) -> ServedModule:
         warn(
             f"{place} was saved with torch {saved}, and this is torch {now}: save it again if calls are not known"
         )
-    try:
-        document = json.loads(paths[GRAPH].read_text(encoding="utf-8"))
-        kernels = {name: path for name, path in paths.items() if name.endswith(".so")}
+    with of_this_version(manifest, paths[GRAPH]):
+        document = json.loads(saved_folder.text_of(paths[GRAPH]))
+        kernels = {name.rpartition("/")[2]: path for name, path in paths.items() if name.endswith(".so")}
         stored = stored_kernels(place, manifest, document, kernels)
-        return restored(document, Mapped(paths[WEIGHTS]), stored, asked, options, place.absolute())
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        found = restored(document, Mapped(paths[WEIGHTS]), stored, asked, options, place.absolute())
+    found.remember(manifest.digest)
+    return found
+
+
+def dense_weights(place: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of the model in a folder with kernels for its class, of the arrays of the folder.
+
+    Raises:
+        DataError: graphs are missing, were changed, or are those of another version.
+    """
+    path = saved_folder.checked(place, manifest, GRAPH)
+    with of_this_version(manifest, path):
+        return dense_state(json.loads(saved_folder.text_of(path)), tensors.__getitem__)
+
+
+@contextmanager
+def of_this_version(manifest: Manifest, path: Path) -> Iterator[None]:
+    """Has what reading a document of another version raises be an error that says so."""
+    try:
+        yield
+    except FOREIGN as error:
         if isinstance(error, SparsifyError):
             raise
         raise DataError(
-            f"{paths[GRAPH]} was written by sparsify {manifest.sparsify} with torch {manifest.torch}, and this is "
+            f"{path} was written by sparsify {manifest.sparsify} with torch {manifest.torch}, and this is "
             f"another version: {type(error).__name__}: {error}",
             "load it with that version, or apply the recipe and save the model again",
         ) from error
@@ -76,16 +102,22 @@ def _whole(place: Path, manifest: Manifest) -> ServedModule:
 def stored_kernels(
     place: Path, manifest: Manifest, document: Mapping[str, Any], paths: Mapping[str, Path]
 ) -> Stored:
-    """The kernels of a folder for the best level that this CPU runs; none, with a warning, where it runs none."""
+    """The kernels of a folder for the best level that this CPU runs; none, with a warning, where it runs none.
+
+    Args:
+        place, manifest, document: of the folder.
+        paths: of the files of kernels that the manifest names and whose sums were checked, by their last names.
+    """
     if manifest.code != code_digest():
         why = f"they were built by another version of sparsify ({manifest.sparsify})"
     else:
         level, why = usable(manifest.levels, manifest.instructions, PREFERRED)
         if level is not None:
-            folders = {path.parent for path in paths.values()}
             try:
-                return opened(folders.pop() if folders else place, document, level)
+                return opened(paths, document, level)
             except CompilerError as error:
+                if gone := [path for path in paths.values() if not path.exists()]:
+                    raise DataError(f"{gone[0]} is gone", "save the model again") from error
                 why = str(error)
         else:
             why = f"they are for other CPUs: {why}"

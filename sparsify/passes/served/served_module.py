@@ -7,6 +7,7 @@ with; other calls, training and conversions are errors that say so. Nothing is c
 import time
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,10 @@ from sparsify.passes.module.packed_weights import Weights
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.served.examples import examples
+from sparsify.storage.tensor import SparseTensor
 
+# Where the values of a tensor lie, their shape, and how often they were written to.
+Stamp = tuple[int, torch.Size, int]
 REMEDY: Final = (
     "call the sparse model that way once before sparsify.save(..., kernels=True), or load with the model, "
     "sparsify.load(folder, model)"
@@ -38,6 +42,12 @@ class Frozen(nn.Module):
         Raises:
             CaptureError: always.
         """
+        if torch.is_autocast_enabled("cpu"):
+            raise CaptureError(
+                f"{type(self).__name__} was loaded without its class, and the dtypes of results under autocast are "
+                "those of a call of its code",
+                "call it outside of torch.autocast, or load with the model, sparsify.load(folder, model)",
+            )
         raise CaptureError(
             f"{type(self).__name__} was loaded without its class, and has no code to run", REMEDY
         )
@@ -62,16 +72,19 @@ class ServedModule(SparseModule):
 
     It is frozen and in evaluation. Calls of the kinds and sizes that it was saved with run as they did; all others
     raise `CaptureError`, which names the kinds that there are. Copies and pickles of it load the folder again, so that
-    all processes share its mapped weights.
+    all processes share its mapped weights; `DataError` where the model was changed or the folder holds another one.
 
     Attributes:
         folder: where it lies.
+        digest: of what the folder held.
+        loaded: by the names of tensors their stamps when they were loaded.
         met: per graph the shapes of the calls that it met before it was saved.
     """
 
     def __init__(self, model: nn.Module, asked: Asked, weights: Weights, folder: Path) -> None:
         super().__init__(model, asked, weights)
         self.__dict__["folder"], self.__dict__["met"] = folder, []
+        self.remember("")
 
     def train(self, mode: bool = True) -> "ServedModule":
         """Raises for training: there is no code to capture for it.
@@ -97,18 +110,26 @@ class ServedModule(SparseModule):
         found = self._captures.fitting((modes(self), call.shape), shapes)
         if found is None:
             raise CaptureError(
-                f"{type(self._source).__name__} has no graph for {asked_for(call, shapes)}; {self._known()}",
+                f"{type(self._source).__name__} has no graph for {asked_for(call, shapes)}; {self._known(call)}",
                 REMEDY,
             )
         return found
 
-    def _known(self) -> str:
-        """The kinds of calls that there are."""
-        found = [
+    def _known(self, call: calls.Call) -> str:
+        """The kinds of calls that there are, for a call that is of none."""
+        kinds = [
             f"({described_kind(shape, variant.captured.extents)})"
             for (_, shape), variant in self._captures.known
         ]
-        return "graphs are for " + " and ".join(dict.fromkeys(found))
+        told = "graphs are for " + " and ".join(dict.fromkeys(kinds))
+        varying = [extents for variant in self.variants for extents in variant.captured.extents]
+        found = dict.fromkeys(extent for extents in varying for extent in extents if isinstance(extent, str))
+        if found:
+            told += f", where {', '.join(found)} are 2 or more, and 1 is of a kind of its own"
+        given, taken = call.shape.names, [shape.names for (_, shape), _ in self._captures.known]
+        if given not in taken and any(set(names) < set(given) for names in taken):
+            told += "; an argument that is given is of another kind than one left out, also where it is the default"
+        return told
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """Raises: the source model's code is not there.
@@ -166,21 +187,55 @@ class ServedModule(SparseModule):
         super()._apply(fn, recurse)
         return self
 
+    def remember(self, digest: str) -> None:
+        """Keeps what the folder held, and which tensors the model has of it, for `__reduce__`."""
+        self.__dict__["digest"], self.__dict__["loaded"] = digest, self._stamps()
+        self.__dict__["mapped"] = [*self.parameters(), *self.buffers()]  # their memory is nobody else's
+
+    def _stamps(self) -> dict[str, Stamp]:
+        """By the names of tensors what changes where others take their places or they are written to."""
+        both = chain(
+            self.named_parameters(remove_duplicate=False), self.named_buffers(remove_duplicate=False)
+        )
+        return {name: stamp(tensor) for name, tensor in both}
+
     def __reduce__(self) -> Any:
-        return reloaded, (str(self.folder),)
+        now = self._stamps()
+        if changed := {name for name in now.keys() | self.loaded if now.get(name) != self.loaded.get(name)}:
+            raise DataError(
+                f"{min(changed)} was changed after the model was loaded from {self.folder}, and a copy or pickle of "
+                "it is the path of its folder, without the change",
+                f"sparsify.load({str(self.folder)!r}), and make the change there too",
+            )
+        return reloaded, (str(self.folder), self.digest)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ServedModule":
-        found = memo[id(self)] = reloaded(str(self.folder))
+        make, given = self.__reduce__()
+        found: ServedModule = make(*given)
+        memo[id(self)] = found
         return found
 
 
-def reloaded(folder: str) -> ServedModule:
-    """The model in a folder, for copies and other processes."""
+def stamp(tensor: torch.Tensor) -> Stamp:
+    """Equal as long as a tensor is the same memory that nobody has written to; inference mode does not count writes."""
+    values = tensor._vals if isinstance(tensor, SparseTensor) else tensor
+    return values.data_ptr(), tensor.shape, 0 if values.is_inference() else values._version
+
+
+def reloaded(folder: str, digest: str) -> ServedModule:
+    """The model in a folder, for copies and other processes.
+
+    Raises:
+        DataError: another model was saved there since.
+    """
     from sparsify import load
 
     found = load(folder)
-    if not isinstance(found, ServedModule):
-        raise DataError(f"{folder} has no kernels any more", "save with kernels=True")
+    if not isinstance(found, ServedModule) or found.digest != digest:
+        raise DataError(
+            f"{folder} holds another model than when this one was loaded, and copies and pickles load the folder",
+            "save into a folder of its own, and load the model that is wanted",
+        )
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparsify.errors import DataError
@@ -101,15 +101,29 @@ class Mapped:
 
     Args:
         path: of a safetensors file, which is not written to while it is mapped.
+
+    Raises:
+        DataError: there is no such file.
     """
 
     def __init__(self, path: Path) -> None:
-        self.file = safe_open(path, "pt")
+        self.path = path
+        try:
+            self.file = safe_open(path, "pt")
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"cannot read {path}: {error}", "copy it again or save the model again") from None
         self.known: dict[str, Tensor] = {}
 
     def __call__(self, name: str) -> Tensor:
-        """The array of a name; equal names are one array."""
+        """The array of a name; equal names are one array.
+
+        Raises:
+            DataError: the file has none of this name.
+        """
         if name not in self.known:
-            found: Tensor = self.file.get_tensor(name)  # type: ignore[no-untyped-call]
+            try:
+                found: Tensor = self.file.get_tensor(name)  # type: ignore[no-untyped-call]
+            except SafetensorError as error:
+                raise DataError(f"{self.path} lacks an array: {error}", "save the model again") from None
             self.known[name] = found
         return self.known[name]

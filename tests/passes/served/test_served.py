@@ -244,7 +244,7 @@ REFUSED = {
     "autocast": (
         lambda m: in_bfloat16(m),
         CaptureError,
-        "was loaded without its class, and has no code to run",
+        "the dtypes of results under autocast are those of a call of its code",
     ),
 }
 

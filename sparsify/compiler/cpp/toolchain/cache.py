@@ -98,7 +98,7 @@ class _Memory:
     def __init__(self) -> None:
         self.libraries: dict[str, Library] = {}
         self.texts: dict[tuple[str, str], Library] = {}
-        self.supplied: dict[str, Path] = {}
+        self.supplied: dict[str, Library] = {}
         self.locks: dict[str, threading.Lock] = {}
         self.guard = threading.Lock()
 
@@ -136,22 +136,22 @@ def library(
         CacheError: no directory can hold it.
     """
     if isinstance(source, str) and not key_parts:
-        if (place := _memory.supplied.get(text_digest(source, symbol))) is not None:
-            return opened(place, symbol)
-        found = _known_or_made(source, key_parts, options, symbol)
+        found = _memory.supplied.get(text_digest(source, symbol))
+        if found is None:
+            found = _known_or_made(source, key_parts, options, symbol)
         _memory.texts[source, symbol] = found
         return found
     return _known_or_made(source, key_parts, options, symbol)
 
 
-def supply(digest: str, path: Path) -> None:
-    """Has requests for a text, by its digest, find a shared object that was compiled from it elsewhere.
+def supply(digest: str, made: Library) -> None:
+    """Has requests for a text, by its digest, find a library that was compiled from it elsewhere.
 
     Args:
         digest: as `text_digest` gives it.
-        path: of a file that the caller trusts.
+        made: loaded from a file that the caller trusts, which may be deleted later.
     """
-    _memory.supplied[digest] = path
+    _memory.supplied[digest] = made
 
 
 def text_digest(source: str, symbol: str) -> str:

@@ -19,6 +19,7 @@ NATIVE: Final = "native"
 SETS: Final = (
     *("sse", "sse2", "pni", "ssse3", "sse4_1", "sse4_2", "sse4a", "popcnt", "cx16", "lahf_lm", "movbe"),
     *("avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "adx", "aes", "vaes", "pclmulqdq", "vpclmulqdq"),
+    *("fma4", "xop", "tbm"),
     *("gfni", "sha_ni", "avx_vnni", "xsave", "xsaveopt", "xsavec", "fsgsbase", "rdrand", "rdseed", "clwb"),
     *("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512ifma", "avx512vbmi"),
     *("avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq", "avx512_vp2intersect"),
