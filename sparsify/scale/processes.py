@@ -3,7 +3,9 @@
 In: the environment of `torchrun`. Out: a group of torch.distributed over gloo, or an error in every process.
 """
 
+import atexit
 import os
+from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
 from typing import Any, Final
@@ -39,6 +41,14 @@ def join(timeout_s: float) -> None:
             )
         else:
             _meet(timeout_s)
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Ends the group while its threads can still be joined; a process that exits with it aborts."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
 
 
 def require_count(parts: int, folder: Any) -> None:

@@ -90,6 +90,23 @@ def test_cuts_of_a_mesh(count: int, shuffled: bool, tmp_path: Path, monkeypatch:
     assert again["fingerprint"] == found["fingerprint"]  # the same choices in every run
 
 
+@pytest.mark.parametrize("kind", ["star", "path", "clique"])
+def test_every_part_keeps_its_limit(kind: str, tmp_path: Path) -> None:
+    i = np.arange(120 if kind == "clique" else 3000)
+    edges = {
+        "star": np.stack([0 * i[1:], i[1:]]),
+        "path": np.stack([i[:-1], i[1:]]),
+        "clique": np.stack(np.meshgrid(i, i)).reshape(2, -1),
+    }[kind]
+    np.save(tmp_path / "graph.npy", edges)
+    rows = [
+        size["rows"] for size in partition(tmp_path / "graph.npy", 64, "stream", tmp_path / "parts")["sizes"]
+    ]
+    assert sum(rows) == len(i)
+    assert max(rows) <= max(-(-len(i) // 64), int(len(i) / 64 * 1.03))
+    assert min(rows) > 0
+
+
 def test_edges_are_sorted_into_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adjacency, "BLOCK_ENTRIES", 40)
     path = graph_file(tmp_path)

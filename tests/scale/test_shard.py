@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,3 +171,26 @@ def test_empty_and_unbalanced_parts(tmp_path: Path) -> None:
     (first, *others) = (torch.load(tmp_path / f"{rank}.pt")["dropout"] for rank in range(4))
     assert all(torch.equal(first, other) for other in others)
     assert set(first.unique().tolist()) == {0.0, 2.0} and 0.4 < float((first == 0).float().mean()) < 0.6
+
+
+@pytest.mark.slow
+def test_process_without_its_folder_ends_all(tmp_path: Path) -> None:
+    write_graph(tmp_path / "graph.pt")
+    partition(tmp_path / "graph.pt", 2, "range", tmp_path / "parts")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    code = (
+        "import sys, torch, sparsify; sparsify.shard(torch.nn.Linear(8, 8), graph=sys.argv[1], timeout_s=60)"
+    )
+    variables = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / folder)],
+            env={**variables, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, folder in enumerate(("parts", "nothing"))
+    ]  # fmt: skip
+    for process in started:
+        said = process.communicate(timeout=120)[1]
+        assert "DataError: process 1: " in said and "nothing has no readable meta.json" in said
+        assert process.returncode == 1  # no abort
