@@ -233,8 +233,7 @@ def compare(
     sparse, apply_ms = measure.once(lambda: sparse_module(source, how))
     progress.applied(apply_ms)
     in_apply_ms = conversion_ms(sparse.report)
-    sparse_call = one_pass(sparse, asked.example)
-    found, sparse_first = measure.once(sparse_call)
+    found, sparse_first = measure.once(sparse_call := one_pass(sparse, asked.example))
     in_first_ms = conversion_ms(sparse.report) - in_apply_ms
     looks.keep(sparse)  # what cannot be saved ends the run before it takes time
     accuracies = [accuracy(asked.graph, scores) for scores in (expected, found)]
