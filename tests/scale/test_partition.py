@@ -138,6 +138,27 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"rows": torch.zeros(1)}, one)
     with pytest.raises(DataError, match="of graph None"):
         parts.read(folder, 0)
+    one.write_bytes(good)
+    torch.save({**torch.load(path), "x": torch.ones(60, 3)}, path)
+    partition(path, 2, "range", tmp_path / "data")  # the same edges and parts
+    rows = folder / "part-0" / "nodes.safetensors"
+    kept = rows.read_bytes()
+    rows.write_bytes((tmp_path / "data" / "part-0" / "nodes.safetensors").read_bytes())
+    with pytest.raises(DataError, match="its SHA-256 sum is another one; do not mix"):
+        parts.read(folder, 0)
+    rows.write_bytes(kept)
+    with pytest.raises(DataError, match="has no part 2; its parts are 0 to 1"):
+        parts.read(folder, 2)
+    meta = json.loads((folder / "meta.json").read_text())
+    for name in ("parts", "sizes", "sums", "fingerprint", "node_data"):
+        (folder / "meta.json").write_text(json.dumps({k: v for k, v in meta.items() if k != name}))
+        with pytest.raises(DataError, match=rf"meta.json is damaged: {name}: .*; partition the graph again"):
+            parts.read_meta(folder)
+    for name, value in (("sizes", []), ("parts", 0), ("sums", {}), ("layout", 1)):
+        (folder / "meta.json").write_text(json.dumps({**meta, name: value}))
+        with pytest.raises(DataError, match=r"damaged: |has layout 1, this version reads 2"):
+            parts.read_meta(folder)
+    (folder / "meta.json").write_text(json.dumps(meta))
     one.unlink()
     with pytest.raises(DataError, match="missing"):
         parts.read(folder, 0)
