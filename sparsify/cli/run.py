@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        help="A folder that `--save` wrote, or a registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit, "
+        help="A folder that `--save` wrote, as ./bert where a model has its name, or a registered model: "
+        "gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit, "
         "autoencoder, dlrm, resnet50, gpt, gpt-40m, resnet20, lenet5, lenet300, minilm."
     ),
 ]
@@ -111,7 +112,7 @@ def run(
     """
     from sparsify.runner.request import resolve, split_pairs
 
-    if Path(model).is_dir():
+    if is_folder(model):
         run_folder(context, Path(model), quiet, as_json)
     request = resolve(
         model,
@@ -140,6 +141,17 @@ def run(
         )
     show(result, as_json)
     raise typer.Exit(result.exit_status)
+
+
+def is_folder(model: str) -> bool:
+    """Whether an argument is a folder and no registered model: a path, or the name of a folder with a saved model."""
+    from sparsify.models import registry
+    from sparsify.passes import saved_folder
+
+    if model in registry.MODELS or not Path(model).is_dir():
+        return False
+    is_path = Path(model).name != model
+    return is_path or saved_folder.holds_model(Path(model))
 
 
 def show_preview(request: "Request", as_json: bool, **files: Path | None) -> None:

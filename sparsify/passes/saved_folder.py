@@ -162,7 +162,7 @@ def write(
     try:
         place.mkdir(parents=True, exist_ok=True)
         with _locked(place):
-            _require_ours(place, graphs is not None)
+            require_ours(place, graphs is not None)
             _finish(place)
             for draft in place.glob(".saving-*"):
                 if DRAFT.fullmatch(draft.name):
@@ -255,6 +255,11 @@ def read_manifest(place: Path) -> Manifest:
         DataError: there is none, or it is not one that `save` writes.
     """
     return _manifest(place, _path(place, MANIFEST))
+
+
+def holds_model(place: Path) -> bool:
+    """Whether a folder has a manifest."""
+    return _path(place, MANIFEST).exists()
 
 
 def text_of(path: Path, limit: int | None = None) -> str:
@@ -433,8 +438,12 @@ def _delete(place: Path, names: set[str]) -> None:
             (place / folder).rmdir()
 
 
-def _require_ours(place: Path, has_graphs: bool) -> None:
-    """Raises where files in the folder that would be replaced are not of a saved model."""
+def require_ours(place: Path, has_graphs: bool) -> None:
+    """Raises where files in a folder that a save would replace are not of a saved model.
+
+    Raises:
+        DataError: they are of others, or the manifest is damaged.
+    """
     taken = [name for name in FILES if os.path.lexists(place / name)]
     manifests = [path for path in (place / MANIFEST, place / COMPLETE / MANIFEST) if os.path.lexists(path)]
     if MANIFEST in taken:

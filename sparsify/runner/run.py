@@ -19,6 +19,7 @@ from sparsify.models.train import Training
 from sparsify.models.trained import Trained, trained
 from sparsify.options import current, override
 from sparsify.page.contents import Details
+from sparsify.passes import saved_folder
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import shared_copy
 from sparsify.passes.module.prune_and_capture import pruned, sparse_module
@@ -117,6 +118,8 @@ def run_request(
     place = None if out is None else output_folder(out)
     page, events = (None if file is None else output_file(file) for file in (html, trace))
     kept = None if save is None else output_folder(save)
+    if kept is not None:
+        saved_folder.require_ours(kept, has_graphs=True)
     asked, training, steps = subject(request), None, None
     graph, example = asked.graph, asked.example
     if graph is not None and request.batch_size is not None:
@@ -187,10 +190,18 @@ class Looks:
     trace: Path | None = None
     save: Path | None = None
 
-    def at(self, sparse: SparseModule, example: Sequence[Tensor]) -> Details:
-        """The details, of a call where a graph holds the model; the trace and the model are written."""
+    def keep(self, sparse: SparseModule) -> None:
+        """Writes the model into its folder.
+
+        Raises:
+            DataError: it cannot be served, or the folder cannot be written.
+        """
         if self.save is not None:
             save_model(sparse, self.save, kernels=True)
+
+    def at(self, sparse: SparseModule, example: Sequence[Tensor]) -> Details:
+        """The details, of a call where a graph holds the model; the trace and the model, as it is now, are written."""
+        self.keep(sparse)
         if self.trace is not None:
             sparse.report.to_trace(self.trace, tuple(example))
         if not self.has_page:
@@ -222,9 +233,9 @@ def compare(
     sparse, apply_ms = measure.once(lambda: sparse_module(source, how))
     progress.applied(apply_ms)
     in_apply_ms = conversion_ms(sparse.report)
-    sparse_call = one_pass(sparse, asked.example)
-    found, sparse_first = measure.once(sparse_call)
+    found, sparse_first = measure.once(sparse_call := one_pass(sparse, asked.example))
     in_first_ms = conversion_ms(sparse.report) - in_apply_ms
+    looks.keep(sparse)  # what cannot be saved ends the run before it takes time
     accuracies = [accuracy(asked.graph, scores) for scores in (expected, found)]
     if how.has_masks:  # the dense model attends to everything: another result
         expected = one_pass(sparse.original, asked.example)()

@@ -8,6 +8,7 @@ Memory grows with the chunk alone for `.npy`, `.pt`, `.mtx`, `.csv`, `.txt`; `.n
 import gzip
 import io
 import pickle
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,6 +25,16 @@ Array = np.ndarray[Any, Any]
 CHUNK_EDGES: Final = 1 << 20
 CHUNK_BYTES: Final = 1 << 24
 SUFFIXES: Final = (".npy", ".npz", ".pt", ".mtx", ".csv", ".txt", ".mtx.gz", ".csv.gz", ".txt.gz")
+# The name of the values of a matrix.
+WEIGHT: Final = "edge_weight"
+# Of Matrix Market, types of values, and signs of those that a symmetric matrix leaves out.
+FIELDS: Final[dict[str, Any]] = {
+    "pattern": None,
+    "real": np.float64,
+    "double": np.float64,
+    "integer": np.int64,
+}
+SIGNS: Final = {"general": 0, "symmetric": 1, "skew-symmetric": -1}
 SEPARATORS: Final = bytes.maketrans(b",;\t\r", b"    ")
 
 
@@ -37,6 +48,7 @@ class EdgeList:
         nodes: how many nodes there are; None where the largest number in the file decides.
         node_data: tensors with one row for each node, by name.
         edge_data: tensors with one row for each edge, by name.
+        unsorted: tensors that go to one of these when the number of nodes is known, by name.
     """
 
     name: str
@@ -44,6 +56,7 @@ class EdgeList:
     nodes: int | None = None
     node_data: dict[str, torch.Tensor] = field(default_factory=dict)
     edge_data: dict[str, torch.Tensor] = field(default_factory=dict)
+    unsorted: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def chunks(self) -> Iterator[Array]:
         """The edges in the order of the file, sources above targets.
@@ -70,7 +83,7 @@ class EdgeList:
         for chunk in self.chunks():
             edges += chunk.shape[1]
             last = max(last, int(chunk.max(initial=-1)))
-        nodes = last + 1 if self.nodes is None else self.nodes
+        nodes, is_told = last + 1 if self.nodes is None else self.nodes, self.nodes is not None
         if nodes == 0:
             raise DataError(
                 f"{self.name} has no nodes", "give a file with edges, or their number with --nodes"
@@ -78,7 +91,24 @@ class EdgeList:
         if nodes > np.iinfo(np.int32).max:
             raise DataError(f"{self.name} has {nodes} nodes", "the most are 2147483647")
         self.nodes = nodes
+        self.sort(edges)
+        if self.unsorted and not is_told:
+            name, left = next(iter(self.unsorted.items()))
+            raise DataError(
+                f"{self.name}: {name} has {len(left)} rows; the edges go to {nodes} nodes, and there are {edges}",
+                "give the number of nodes with --nodes; tensors of another length are left out then",
+            )
+        for name, data in self.edge_data.items():
+            if len(data) != edges:
+                raise DataError(f"{self.name}: {name} has {len(data)} rows, and there are {edges} edges")
         return nodes, edges
+
+    def sort(self, edges: int) -> None:
+        """Finds by their lengths which tensors are of nodes, and which are of edges; by their names where both fit."""
+        for name, data in list(self.unsorted.items()):
+            is_of_edges = len(data) == edges and (len(data) != self.nodes or name.startswith("edge_"))
+            if is_of_edges or len(data) == self.nodes:
+                (self.edge_data if is_of_edges else self.node_data)[name] = self.unsorted.pop(name)
 
 
 def open_edges(path: Path, nodes: int | None = None) -> EdgeList:
@@ -149,7 +179,7 @@ def _numpy(path: Path) -> EdgeList:
 
 
 def _scipy(path: Path) -> EdgeList:
-    """Entries of a matrix that scipy saved."""
+    """Entries of a matrix that scipy saved; their values are weights of edges."""
     import scipy.sparse
 
     matrix: Any = scipy.sparse.csr_array(scipy.sparse.load_npz(path))
@@ -164,7 +194,8 @@ def _scipy(path: Path) -> EdgeList:
             sources = matrix.indices[matrix.indptr[row] : matrix.indptr[min(row + step, matrix.shape[0])]]
             yield np.stack([sources.astype(np.int64), targets.astype(np.int64)])
 
-    return EdgeList(path.name, read, matrix.shape[0])
+    weights = torch.from_numpy(matrix.data)
+    return EdgeList(path.name, read, matrix.shape[0], edge_data={WEIGHT: weights})
 
 
 def _require_square(name: str, shape: tuple[int, ...]) -> None:
@@ -196,12 +227,11 @@ def _torch(path: Path) -> EdgeList:
     }
     x = data.get("x")
     nodes = data.get("num_nodes", None if x is None else len(x))
-    edges = edge_index.shape[1]
-    node_data = {name: v for name, v in tensors.items() if nodes is not None and len(v) == nodes}
-    edge_data = {name: v for name, v in tensors.items() if name not in node_data and len(v) == edges}
-    if nodes == edges:
-        edge_data = {name: node_data.pop(name) for name in [n for n in node_data if n.startswith("edge_")]}
-    return EdgeList(path.name, _slices(lambda: edge_index, path.name), nodes, node_data, edge_data)
+    read = _slices(lambda: edge_index, path.name)
+    found = EdgeList(path.name, read, None if nodes is None else int(nodes), unsorted=tensors)
+    if nodes is not None:
+        found.sort(max(edge_index.shape) if edge_index.shape[0] != 2 else edge_index.shape[1])
+    return found
 
 
 def _load(path: Path) -> Any:
@@ -248,21 +278,25 @@ def _blocks(file: IO[bytes], first: bytes = b"") -> Iterator[bytes]:
 
 
 def _pairs(block: bytes, name: str) -> Array:
-    """The first two numbers of each line, int64 [lines, 2]; `#` and `%` begin comments.
+    """The first two numbers of each line, int64 [lines, 2]."""
+    return _columns(block, name, np.int64, (0, 1)).reshape(-1, 2)
+
+
+def _columns(block: bytes, name: str, dtype: Any, columns: tuple[int, ...]) -> Array:
+    """The numbers of each line in some columns, [lines, columns]; `#` and `%` begin comments.
 
     Raises:
-        DataError: a line has fewer numbers, or something that is no integer.
+        DataError: a line has fewer numbers, or something that is none.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of blocks without numbers
         try:
             text = io.BytesIO(block.translate(SEPARATORS))
-            found = np.loadtxt(text, np.int64, comments=["#", "%"], usecols=(0, 1), ndmin=2)
+            return np.loadtxt(text, dtype, comments=["#", "%"], usecols=columns, ndmin=2)
         except ValueError as error:
             raise DataError(
                 f"{name} has a line that is no edge: {error}", "a source and a target in each line"
             ) from None
-    return found.reshape(-1, 2)
 
 
 def _text(path: Path) -> EdgeList:
@@ -280,7 +314,7 @@ def _text(path: Path) -> EdgeList:
 
 
 def _matrix_market(path: Path) -> EdgeList:
-    """Entries of a matrix in coordinates; of a symmetric one, both directions."""
+    """Entries of a matrix in coordinates; of a symmetric one, both directions. Values are weights of edges."""
     with _open(path) as file:
         kind = file.readline().lower().split()
         if kind[:3] != [b"%%matrixmarket", b"matrix", b"coordinate"] or len(kind) < 5:
@@ -293,21 +327,50 @@ def _matrix_market(path: Path) -> EdgeList:
         height, width, entries = map(int, line.split())
         start = file.tell()
     _require_square(path.name, (height, width))
-    is_general = kind[4] == b"general"
+    field, symmetry = kind[3].decode(), kind[4].decode()
+    if field not in FIELDS or symmetry not in SIGNS:
+        raise DataError(
+            f"{path.name} has {field} values, {symmetry}", f"give {', '.join(FIELDS)}; {', '.join(SIGNS)}"
+        )
 
-    def read() -> Iterator[Array]:
+    def blocks() -> Iterator[tuple[bytes, Array]]:
         found = 0
         with _open(path) as file:
             file.seek(start)
             for block in _blocks(file):
-                numbers = _pairs(block, path.name) - 1
-                found += len(numbers)
-                edges = numbers.T[::-1]
-                if not is_general:
-                    mirrored = edges[:, edges[0] != edges[1]][::-1]
-                    edges = np.concatenate([edges, mirrored], 1)
-                yield np.ascontiguousarray(edges)
+                edges = (_pairs(block, path.name) - 1).T[::-1]
+                found += edges.shape[1]
+                yield block, edges
         if found != entries:
             raise DataError(f"{path.name} has {found} entries, and its header says {entries}")
 
-    return EdgeList(path.name, read, height)
+    def read() -> Iterator[Array]:
+        for _, edges in blocks():
+            mirrored = edges[:, edges[0] != edges[1]][::-1]
+            both = edges if symmetry == "general" else np.concatenate([edges, mirrored], 1)
+            yield np.ascontiguousarray(both)
+
+    weights = _weights(blocks(), path.name, FIELDS[field], SIGNS[symmetry])
+    return EdgeList(path.name, read, height, edge_data={} if weights is None else {WEIGHT: weights})
+
+
+def _weights(blocks: Iterator[tuple[bytes, Array]], name: str, dtype: Any, sign: int) -> torch.Tensor | None:
+    """The values of Matrix Market as a mapped temporary file; of a symmetric matrix, those of both directions.
+
+    Args:
+        blocks: lines, and their edges.
+        name: of the file.
+        dtype: of the values; None where there are none.
+        sign: of the value of the other direction, 0 without one.
+    """
+    if dtype is None:
+        return None
+    with tempfile.TemporaryFile() as file:
+        for block, edges in blocks:
+            values = _columns(block, name, dtype, (2,)).reshape(-1)
+            values.tofile(file)
+            if sign:
+                (sign * values[edges[0] != edges[1]]).tofile(file)
+        count = file.tell() // np.dtype(dtype).itemsize
+        file.flush()
+        return torch.from_numpy(np.memmap(file, dtype, "r+", shape=count) if count else np.empty(0, dtype))

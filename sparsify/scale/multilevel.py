@@ -9,6 +9,7 @@ Source: Akhremtsev, Sanders, Schulz, (Semi-)external algorithms for graph partit
 """
 
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from math import ceil
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ class Graph:
 
 
 def multilevel(adjacency: Adjacency, parts: int, seed: int = 0) -> Array:
-    """The part of each node, int32 [nodes]; parts weigh 1.03 of their share at most where nodes allow it.
+    """The part of each node, int32 [nodes]; a part has 1.03 of its share at most, or its share rounded up.
 
     Args:
         adjacency: rows on disk.
@@ -60,7 +61,7 @@ def multilevel(adjacency: Adjacency, parts: int, seed: int = 0) -> Array:
     nodes = len(adjacency.pos) - 1
     limit = _limit(nodes, parts)
     if nodes <= max(COARSEST[0] * parts, COARSEST[1]):
-        return _partition(_in_memory(adjacency), parts, limit, seed)
+        return _balanced(_partition(_in_memory(adjacency), parts, limit, seed), adjacency, limit, parts)
     cluster = _cluster_rows(adjacency, max(2, min(SHRINK * 2, limit // 8)), seed)
     coarse = _contract_rows(adjacency, cluster)
     part = _partition(coarse, parts, limit, seed)[cluster]
@@ -70,6 +71,25 @@ def multilevel(adjacency: Adjacency, parts: int, seed: int = 0) -> Array:
         moved = sum(propagate(*block, labels, seed=seed + sweep) for block in adjacency.blocks())
         if moved * 1000 <= nodes and (labels.size <= limit).all():
             break
+    return _balanced(part, adjacency, limit, parts)
+
+
+def _balanced(part: Array, adjacency: Adjacency, limit: int, parts: int) -> Array:
+    """The parts, where those above the limit give nodes to the lightest: nodes with few edges, which cost least."""
+    size = np.bincount(part, minlength=parts)
+    heavy = np.flatnonzero(size > limit)
+    if not len(heavy):
+        return part
+    degree = np.diff(adjacency.pos)
+    lightest = [(int(count), number) for number, count in enumerate(size) if count <= limit]
+    heapify(lightest)
+    for number in heavy:
+        rows = np.flatnonzero(part == number)
+        given = rows[np.argsort(degree[rows], kind="stable")][: size[number] - limit]
+        for row in np.sort(given):
+            count, target = heappop(lightest)
+            part[row] = target
+            heappush(lightest, (count + 1, target))
     return part
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -23,8 +24,9 @@ from sparsify.errors import DataError
 from sparsify.scale.edge_list import EdgeList
 
 Array = np.ndarray[Any, Any]
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 META: Final = "meta.json"
+GRAPH, NODE_DATA, EDGE_DATA = "graph.safetensors", "nodes.safetensors", "edges.safetensors"
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,59 @@ class Part:
     edge_data: Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class PartSizes:
+class PartSizes(BaseModel):
     """The sizes of one part, as `meta.json` has them: own rows, edges, halo rows, rows sent."""
 
-    rows: int
-    edges: int
-    halo: int
-    sent: int
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    rows: NonNegativeInt
+    edges: NonNegativeInt
+    halo: NonNegativeInt
+    sent: NonNegativeInt
+
+
+class Meta(BaseModel):
+    """What `meta.json` says: sizes of the graph and of each part, names of data, and the SHA-256 sum of each file.
+
+    `fingerprint` is a digest of edges and parts, which the files of parts have, too.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    layout: int
+    graph: str
+    method: str
+    parts: PositiveInt
+    nodes: PositiveInt
+    edges: NonNegativeInt
+    cut: NonNegativeInt
+    fingerprint: str
+    node_data: list[str]
+    edge_data: list[str]
+    sizes: list[PartSizes]
+    sums: dict[str, str]
+
+    @model_validator(mode="after")
+    def _has_all_parts(self) -> "Meta":
+        if len(self.sizes) != self.parts:
+            raise ValueError(f"it has the sizes of {len(self.sizes)} parts, and there are {self.parts}")
+        missing = {
+            f"part-{rank}/{name}" for rank in range(self.parts) for name in self.names
+        } - self.sums.keys()
+        if missing:
+            raise ValueError(f"the sum of {min(missing)} is missing")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The files of each part."""
+        data = ((NODE_DATA, self.node_data), (EDGE_DATA, self.edge_data))
+        return (GRAPH, *(name for name, tensors in data if tensors))
+
+    @property
+    def digest(self) -> str:
+        """A digest of the content of all files."""
+        return hashlib.sha256(json.dumps(sorted(self.sums.items())).encode()).hexdigest()[:16]
 
 
 def write(edges: EdgeList, part: Array, parts: int, folder: Path, method: str) -> dict[str, Any]:
@@ -100,7 +147,9 @@ def write(edges: EdgeList, part: Array, parts: int, folder: Path, method: str) -
         for rank in range(parts)
     ]
     sizes = [_write_plan(rank, halos, part, local, order, starts, folder, meta) for rank in range(parts)]
-    meta["sizes"] = [vars(found) for found in sizes]
+    meta["sizes"] = [found.model_dump() for found in sizes]
+    files = sorted(folder.glob("part-*/*.safetensors"))
+    meta["sums"] = {f"{path.parent.name}/{path.name}": _sum(path) for path in files}
     (folder / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     return meta
 
@@ -140,13 +189,9 @@ def _write_edges(
     columns[is_remote] = len(rows) + by_number[np.searchsorted(halo[by_number], source[is_remote])]
     np.stack([columns, local[target].astype(np.int64)]).tofile(place / "edges.bin")
     kept = torch.from_numpy(np.ascontiguousarray(rows))
-    _save(
-        {name: data[kept] for name, data in edges.node_data.items()}, place / "nodes.safetensors", rank, meta
-    )
+    _save({name: data[kept] for name, data in edges.node_data.items()}, place / NODE_DATA, rank, meta)
     kept = torch.from_numpy(np.ascontiguousarray(number))
-    _save(
-        {name: data[kept] for name, data in edges.edge_data.items()}, place / "edges.safetensors", rank, meta
-    )
+    _save({name: data[kept] for name, data in edges.edge_data.items()}, place / EDGE_DATA, rank, meta)
     return halo
 
 
@@ -167,9 +212,14 @@ def _write_plan(
         "receive_counts": np.bincount(part[halos[rank]], minlength=len(halos)).astype(np.int64),
     }
     tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-    _save(tensors, place / "graph.safetensors", rank, meta)
+    _save(tensors, place / GRAPH, rank, meta)
     (place / "edges.bin").unlink()
-    return PartSizes(len(arrays["rows"]), edge_index.shape[1], len(halos[rank]), len(arrays["send_rows"]))
+    return PartSizes(
+        rows=len(arrays["rows"]),
+        edges=edge_index.shape[1],
+        halo=len(halos[rank]),
+        sent=len(arrays["send_rows"]),
+    )
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path, rank: int, meta: Mapping[str, Any]) -> None:
@@ -179,50 +229,65 @@ def _save(tensors: dict[str, torch.Tensor], path: Path, rank: int, meta: Mapping
         save_file(contiguous, path, {"fingerprint": meta["fingerprint"], "part": str(rank)})
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def _sum(path: Path) -> str:
+    """The SHA-256 sum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_meta(folder: Path) -> Meta:
     """What `meta.json` of a folder says.
 
     Raises:
-        DataError: there is none, or it is of another layout.
+        DataError: there is none, it is damaged, or it is of another layout.
     """
+    again = f"sparsify partition GRAPH --parts N --out {folder}"
     try:
-        meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
-        layout = meta["layout"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise DataError(
-            f"{folder} has no readable {META}",
-            f"make it with sparsify partition GRAPH --parts N --out {folder}",
-        ) from None
+        found = json.loads((folder / META).read_text(encoding="utf-8"))
+        layout = found["layout"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{folder} has no readable {META}", f"make it with {again}") from None
     if layout != LAYOUT:
         raise DataError(
             f"{folder} has layout {layout}, this version reads {LAYOUT}", "partition the graph again"
         )
-    return meta
+    try:
+        return Meta.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(
+            f"{folder / META} is damaged: {f'{where}: ' if where else ''}{first['msg']}",
+            f"partition the graph again, {again}",
+        ) from None
 
 
-def read(folder: Path, rank: int, meta: Mapping[str, Any] | None = None) -> Part:
+def read(folder: Path, rank: int, meta: Meta | None = None) -> Part:
     """One part of a folder; its tensors are mapped from the files.
 
     Raises:
-        DataError: a file is missing or damaged, or belongs to another graph or part.
+        DataError: a file is missing or damaged, or belongs to another graph, partition or part.
     """
     meta = read_meta(folder) if meta is None else meta
+    if not 0 <= rank < meta.parts:
+        raise DataError(f"{folder} has no part {rank}", f"its parts are 0 to {meta.parts - 1}")
     place = folder / f"part-{rank}"
-    arrays = _load(place / "graph.safetensors", rank, meta)
-    node_data = _load(place / "nodes.safetensors", rank, meta) if meta["node_data"] else {}
-    edge_data = _load(place / "edges.safetensors", rank, meta) if meta["edge_data"] else {}
-    sizes, own = meta["sizes"][rank], len(arrays["rows"])
-    found = PartSizes(own, arrays["edge_index"].shape[1], len(arrays["halo"]), len(arrays["send_rows"]))
-    if vars(found) != sizes:
+    loaded = {name: _load(place / name, rank, meta) for name in meta.names}
+    arrays, sizes = loaded[GRAPH], meta.sizes[rank]
+    found = PartSizes(
+        rows=len(arrays["rows"]), edges=arrays["edge_index"].shape[1],
+        halo=len(arrays["halo"]), sent=len(arrays["send_rows"]),
+    )  # fmt: skip
+    if found != sizes:
         raise DataError(f"{place} has {found}, and {META} says {sizes}", "partition the graph again")
     send_counts, receive_counts = (tuple(arrays[name].tolist()) for name in ("send_counts", "receive_counts"))
     return Part(
-        rank, meta["parts"], meta["nodes"], meta["edges"], arrays["rows"], arrays["halo"], arrays["edge_index"],
-        arrays["send_rows"], send_counts, receive_counts, node_data, edge_data,
+        rank, meta.parts, meta.nodes, meta.edges, arrays["rows"], arrays["halo"], arrays["edge_index"],
+        arrays["send_rows"], send_counts, receive_counts, loaded.get(NODE_DATA, {}), loaded.get(EDGE_DATA, {}),
     )  # fmt: skip
 
 
-def _load(path: Path, rank: int, meta: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _load(path: Path, rank: int, meta: Meta) -> dict[str, torch.Tensor]:
     """The tensors of a file of a part.
 
     Raises:
@@ -238,11 +303,16 @@ def _load(path: Path, rank: int, meta: Mapping[str, Any]) -> dict[str, torch.Ten
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} is damaged: {error}", "partition the graph again") from None
-    if written.get("fingerprint") != meta["fingerprint"]:
+    if written.get("fingerprint") != meta.fingerprint:
         raise DataError(
-            f"{path} is of graph {written.get('fingerprint')}, and {META} of graph {meta['fingerprint']}",
+            f"{path} is of graph {written.get('fingerprint')}, and {META} of graph {meta.fingerprint}",
             "do not mix the folders of several graphs or partitions",
         )
     if written.get("part") != str(rank):
         raise DataError(f"{path} is of part {written.get('part')}", "name the folders as they were written")
+    if _sum(path) != meta.sums[f"part-{rank}/{path.name}"]:
+        raise DataError(
+            f"{path} is not the file that {META} knows: its SHA-256 sum is another one",
+            "do not mix the folders of several partitions, copy the folder again, or partition the graph again",
+        )
     return tensors

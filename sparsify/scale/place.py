@@ -187,8 +187,11 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _sizes(placing: Placing, node: Any) -> tuple[Any, Placement | Size | None]:
-    """Sums of sizes count items; other arithmetic of local sizes is refused."""
-    if getattr(node.target, "__name__", "") == "add":
+    """Sums of sizes that count rows here count rows; other arithmetic of local sizes is refused.
+
+    `n + 2` counts two more in each process, and two more in all of them together: no local number says both.
+    """
+    if getattr(node.target, "__name__", "") == "add" and all(placing.size(value) for value in node.args):
         return placing.copied(node), Size(ANY)
     raise _refused(placing, node, "computes with a number of local rows")
 
@@ -356,15 +359,11 @@ def _repeated(placing: Placing, node: Any) -> tuple[Any, Placement]:
     mode = placement.mode + added
     if not placement.is_sharded or times[mode] != 1:
         raise _refused(placing, node, "repeats rows")
-    numbers = placement.numbers
-    if (
-        numbers
-        and len(numbers) == 1
-        and mode == 1
-        and len(shape_of(node)) == 2
-        and isinstance(shape_of(node)[0], int)
-    ):
-        numbers = numbers * shape_of(node)[0]
+    numbers, shape = placement.numbers, shape_of(node)
+    if numbers and mode == 1 and len(shape) == 2 and isinstance(shape[0], int):
+        numbers = numbers * (shape[0] // len(numbers))
+    elif len(numbers) > 1:
+        _require_values(placing, node, placement)
     return placing.copied(node), Placement(placement.space, mode, numbers)
 
 
@@ -428,9 +427,10 @@ def _along(placing: Placing, node: Any) -> tuple[Any, Placement]:
     }
     default = -1 if name == "glu" else 0
     place = places.get(name, 1)
-    mode = node.args[place] if len(node.args) > place else node.kwargs.get("dim", default)
+    named = node.kwargs.get("dims", node.kwargs.get("dim", () if name == "roll" else default))
+    mode = node.args[place] if len(node.args) > place else named
     modes = {_mode(operand, m) for m in (mode if isinstance(mode, (list, tuple)) else [mode])}
-    if placement.mode in modes:
+    if placement.mode in modes or not modes:  # without modes entries of all rows are rolled
         raise _refused(placing, node, "takes some rows by their local numbers")
     _require_values(placing, node, placement)
     return placing.copied(node), placement

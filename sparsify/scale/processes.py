@@ -3,8 +3,9 @@
 In: the environment of `torchrun`. Out: a group of torch.distributed over gloo, or an error in every process.
 """
 
+import atexit
 import os
-from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
 from typing import Any, Final
@@ -13,41 +14,46 @@ import torch
 import torch.distributed as dist
 
 import sparsify
-from sparsify.errors import DataError, ProcessError
+from sparsify.errors import DataError, ProcessError, SparsifyError
 from sparsify.scale.failures import named
 
 EXTRA_S: Final = 1.0
 VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def join(parts: int, folder: Any, timeout_s: float) -> None:
-    """Makes this process one of a group, unless it is in one.
+def join(timeout_s: float) -> None:
+    """Makes this process one of a group, unless it is in one; a group of one without an environment of `torchrun`.
+
+    Whatever is wrong with this process alone comes later, in `require_equal_start`, so that the others learn of it.
 
     Args:
-        parts: how many there must be.
-        folder: that has so many parts, for messages.
         timeout_s: after which a process that does not answer is an error.
 
     Raises:
-        ProcessError: there is another number of them, no environment that says where they meet, or they do not meet.
+        ProcessError: this torch has no gloo, or the processes do not meet.
     """
     if not dist.is_available() or not dist.is_gloo_available():
         raise ProcessError("this torch has no gloo", "install a build of torch with distributed")
     if not dist.is_initialized():
-        missing = [name for name in VARIABLES if name not in os.environ]
-        count = 1 if missing else int(os.environ["WORLD_SIZE"])
-        _require_count(parts, count, folder)
-        if missing:
+        if any(name not in os.environ for name in VARIABLES):
             dist.init_process_group(
                 "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
             )
         else:
             _meet(timeout_s)
-    _require_count(parts, dist.get_world_size(), folder)
+        atexit.register(_leave)
 
 
-def _require_count(parts: int, count: int, folder: Any) -> None:
+def _leave() -> None:
+    """Ends the group while its threads can still be joined; a process that exits with it aborts."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def require_count(parts: int, folder: Any) -> None:
     """Raises where there is not one process for each part."""
+    count = dist.get_world_size()
     if parts != count:
         raise ProcessError(
             f"{folder} has {parts} parts, and {count} process{'es run' if count > 1 else ' runs'}",
@@ -91,21 +97,21 @@ def agree(what: str, mine: Any) -> list[Any]:
     return found
 
 
-def require_equal_start(meta: Mapping[str, Any], problem: str) -> None:
+def require_equal_start(graph: str, problem: SparsifyError | None) -> None:
     """Raises in every process where one of them cannot start, or has another graph or other versions.
 
     Args:
-        meta: of the folder of this process.
-        problem: why this process cannot start, "" where it can.
+        graph: what tells the graph and its parts from others.
+        problem: why this process cannot start, if it cannot.
     """
     facts = {
-        "graph": meta["fingerprint"], "sparsify": sparsify.__version__, "torch": str(torch.__version__),
+        "graph": graph, "sparsify": sparsify.__version__, "torch": str(torch.__version__),
     }  # fmt: skip
-    told = agree("the start", (problem, facts))
-    for rank, (text, _) in enumerate(told):
+    told = agree("the start", (str(problem or ""), isinstance(problem, ProcessError), facts))
+    for rank, (text, is_of_processes, _) in enumerate(told):
         if text:
-            raise DataError(f"process {rank}: {text}")
-    for rank, (_, other) in enumerate(told):
+            raise (ProcessError if is_of_processes else DataError)(f"process {rank}: {text}")
+    for rank, (*_, other) in enumerate(told):
         for name, value in facts.items():
             if other[name] != value:
                 raise ProcessError(

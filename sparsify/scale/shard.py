@@ -5,7 +5,6 @@ outputs and gradients are those of one process.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +15,28 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from sparsify.errors import CaptureError, DataError, SparsifyError, public
+from sparsify.errors import CaptureError, DataError, ProcessError, SparsifyError, public
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.export import Captured, capture
+from sparsify.passes.capture.shell import is_dunder, modes
 from sparsify.passes.graph.node_info import info
 from sparsify.scale import gradients, halo, parts, processes
 from sparsify.scale.dropout import DRAWS, Draws
 from sparsify.scale.parts import Part
 from sparsify.scale.place import place
 from sparsify.scale.placement import EDGES, NODES, REPLICATED, Placement
+from sparsify.scale.variant import (
+    CONTENTS,
+    FAILED,
+    NEW,
+    SAME,
+    Variant,
+    ambiguous,
+    attach,
+    digest,
+    require_equal,
+    together,
+)
 from sparsify.training.all_reduce import broadcast_parameters
 
 ROWS: Final = Placement(NODES, 0)
@@ -60,51 +72,23 @@ def shard(
     if recipe is not None:
         raise SparsifyError("shard takes no recipe yet", "leave it out: the parts run by torch's operators")
     folder = Path(graph)
-    meta = parts.read_meta(folder)
-    processes.join(meta["parts"], folder, timeout_s)
-    part, problem = None, ""
+    meta, part = None, None
+    problem: SparsifyError | None = None
     try:
-        part = parts.read(folder, torch.distributed.get_rank(), meta)
+        meta = parts.read_meta(folder)
     except SparsifyError as error:
-        problem = str(error)
-    processes.require_equal_start(meta, problem)
+        problem = error
+    processes.join(timeout_s)
+    try:
+        if meta is not None:
+            processes.require_count(meta.parts, folder)
+            part = parts.read(folder, torch.distributed.get_rank(), meta)
+    except SparsifyError as error:
+        problem = error
+    processes.require_equal_start("" if meta is None else f"{meta.fingerprint}-{meta.digest}", problem)
     assert part is not None, "a problem raises"
     broadcast_parameters(model)
     return ShardedModule(model, part)
-
-
-@dataclass
-class Variant:
-    """The graph over local rows for calls of one kind.
-
-    Attributes:
-        graph: takes the tensors of a call in order.
-        output: the tree of its outputs.
-        alike: places of the tensors that all processes have, by name.
-        digests: of these in the last call.
-    """
-
-    graph: fx.GraphModule
-    output: pytree.TreeSpec
-    alike: dict[str, int]
-    digests: list[int]
-
-    def require_alike(self, tensors: list[Tensor]) -> None:
-        """Compares new contents of what all processes have; all of them must bring such a call together.
-
-        Raises:
-            DataError: the contents differ.
-        """
-        found = [_digest(tensors[place_]) for place_ in self.alike.values()]
-        if found == self.digests:
-            return
-        told = processes.agree("a call", found)
-        for name, *others in zip(self.alike, *told, strict=True):
-            if len(set(others)) > 1:
-                raise DataError(
-                    f"{name} is not the same in all processes", "give all of them the same, or rows of parts"
-                )
-        self.digests = found
 
 
 class ShardedModule(nn.Module):
@@ -121,25 +105,49 @@ class ShardedModule(nn.Module):
         super().__init__()
         self.training = model.training
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        # Modules of the model may have these names, too; in its own code they are the model's.
         object.__setattr__(self, "source", model)
-        self.part = part
+        object.__setattr__(self, "part", part)
         tensors = {**part.edge_data, **part.node_data, "edge_index": part.edge_index, "rows": part.rows}
-        self.data = SimpleNamespace(**tensors)
+        object.__setattr__(self, "data", SimpleNamespace(**tensors))
         self._plan = halo.HaloPlan.of(part)
         self._number = halo.register(self._plan)
         DRAWS[self._number] = Draws(processes.agree("a seed", torch.initial_seed())[0], part.rows)
         self._variants: dict[Any, Variant] = {}
+        self._made = 0
+        self._known = _tensors(model)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the model has besides parameters, buffers and modules: those are this module's, too."""
+        if is_dunder(name) or "source" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.source, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs for this part: own rows of those with a row for each node."""
-        call = calls.flatten(calls.signature(self.source), args, kwargs)
-        tensors = call.tensors(_no_parts)
-        told = tuple((tensor.shape, tensor.dtype, self._is_edges(tensor)) for tensor in tensors)
-        key = (self.training, call.shape, told)
-        if key not in self._variants:
-            self._variants[key] = self._placed(call, tensors)
-        variant = self._variants[key]
-        variant.require_alike(tensors)
+        try:
+            call = calls.flatten(calls.signature(self.source), args, kwargs)
+            tensors = call.tensors(_no_parts)
+        except Exception:
+            together(FAILED, -1, self.part.parts)
+            raise
+        told = tuple((t.shape, t.dtype, self._is_edges(t), self._is_of_part(t)) for t in tensors)
+        key = (modes(self), call.shape, told)
+        variant = self._variants.get(key)
+        replaced = {name: t for name, t in _tensors(self.source).items() if t is not self._known.get(name)}
+        change, number = NEW, -1
+        if variant is not None and variant.fits(self.source):
+            is_same = not replaced and variant.contents(tensors) == variant.digests
+            change, number = SAME if is_same else CONTENTS, variant.number
+        change = together(change, number, self.part.parts)
+        if change != SAME:
+            mine = {name: digest(tensor) for name, tensor in replaced.items()}
+            require_equal(processes.agree("a call", mine), "the model's ")
+            self._known |= replaced
+        if change == NEW or variant is None:
+            variant = self._variants[key] = self._placed_together(call, tensors)
+        if change != SAME:
+            variant.require_alike(tensors)
         DRAWS[self._number].advance()
         return pytree.tree_unflatten(list(variant.graph(*tensors)), variant.output)
 
@@ -166,31 +174,76 @@ class ShardedModule(nn.Module):
             return False
         return tensor.data_ptr() == edges.data_ptr() or torch.equal(tensor, edges)
 
+    def _is_of_part(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one of `data`."""
+        return any(
+            isinstance(known, Tensor)
+            and (known.data_ptr(), known.shape, known.dtype)
+            == (tensor.data_ptr(), tensor.shape, tensor.dtype)
+            for known in vars(self.data).values()
+        )
+
+    def _placed_together(self, call: calls.Call, tensors: list[Tensor]) -> Variant:
+        """The graph over local rows for calls of a kind, or an error in all processes."""
+        made, problem = None, ""
+        try:
+            made = self._placed(call, tensors)
+        except ProcessError:
+            raise
+        except Exception as error:
+            problem = str(error) or type(error).__name__
+            processes.agree("a call", problem)
+            raise
+        for rank, text in enumerate(processes.agree("a call", problem)):
+            if text:
+                raise ProcessError(
+                    f"process {rank}: {text}", "the model and the calls must be those of the others"
+                )
+        self._made += 1
+        return made
+
     def _placed(self, call: calls.Call, tensors: list[Tensor]) -> Variant:
         """The graph over local rows for calls of a kind."""
         names = call.shape.tensor_names()
-        inputs = dict(zip(names, self._input_placements(names, tensors), strict=True))
+        constants = [leaf.detail if leaf.kind == "constant" else leaf.kind for leaf in call.shape.leaves]
+        kinds = {"modes": modes(self), "arguments": (call.shape.names, constants)}
+        told = processes.agree("a call", {name: crc32(repr(kind).encode()) for name, kind in kinds.items()})
+        require_equal(told, "the call's ")
+        placed, unsure = self._input_placements(names, tensors)
+        inputs = dict(zip(names, placed, strict=True))
         captured = self._captured(call, names, tensors, inputs)
         graph, outputs = place(captured.graph, inputs, self._number, self._plan.halo, self.part.nodes)
         self._share(graph, outputs, inputs)
         root = nn.Module()
         for node in graph.find_nodes(op="get_attr"):
-            _attach(root, str(node.target), captured.tensor(self.source, str(node.target)))
+            attach(root, str(node.target), captured.tensor(self.source, str(node.target)))
+        read = {str(node.target) for node in graph.find_nodes(op="get_attr")} - captured.constants.keys()
         alike = {name: place_ for place_, name in enumerate(names) if not inputs[name].is_sharded}
-        digests = [_digest(tensors[place_]) for place_ in alike.values()]
-        return Variant(
-            fx.GraphModule(root, graph, type(self.source).__name__), captured.output, alike, digests
-        )
+        module = fx.GraphModule(root, graph, type(self.source).__name__)
+        return Variant(module, captured.output, self._made, tuple(sorted(read)), alike, unsure)
 
-    def _input_placements(self, names: list[str], tensors: list[Tensor]) -> list[Placement]:
-        """How the tensors of a call lie: by their sizes in all processes.
+    def _input_placements(
+        self, names: list[str], tensors: list[Tensor]
+    ) -> tuple[list[Placement], dict[str, int]]:
+        """How the tensors of a call lie, by their sizes in all processes; places of those whose contents decide.
 
         Raises:
-            DataError: a tensor has neither the rows of parts nor the same contents in all processes.
+            DataError: a tensor has neither the rows of parts nor the same contents in all processes, or it has both.
         """
         own, edges = len(self.part.rows), self.part.edge_index.shape[1]
+
+        def has_rows(tensor: Tensor, count: int) -> bool:
+            return tensor.dim() > 0 and len(tensor) == count
+
         mine = [
-            (self._is_edges(t), t.dim() > 0 and len(t) == own, t.dim() > 0 and len(t) == edges, _digest(t))
+            (
+                self._is_edges(t),
+                has_rows(t, own),
+                has_rows(t, edges),
+                digest(t),
+                self._is_of_part(t),
+                tuple(t.shape),
+            )
             for t in tensors
         ]
         told = processes.agree("a call", mine)
@@ -198,8 +251,11 @@ class ShardedModule(nn.Module):
             raise DataError(
                 "processes call the model with other numbers of tensors", "call it alike in all of them"
             )
-        found = []
+        found: list[Placement] = []
+        unsure: dict[str, int] = {}
         for name, *facts in zip(names, *told):
+            is_alike = len({fact[3] for fact in facts}) == 1
+            may_be_alike = len({fact[5] for fact in facts}) == 1 and not all(fact[4] for fact in facts)
             is_index, is_nodes, is_edges = (all(fact[place] for fact in facts) for place in range(3))
             if is_index:
                 found.append(EDGE_INDEX)
@@ -208,8 +264,12 @@ class ShardedModule(nn.Module):
                     f"{name} has a row for each node and for each edge of every part", "partition otherwise"
                 )
             elif is_nodes or is_edges:
+                if may_be_alike and self.part.parts > 1:
+                    if is_alike:
+                        raise ambiguous(name)
+                    unsure[name] = len(found)
                 found.append(ROWS if is_nodes else EDGE_ROWS)
-            elif len({fact[3] for fact in facts}) == 1:
+            elif is_alike:
                 found.append(REPLICATED)
             else:
                 index = names.index(name)
@@ -218,7 +278,7 @@ class ShardedModule(nn.Module):
                     f"{edges} edges, and it is not the same in all processes",
                     "give tensors of the part: part.data.x, part.data.edge_index",
                 )
-        return found
+        return found, unsure
 
     def _captured(
         self, call: calls.Call, names: list[str], tensors: list[Tensor], inputs: dict[str, Placement]
@@ -281,6 +341,14 @@ class ShardedModule(nn.Module):
         result.args = (values,)
 
 
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by all their names."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
 def _extents(captured: Captured, inputs: dict[str, Placement], whole: dict[str, int]) -> dict[str, int]:
     """The extents of the whole graph by the names of symbols."""
     found = {}
@@ -303,27 +371,6 @@ def _no_parts(matrix: Tensor) -> tuple[Tensor, ...]:
         DataError: always.
     """
     raise DataError("shard takes no sparse adjacency yet", "give edge_index, part.data.edge_index")
-
-
-def _digest(tensor: Tensor) -> int:
-    """A number of the contents that is the same in all processes."""
-    found = crc32(f"{tensor.dtype} {list(tensor.shape)}".encode())
-    if tensor.numel():
-        found = crc32(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), found)
-    return found
-
-
-def _attach(root: nn.Module, name: str, tensor: Tensor) -> None:
-    """Makes a tensor an attribute under a qualified name."""
-    *path, last = name.split(".")
-    for step in path:
-        if not hasattr(root, step):
-            root.add_module(step, nn.Module())
-        root = getattr(root, step)
-    if isinstance(tensor, nn.Parameter):
-        root.register_parameter(last, tensor)
-    else:
-        root.register_buffer(last, tensor)
 
 
 def _primes() -> Iterator[int]:

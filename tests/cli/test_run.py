@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from sparsify import options
-from sparsify.errors import ENVIRONMENT, FINE, USAGE
+from sparsify.errors import ENVIRONMENT, FINE, USAGE, DataError
 from sparsify.models import data
 from sparsify.models.data import planetoid
 from sparsify.models.data.synthetic import synthetic
@@ -116,6 +116,35 @@ def test_what_a_folder_does_not_take(cli, tmp_path):
     assert outcome.status == USAGE
     assert f"--batch is for models that are made sparse now, and {tmp_path} is a saved one" in outcome.err
     assert "holds no saved sparse model" in cli("run", tmp_path).err
+
+
+def test_folders_with_names_of_models(cli, small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gcn", "mine"):
+        (tmp_path / name).mkdir()
+    assert cli("run", "gcn", "--dry-run").status == FINE
+    assert "gcn is a saved one" in cli("run", "./gcn", "--dry-run").err
+    assert "there is no model 'mine'" in cli("run", "mine").err
+    (tmp_path / "mine/manifest.json").write_text("{}")
+    assert "mine holds no saved sparse model: manifest.json is damaged" in cli("run", "mine").err
+
+
+def test_models_that_cannot_be_saved_end_runs_at_once(cli, tmp_path, monkeypatch):
+    def timed(*_, **__):
+        raise AssertionError("it is timed")
+
+    def refused(*_):
+        raise DataError("it has no name", "none")
+
+    arguments = ("run", "mlp", "hidden=64", "features=32", "--batch", "4", "--save", tmp_path)
+    monkeypatch.setattr(import_module("sparsify.runner.measure"), "interleave", timed)
+    (tmp_path / "graph.json").write_text("mine")
+    assert "holds graph.json and no saved sparse model" in cli(*arguments).err
+    (tmp_path / "graph.json").unlink()
+    monkeypatch.setattr(import_module("sparsify.passes.save"), "described", refused)
+    outcome = cli(*arguments)
+    assert outcome.status != FINE
+    assert "it has no name" in outcome.err
 
 
 def test_dry_run(cli, small):

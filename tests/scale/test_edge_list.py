@@ -73,6 +73,50 @@ def test_data_of_torch_geometric(tmp_path: Path) -> None:
     assert sorted(found.node_data) == ["x", "y"] and list(found.edge_data) == ["edge_attr"]
 
 
+def test_values_of_matrices_are_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_list, "CHUNK_BYTES", 9)
+    weights = np.arange(1.0, 7.0, dtype=np.float32)
+    matrix = scipy.sparse.coo_array((weights, (EDGES[1], EDGES[0])), (NODES, NODES))
+    scipy.sparse.save_npz(tmp_path / "graph.npz", matrix)
+    wanted = sorted(zip(*EDGES.tolist(), weights.tolist()))
+    entries = "".join(f"{target + 1} {source + 1} {weight}\n" for source, target, weight in wanted)
+    (tmp_path / "graph.mtx").write_text(
+        f"%%MatrixMarket matrix coordinate real general\n{NODES} {NODES} 6\n{entries}"
+    )
+    for name, dtype in (("graph.npz", torch.float32), ("graph.mtx", torch.float64)):
+        found = open_edges(tmp_path / name)
+        edges = np.concatenate(list(found.chunks()), 1)
+        assert found.edge_data["edge_weight"].dtype == dtype
+        assert sorted(zip(*edges.tolist(), found.edge_data["edge_weight"].tolist())) == wanted
+    for symmetry, sign in (("symmetric", 1), ("skew-symmetric", -1)):
+        path = tmp_path / f"{symmetry}.mtx"
+        path.write_text(f"%%MatrixMarket matrix coordinate integer {symmetry}\n3 3 2\n2 1 7\n3 2 8\n")
+        found = open_edges(path)
+        edges = np.concatenate(list(found.chunks()), 1)
+        assert found.count() == (3, 4)
+        pairs = sorted(zip(*edges.tolist(), found.edge_data["edge_weight"].tolist()))
+        assert pairs == [(0, 1, 7), (1, 0, sign * 7), (1, 2, 8), (2, 1, sign * 8)]
+    path.write_text("%%MatrixMarket matrix coordinate complex hermitian\n3 3 1\n2 1 7 1\n")
+    with pytest.raises(DataError, match="has complex values, hermitian; give pattern, real"):
+        open_edges(path)
+
+
+def test_data_finds_its_place_when_nodes_are_known(tmp_path: Path) -> None:
+    edges, path = torch.from_numpy(EDGES), tmp_path / "graph.pt"
+    torch.save({"edge_index": edges.T, "y": torch.arange(9), "edge_attr": torch.rand(6, 3)}, path)
+    with pytest.raises(
+        DataError, match=r"y has 9 rows; the edges go to 6 nodes, and there are 6; give .* --nodes"
+    ):
+        open_edges(path).count()
+    found = open_edges(path, 9)
+    assert found.count() == (9, 6)
+    assert list(found.node_data) == ["y"] and list(found.edge_data) == ["edge_attr"]
+    torch.save({"edge_index": edges, "y": torch.arange(6), "edge_attr": torch.rand(6, 3)}, path)
+    found = open_edges(path)
+    assert found.count() == (6, 6)
+    assert list(found.node_data) == ["y"] and list(found.edge_data) == ["edge_attr"]
+
+
 @pytest.mark.parametrize(
     "name, text, message",
     [

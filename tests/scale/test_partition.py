@@ -90,6 +90,23 @@ def test_cuts_of_a_mesh(count: int, shuffled: bool, tmp_path: Path, monkeypatch:
     assert again["fingerprint"] == found["fingerprint"]  # the same choices in every run
 
 
+@pytest.mark.parametrize("kind", ["star", "path", "clique"])
+def test_every_part_keeps_its_limit(kind: str, tmp_path: Path) -> None:
+    i = np.arange(120 if kind == "clique" else 3000)
+    edges = {
+        "star": np.stack([0 * i[1:], i[1:]]),
+        "path": np.stack([i[:-1], i[1:]]),
+        "clique": np.stack(np.meshgrid(i, i)).reshape(2, -1),
+    }[kind]
+    np.save(tmp_path / "graph.npy", edges)
+    rows = [
+        size["rows"] for size in partition(tmp_path / "graph.npy", 64, "stream", tmp_path / "parts")["sizes"]
+    ]
+    assert sum(rows) == len(i)
+    assert max(rows) <= max(-(-len(i) // 64), int(len(i) / 64 * 1.03))
+    assert min(rows) > 0
+
+
 def test_edges_are_sorted_into_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adjacency, "BLOCK_ENTRIES", 40)
     path = graph_file(tmp_path)
@@ -138,6 +155,27 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"rows": torch.zeros(1)}, one)
     with pytest.raises(DataError, match="of graph None"):
         parts.read(folder, 0)
+    one.write_bytes(good)
+    torch.save({**torch.load(path), "x": torch.ones(60, 3)}, path)
+    partition(path, 2, "range", tmp_path / "data")  # the same edges and parts
+    rows = folder / "part-0" / "nodes.safetensors"
+    kept = rows.read_bytes()
+    rows.write_bytes((tmp_path / "data" / "part-0" / "nodes.safetensors").read_bytes())
+    with pytest.raises(DataError, match="its SHA-256 sum is another one; do not mix"):
+        parts.read(folder, 0)
+    rows.write_bytes(kept)
+    with pytest.raises(DataError, match="has no part 2; its parts are 0 to 1"):
+        parts.read(folder, 2)
+    meta = json.loads((folder / "meta.json").read_text())
+    for name in ("parts", "sizes", "sums", "fingerprint", "node_data"):
+        (folder / "meta.json").write_text(json.dumps({k: v for k, v in meta.items() if k != name}))
+        with pytest.raises(DataError, match=rf"meta.json is damaged: {name}: .*; partition the graph again"):
+            parts.read_meta(folder)
+    for name, value in (("sizes", []), ("parts", 0), ("sums", {}), ("layout", 1)):
+        (folder / "meta.json").write_text(json.dumps({**meta, name: value}))
+        with pytest.raises(DataError, match=r"damaged: |has layout 1, this version reads 2"):
+            parts.read_meta(folder)
+    (folder / "meta.json").write_text(json.dumps(meta))
     one.unlink()
     with pytest.raises(DataError, match="missing"):
         parts.read(folder, 0)

@@ -77,6 +77,9 @@ def sharded(function: Callable[[Tensor, Tensor, Tensor], Tensor], folder: Path) 
         (lambda x, s, t: torch.full((3,), float(1)) * s.shape[0], "computes with a number of local rows"),
         (lambda x, s, t: x.new_zeros(x.shape[0], 8).index_reduce(0, s, x[t], "amax"), "reduces at sources"),
         (lambda x, s, t: torch.cat([x[s], x])[: s.shape[0]], "takes some|with a number of local"),
+        (lambda x, s, t: torch.ones(x.shape[0] + 1).sum() * x, "computes with a number of local rows"),
+        (lambda x, s, t: x * torch.ones(1).expand(x.shape[0] + 3).sum(), "computes with a number of local rows"),
+        (lambda x, s, t: x.T.roll(1), "takes some rows by their local numbers"),
         (lambda x, s, t: torch.cat([x[s], x]) + torch.cat([x, x[s]]), "lie in different ways"),
         (lambda x, s, t: nn.functional.batch_norm(x, None, None, training=True), "batch_norm|statistics"),
     ],
@@ -97,6 +100,8 @@ def test_refusals(function: Callable[[Tensor, Tensor, Tensor], Tensor], message:
         lambda x, s, t: x.split(4, 1)[1].mean(),
         lambda x, s, t: x[(x > 0).any(1)].sum(0),
         lambda x, s, t: x.view(-1, 2, 4).transpose(0, 1)[:, s].logsumexp(2),
+        lambda x, s, t: x.roll(1, 1) + torch.ones(x.shape[0] + s.shape[0]).sum() * 0,
+        lambda x, s, t: x[torch.stack([s, t]).repeat(2, 1)[3]] - x[torch.stack([s, t]).repeat(2, 1)[2]],
         lambda x, s, t: nn.functional.embedding((x[:, 0] > 0).long(), torch.ones(2, 3)),
     ],
 )
@@ -120,12 +125,47 @@ def test_module_is_the_model(folder: Path) -> None:
         sparsify.shard(model, "gcn", graph=folder / "parts")
 
 
+class Named(nn.Module):
+    """A model with a module named as an attribute of `ShardedModule`, a buffer and a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data, self.part = nn.Linear(8, 4).double(), nn.Dropout(0.5)
+        self.register_buffer("shift", torch.ones(1, dtype=torch.float64))
+        self.heads = 3
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.part(self.data(x)) + self.shift
+
+
+def test_model_that_changes(folder: Path) -> None:
+    model = Named()
+    part = sparsify.shard(model, graph=folder / "parts")
+    given = part.data.x, part.data.edge_index
+    assert part.heads == 3 and len(part.part.rows) == len(given[0])
+    with pytest.raises(AttributeError, match="nothing"):
+        part.nothing  # noqa: B018
+    assert not torch.equal(part(*given), part(*given))
+    model.part.eval()  # one module's mode alone
+    torch.testing.assert_close(part(*given), model(*given))
+    model.data.weight = nn.Parameter(torch.ones(4, 8, dtype=torch.float64))
+    torch.testing.assert_close(part(*given), model(*given))
+    part(*given).sum().backward()
+    assert model.data.weight.grad is not None
+    model.shift = torch.full((1,), 5.0, dtype=torch.float64)
+    torch.testing.assert_close(part(*given), model(*given))
+    model.shift = torch.full((4,), 6.0, dtype=torch.float64)  # another shape: captured again
+    torch.testing.assert_close(part(*given), model(*given))
+    model.load_state_dict({name: tensor * 2 for name, tensor in model.state_dict().items()}, assign=True)
+    torch.testing.assert_close(part(*given), model(*given))
+
+
 def test_new_contents_of_what_all_processes_have(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = sparsify.shard(Scaled(), graph=folder / "parts")
     x, edge_index = part.data.x, part.data.edge_index
     for scale in (2.0, 3.0):
         torch.testing.assert_close(part(x, edge_index, torch.tensor([scale])), x * scale)
-    monkeypatch.setattr(processes, "agree", lambda what, mine: [mine, [0]])
+    monkeypatch.setattr(processes, "agree", lambda what, mine: [mine, {**mine, "scale": 0}])
     with pytest.raises(DataError, match="scale is not the same in all processes"):
         part(x, edge_index, torch.tensor([4.0]))
 

@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor, nn
 
 import sparsify
 from sparsify.errors import DataError, ProcessError
@@ -39,6 +43,7 @@ def run(rank: int, count: int, folder: Path, names: tuple[str, ...], has_errors:
     )
     if has_errors:
         refuse(rank, folder)
+        compare_calls(rank, folder)
     found = {}
     for name, dtype in pairs_of(names):
         part = sparsify.shard(model(name, dtype), graph=folder / "parts")
@@ -47,7 +52,8 @@ def run(rank: int, count: int, folder: Path, names: tuple[str, ...], has_errors:
         out, gradients, parameters = train(part, given, loss)
         found[name, dtype] = (out if name == "pooled" else part.whole(out), gradients, parameters)
     dropped = sparsify.shard(torch.nn.Sequential(torch.nn.Dropout(0.5)), graph=folder / "parts")
-    found["dropout"] = dropped.whole(dropped(torch.ones(len(dropped.data.rows), 7)))
+    dropped.data.ones = torch.ones(len(dropped.data.rows), 7)
+    found["dropout"] = dropped.whole(dropped(dropped.data.ones))
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     if has_errors and rank == 1:
@@ -68,9 +74,55 @@ def refuse(rank: int, folder: Path) -> None:
         sparsify.shard(net, graph=folder / ("other" if rank else "parts"))
     with pytest.raises(ProcessError, match="has 3 parts, and 2 processes run; torchrun --nproc-per-node 3"):
         sparsify.shard(net, graph=folder / "three")
+    with pytest.raises(DataError, match=r"process 1: .*nothing has no readable meta.json"):
+        sparsify.shard(net, graph=folder / ("nothing" if rank else "parts"))
+    with pytest.raises(ProcessError, match=r"process 0 has graph|process 1 has graph"):
+        sparsify.shard(net, graph=folder / ("same edges" if rank else "other"))
     part = sparsify.shard(net, graph=folder / "parts")
     with pytest.raises(DataError, match=r"x is .* in process ., which has .* rows"):
         part(part.data.x[:7], part.data.edge_index, part.data.edge_weight)
+
+
+class Scaled(nn.Module):
+    """A model with dropout, whose second argument all processes have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(8, 8).double(), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, scale: Tensor, power: float = 1.0) -> Tensor:
+        return self.dropout(self.linear(x)) * scale.sum(0) ** power
+
+
+def compare_calls(rank: int, folder: Path) -> None:
+    """What is new in one process alone is compared in all of them, and none waits for the others."""
+    net = Scaled()
+    part = sparsify.shard(net, graph=folder / "other")
+    x, scale = part.data.x, torch.full((5,), 2.0, dtype=torch.float64)
+    torch.testing.assert_close(part(x, scale), net(x, scale))
+    with pytest.raises(DataError, match="scale is not the same in all processes"):
+        part(x, scale * (rank + 1))
+    with pytest.raises(DataError, match="the call's modes is not the same in all processes"):
+        part.train(rank == 0)(x, scale)
+    part.eval()
+    with pytest.raises(DataError, match="the call's arguments is not the same"):
+        part(x, scale, power=1.0 + rank)
+    wanted = (DataError, "no sparse") if rank else (ProcessError, "could not begin")
+    with pytest.raises(wanted[0], match=wanted[1]):
+        part(x, scale.to_sparse() if rank else scale)
+    net.linear.bias = nn.Parameter(torch.full((8,), 3.0 + rank, dtype=torch.float64))
+    with pytest.raises(DataError, match=r"the model's linear.bias is not the same in all processes"):
+        part(x, scale)
+    net.linear.bias = nn.Parameter(torch.ones(8, dtype=torch.float64))
+    torch.testing.assert_close(part(x, scale), net(x, scale))
+    rows = torch.ones(len(x), 8, dtype=torch.float64)  # ranges: as many in both processes
+    with pytest.raises(DataError, match="scale has a row for each row of every part, and is the same"):
+        part(x, rows)
+    assert part(x, rows + rank).isfinite().all()
+    with pytest.raises(DataError, match="scale has a row for each row of every part, and is the same"):
+        part(x, rows)
+    part.data.rows_of_parts = rows
+    torch.testing.assert_close(part(x, rows), net.linear(x) * 2 * len(x))
 
 
 def compare(folder: Path, data: dict[str, torch.Tensor], count: int, names: tuple[str, ...]) -> None:
@@ -96,6 +148,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     partition(tmp_path / "graph.pt", 2, "stream", tmp_path / "parts")
     partition(tmp_path / "graph.pt", 2, "range", tmp_path / "other")
     partition(tmp_path / "graph.pt", 3, "range", tmp_path / "three")
+    torch.save({**data, "x": data["x"] + 1}, tmp_path / "graph.pt")
+    partition(tmp_path / "graph.pt", 2, "range", tmp_path / "same edges")
     shutil.copytree(tmp_path / "parts", tmp_path / "missing")
     (tmp_path / "missing" / "part-1" / "graph.safetensors").unlink()
     mp.spawn(run, (2, tmp_path, NAMES, True), nprocs=2)
@@ -117,3 +171,26 @@ def test_empty_and_unbalanced_parts(tmp_path: Path) -> None:
     (first, *others) = (torch.load(tmp_path / f"{rank}.pt")["dropout"] for rank in range(4))
     assert all(torch.equal(first, other) for other in others)
     assert set(first.unique().tolist()) == {0.0, 2.0} and 0.4 < float((first == 0).float().mean()) < 0.6
+
+
+@pytest.mark.slow
+def test_process_without_its_folder_ends_all(tmp_path: Path) -> None:
+    write_graph(tmp_path / "graph.pt")
+    partition(tmp_path / "graph.pt", 2, "range", tmp_path / "parts")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    code = (
+        "import sys, torch, sparsify; sparsify.shard(torch.nn.Linear(8, 8), graph=sys.argv[1], timeout_s=60)"
+    )
+    variables = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / folder)],
+            env={**variables, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, folder in enumerate(("parts", "nothing"))
+    ]  # fmt: skip
+    for process in started:
+        said = process.communicate(timeout=120)[1]
+        assert "DataError: process 1: " in said and "nothing has no readable meta.json" in said
+        assert process.returncode == 1  # no abort
