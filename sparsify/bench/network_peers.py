@@ -97,7 +97,7 @@ def onnx_runtime(model: nn.Module, x: Tensor) -> Call | None:
 
 @contextmanager
 def on_all_cores() -> Iterator[None]:
-    """The context in which a runtime starts its threads: they inherit its cores, which OpenMP has narrowed."""
+    """All cores for the calling thread, which OpenMP has pinned: threads that a runtime starts inherit them."""
     pinned = os.sched_getaffinity(0)
     os.sched_setaffinity(0, CORES)
     try:

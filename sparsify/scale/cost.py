@@ -14,7 +14,7 @@ ENTRY_BYTES = 4
 
 @dataclass(frozen=True)
 class Machine:
-    """What the model assumes of processes and network.
+    """Assumed rates of processes and network.
 
     Attributes:
         columns: of the rows that are exchanged, float32.
@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the parts of a graph allow.
+    """Predicted cut, halo, bytes and times of the parts of a graph.
 
     Attributes:
         cut: the share of edges between parts.
@@ -63,7 +63,7 @@ class Prediction:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as one process."""
+        """The speed-up over one process."""
         return self.one_process_s / (self.layer_s + self.exchange_s)
 
 

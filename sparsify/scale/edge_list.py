@@ -235,7 +235,7 @@ def _torch(path: Path) -> EdgeList:
 
 
 def _load(path: Path) -> Any:
-    """What `torch.save` wrote, without running code of the file: tensors, mappings and graphs of torch_geometric."""
+    """Contents of a file of `torch.save`; no code of the file runs: tensors, mappings, graphs of torch_geometric."""
     allowed: list[Any] = []
     with suppress(ImportError):
         from torch_geometric.data import data, storage

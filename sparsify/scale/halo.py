@@ -18,7 +18,7 @@ from sparsify.scale.parts import Part
 
 @dataclass(frozen=True)
 class HaloPlan:
-    """Which rows travel, made once for each part.
+    """The plan of an exchange: rows that travel, made once for each part.
 
     Attributes:
         own, halo: rows of this process, and of others that it reads.
@@ -41,7 +41,7 @@ class HaloPlan:
         return HaloPlan(len(part.rows), len(part.halo), rows, part.send_counts, part.receive_counts, group)
 
     def sent_bytes(self, row_bytes: int) -> int:
-        """What this process sends in one exchange of rows of so many bytes."""
+        """Bytes that this process sends in one exchange of rows of so many bytes."""
         return len(self.send_rows) * row_bytes
 
 

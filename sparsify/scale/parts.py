@@ -71,7 +71,7 @@ class PartSizes(BaseModel):
 
 
 class Meta(BaseModel):
-    """What `meta.json` says: sizes of the graph and of each part, names of data, and the SHA-256 sum of each file.
+    """Contents of `meta.json`: sizes of the graph and of each part, names of data, and the SHA-256 sum of each file.
 
     `fingerprint` is a digest of edges and parts, which the files of parts have, too.
     """
@@ -236,7 +236,7 @@ def _sum(path: Path) -> str:
 
 
 def read_meta(folder: Path) -> Meta:
-    """What `meta.json` of a folder says.
+    """Contents of the `meta.json` of a folder.
 
     Raises:
         DataError: there is none, it is damaged, or it is of another layout.

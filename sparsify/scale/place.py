@@ -45,12 +45,12 @@ class Placing:
     exchanged: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def of(self, value: Any) -> Placement:
-        """How a tensor lies; what is no sharded tensor is the same everywhere."""
+        """The placement of a tensor; a tensor that is not sharded is replicated."""
         found = self.placements.get(value) if isinstance(value, fx.Node) else None
         return found if isinstance(found, Placement) else REPLICATED
 
     def size(self, value: Any) -> Size | None:
-        """What a size counts, None of plain numbers."""
+        """The rows that a size counts, None for plain numbers."""
         found = self.placements.get(value) if isinstance(value, fx.Node) else None
         return found if isinstance(found, Size) else None
 
@@ -288,7 +288,7 @@ def _numbered(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 
 def reshaped(before: tuple[Any, ...], after: tuple[Any, ...], mode: int) -> int | None:
-    """Where a mode is after a reshape that keeps it: as large, behind as many entries; None where it is gone.
+    """The position of a mode after a reshape that keeps the mode: as large, behind as many entries; else None.
 
     >>> reshaped((10, 32), (10, 4, 8), 0)
     0
@@ -324,7 +324,7 @@ def _reshape(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 
 def _by_sizes(placing: Placing, node: Any) -> Placement:
-    """How a tensor that is the same everywhere lies after a view to sizes of which one counts rows."""
+    """The placement of a replicated tensor after a view to sizes of which one counts rows."""
     if any(placing.size(n) for n in node.all_input_nodes):
         raise _refused(placing, node, "gives a tensor of each process a number of local rows")
     return REPLICATED

@@ -1,4 +1,4 @@
-"""How the tensors of a graph lie on processes: `Placement`.
+"""Placements of the tensors of a graph on processes: `Placement`.
 
 In: a tensor of a captured model. Out: `Placement("nodes", 0)`, each process has its own rows along mode 0;
 `REPLICATED`, each has all of it.

@@ -90,7 +90,7 @@ def _meet(timeout_s: float) -> None:
 
 
 def agree(what: str, mine: Any) -> list[Any]:
-    """What each process has, in the order of ranks: an all-gather of small objects."""
+    """The objects of all processes, in the order of ranks: an all-gather of small objects."""
     found: list[Any] = [None] * dist.get_world_size()
     with named(what):
         dist.all_gather_object(found, mine)

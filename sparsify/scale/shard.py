@@ -118,7 +118,7 @@ class ShardedModule(nn.Module):
         self._known = _tensors(model)
 
     def __getattr__(self, name: str) -> Any:
-        """What the model has besides parameters, buffers and modules: those are this module's, too."""
+        """Attributes of the model besides parameters, buffers and modules, which are this module's, too."""
         if is_dunder(name) or "source" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.source, name)
@@ -152,7 +152,7 @@ class ShardedModule(nn.Module):
         return pytree.tree_unflatten(list(variant.graph(*tensors)), variant.output)
 
     def count(self, mask: Tensor) -> int:
-        """How many entries of a mask are true, in all processes together."""
+        """The number of true entries of a mask, in all processes together."""
         return int(self.total(mask.sum()))
 
     def total(self, value: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class ShardedModule(nn.Module):
     def _input_placements(
         self, names: list[str], tensors: list[Tensor]
     ) -> tuple[list[Placement], dict[str, int]]:
-        """How the tensors of a call lie, by their sizes in all processes; places of those whose contents decide.
+        """Placements of the tensors of a call, by sizes in all processes; positions of tensors whose contents decide.
 
         Raises:
             DataError: a tensor has neither the rows of parts nor the same contents in all processes, or it has both.

@@ -69,13 +69,13 @@ METHOD: Final = type(torch.Tensor.add_)
 
 
 class Others(Protocol):
-    """What graphs call besides functions: regions and whatever stands for several nodes."""
+    """Targets of nodes besides functions: regions, and objects in the place of several nodes."""
 
     def handle(self, value: Any) -> Any:
         """The handle of a call as data, or the handle of data."""
 
     def target(self, value: Any) -> Any:
-        """What a node calls as data, None for what is not known; or what data says."""
+        """Conversion of a target to data, None for unknown targets, or from data."""
 
 
 def encoded_graph(graph: fx.Graph, others: Others) -> list[Any]:
@@ -113,7 +113,7 @@ def encoded_graph(graph: fx.Graph, others: Others) -> list[Any]:
 
 
 def encoded_target(target: Any, others: Others) -> Any:
-    """What a node calls as data.
+    """The target of a node as data.
 
     Raises:
         DataError: a function that is not known here.
@@ -213,7 +213,7 @@ def named_argument(name: str) -> str:
 
 
 def decoded_target(data: Mapping[str, Any], others: Others) -> Any:
-    """What data says that a node calls."""
+    """The target of a node, from data."""
     ((kind, found),) = data.items()
     if kind == "operator":
         return operator_of(str(found))

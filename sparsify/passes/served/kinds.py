@@ -122,7 +122,7 @@ def _imported(module: str, name: str) -> None:
 
 
 def encoded_captured(captured: Captured) -> dict[str, Any]:
-    """What a capture says besides its graph."""
+    """Facts of a capture besides its graph."""
     holds = captured.holds
     return {
         "shape": encoded_shape(captured.shape),

@@ -79,7 +79,7 @@ class Writer:
         return self.call(find(value))
 
     def target(self, value: Any) -> Any:
-        """What a node calls as data where it is an object of this package, else None."""
+        """The target of a node as data where the target is an object of this package, else None."""
         owner = value.__self__ if isinstance(value, MethodType) else None
         if isinstance(owner, RegionCall):
             return {"region": self.call(owner)}
@@ -147,7 +147,7 @@ class Writer:
         }
 
     def preferred(self, found: Preferred) -> Any:
-        """What computes a region in place of its kernel, and for which calls."""
+        """The alternative to a region's kernel, and the calls that it is for."""
         if found.alternative.name not in (CSR, OPERATORS):
             raise DataError(
                 f"{found.alternative.name} computes a region, which no file holds", "another recipe"
@@ -236,7 +236,7 @@ class Reader:
         return self.calls[value].handle
 
     def target(self, value: Any) -> Any:
-        """What a node calls."""
+        """The target of a node."""
         ((kind, found),) = value.items()
         if kind == "region":
             return self.calls[found].__call__
@@ -306,7 +306,7 @@ class Reader:
         return call
 
     def preferred(self, call: RegionCall, document: Mapping[str, Any]) -> Preferred | None:
-        """What computes a region in place of its kernel."""
+        """The alternative to a region's kernel."""
         run: Any = RegionCall.dense_result
         if document["name"] == CSR:
             if not (products := products_of(call.kernel)):
