@@ -72,19 +72,23 @@ def measured_page(files: Sequence[Path]) -> str:
         document = json.loads(file.read_text(encoding="utf-8"))
         machine = document["machine"]
         command = document["command"].partition(" --out")[0]
+        words = command.partition(" bench ")[2].split(" --")[0].split()
+        suites = ", ".join(words).capitalize() or "All suites"
         versions = f"torch {machine['torch']}, {machine['compiler']}"
         parts += [
-            f"## {machine['cpu']}, {machine['vector']}, {machine['threads']} threads\n",
+            f"## {suites}: {machine['cpu']}, {machine['vector']}, {machine['threads']} threads\n",
             f"`{command}`, {versions}\n",
         ]
         if file.with_suffix(".svg").exists():
             parts.append(f"![Ratios of the rows below](measurements/{file.stem}.svg)\n")
-        parts.append(measured_table(document["rows"]))
+        parts += [part(document["rows"]) for part in (measured_table, limits_table)]
     return "\n".join(parts)
 
 
 def measured_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The ratios of measured rows as a Markdown table; rows with limits alone are left out."""
+    """The ratios of measured rows as a Markdown table; nothing where no row has any."""
+    if all(row["kind"] != "ratios" for row in rows):
+        return ""
     lines = [
         "| row | work | ours, ms | against | its ms | times as fast | interval |",
         "|---|---|---|---|---|---|---|",
@@ -97,6 +101,18 @@ def measured_table(rows: Sequence[dict[str, Any]]) -> str:
             ratio = f"{target['reached']:.2f} | {target['low']:.2f}-{target['high']:.2f}"
             what = f"{row['name']} | {row['work']}"
             lines.append(f"| {what} | {ours:.4g}{fresh} | {target['baseline']} | {theirs:.4g} | {ratio} |")
+    return "\n".join(lines) + "\n"
+
+
+def limits_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The limits of measured rows, as memory has them, as a Markdown table; nothing where no row has any."""
+    parts = [(row, target) for row in rows if row["kind"] == "limits" for target in row["targets"]]
+    if not parts:
+        return ""
+    lines = ["| row | work | compared with | at most, % | reached, % |", "|---|---|---|---|---|"]
+    for row, target in parts:
+        what = f"{row['name']} | {row['work']} | {target['label']}"
+        lines.append(f"| {what} | {target['asked']:.0f} | {target['reached']:.0f} |")
     return "\n".join(lines) + "\n"
 
 

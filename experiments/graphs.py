@@ -1,6 +1,6 @@
-"""Graphs and meshes to measure on: real ones from a data root, else generated ones of the same size.
+"""Graphs and meshes for benchmarks: real graphs from a data root, else generated graphs of equal size.
 
-In: `matrix("pubmed", root)`. Out: the normalised adjacency as torch CSR, and a word on where it comes from.
+In: `matrix("pubmed", root)`. Out: the normalised adjacency as torch CSR, and its source in words.
 """
 
 import warnings
@@ -25,7 +25,7 @@ SIZES = {
     "arxiv": (169_343, 2_315_598, 128, 40),
 }
 NAMES = {"arxiv": "ogbn-arxiv"}
-# A mesh of bricks: three unknowns a node, which share their pattern, and neighbours nearby.
+# A mesh of bricks: three unknowns a node with a shared pattern, and neighbours nearby.
 MESH_NODES = 33_334
 MESH_NEIGHBOURS = 17
 MESH_REACH = 40
@@ -34,7 +34,7 @@ UNKNOWNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A sparse matrix [n, n] as torch CSR with int32 coordinates, and where it comes from."""
+    """A sparse matrix [n, n] as torch CSR with int32 coordinates, and its source in words."""
 
     name: str
     source: str
@@ -47,7 +47,7 @@ class Matrix:
 
     @property
     def nnz(self) -> int:
-        """Stored entries."""
+        """Number of stored entries."""
         return self.csr.values().shape[0]
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Matrix:
 
 @cache
 def graph(name: str, root: Path | None, scale: float = 1.0) -> tuple[Graph, str]:
-    """The graph called `name` and its source; generated at `scale` of the size where the real one is not there."""
+    """Graph `name` and its source; generated at `scale` of the size if the real graph is missing."""
     nodes, edges, features, classes = SIZES[name]
     if root is not None and scale == 1.0:
         try:
@@ -114,13 +114,13 @@ def widened(narrow: torch.Tensor) -> torch.Tensor:
 
 
 def csr(pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A torch CSR matrix over these arrays."""
+    """Torch CSR matrix over arrays `pos`, `crd` and `values`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR layout a beta
         return torch.sparse_csr_tensor(pos, crd, values, size=shape)
 
 
 def scipy_of(matrix: torch.Tensor) -> "scipy.sparse.csr_array":
-    """The same matrix for scipy."""
+    """CSR matrix of scipy over the arrays of a torch CSR matrix."""
     arrays = (matrix.values().numpy(), matrix.col_indices().numpy(), matrix.crow_indices().numpy())
     return scipy.sparse.csr_array(arrays, shape=(matrix.shape[0], matrix.shape[1]))

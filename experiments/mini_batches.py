@@ -1,10 +1,10 @@
-"""Losses of training over sampled neighbourhoods: the dense model and its sparse twin, with equal samples.
+"""Losses of training over sampled neighbourhoods: the dense model and its sparse copy, with equal samples.
 
 In: `python -m experiments.mini_batches --data-root DATA --datasets cora ogbn-arxiv`. Out: a line for each data set and
-model, `cora gcn  80 steps  losses differ by 3e-13 at most  captures after ten batches: 0`.
+model, `cora gcn: 2 regions, 80 steps, dense loss 1.9 to 0.5, losses differ by 3e-13 of the first at most, ...`.
 
-Both models start from the same weights and see the same batches. Two trainings in float32 drift apart as roundings
-grow from step to step; in float64 they stay equal, which is what shows that both compute the same.
+Both models start from the same weights and see the same batches. Float32 trainings drift apart, because rounding
+errors grow from step to step; equal losses in float64 show that both models compute the same function.
 """
 
 import argparse
@@ -33,12 +33,12 @@ RATE: Final = 0.01
 
 @dataclass(frozen=True)
 class Study:
-    """The sampling of a graph, and the arguments of its models.
+    """Sampling of a graph, and the arguments of its models.
 
     Attributes:
         batch_size: nodes of a batch.
-        fanout: neighbours that are drawn in each step from a node.
-        arguments: of the models.
+        fanout: sampled neighbours of a node, for each hop.
+        arguments: keyword arguments of the models.
     """
 
     batch_size: int
@@ -54,12 +54,12 @@ STUDIES: Final[Mapping[str, Study]] = {
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of both models, step by step.
+    """Losses of both models, step by step.
 
     Attributes:
-        pairs: (dense, sparse) of each step.
-        regions: of the sparse model.
-        late_captures: variants of the sparse model that batches after the first ten made.
+        pairs: (dense, sparse) loss of each step.
+        regions: number of regions of the sparse model.
+        late_captures: variants of the sparse model captured after the first ten batches.
     """
 
     pairs: tuple[tuple[float, float], ...]
@@ -68,7 +68,7 @@ class Losses:
 
     @property
     def difference(self) -> float:
-        """The largest difference of the losses of a step, by the dense loss of the first."""
+        """Largest difference of the losses of a step, relative to the first dense loss."""
         return max(abs(dense - sparse) for dense, sparse in self.pairs) / abs(self.pairs[0][0])
 
     def __str__(self) -> str:
@@ -81,14 +81,14 @@ class Losses:
 
 
 def losses(name: str, graph: Graph, study: Study, epochs: int, dtype: torch.dtype) -> Losses:
-    """Trains a model and its sparse twin with Adam on equal samples.
+    """Trains a model and its sparse copy with Adam on equal samples.
 
     Args:
-        name: of a graph model.
-        graph: gives features, edges, classes and the nodes to train on.
-        study: how it is sampled.
-        epochs: how often each node comes.
-        dtype: of features and weights.
+        name: name of a graph model.
+        graph: features, edges, classes and training nodes.
+        study: sampling parameters.
+        epochs: number of passes over the training nodes.
+        dtype: dtype of features and weights.
     """
     entry = registry.find(name)
     known = {key: value for key, value in study.arguments.items() if key in entry.arguments()}

@@ -1,10 +1,10 @@
-"""Graph models on another graph in every call: torch-geometric's time by that of the sparse twin.
+"""Graph models with a new graph in every call: speedup of the sparse model over torch-geometric.
 
 In: `python -m experiments.new_graphs --works small molecules --models gcn sage`. Out: a line for each work and model,
-`1,600 nodes, 6,000 edges  gcn  inference 2.80x  step 1.45x  error 3e-07  captures 1`.
+`1,600 nodes, 6,000 edges  gcn  inference 2.80x  step 1.45x  error 3e-07  captures 1, 1`.
 
-Every call has a graph of another size, within a tenth of the named one, so that nothing which a sparse model keeps of
-a graph helps. Both models run in turns, which of them first alternates; ratios are those of medians.
+Every call has a graph of another size, within a tenth of the nominal size, so that cached data of a graph never helps.
+Both models run in turns in alternating order; ratios are of medians. Captures are those of inference and training.
 """
 
 import argparse
@@ -43,9 +43,9 @@ class Work:
     """Graphs of one size.
 
     Attributes:
-        nodes, edges: of a graph, within a tenth.
-        are_molecules: whether it is many small graphs side by side, whose nodes are summed.
-        turns: that are timed.
+        nodes, edges: nominal size of a graph; actual sizes are within a tenth.
+        are_molecules: whether a graph is a batch of many small graphs, each summed over its nodes.
+        turns: number of timed calls.
     """
 
     nodes: int
@@ -58,7 +58,7 @@ class Work:
         return f"{kind}{self.nodes:,} nodes, {self.edges:,} edges"
 
     def call(self, seed: int) -> Call:
-        """Features, edges, and the graph that each node belongs to, of a graph that `seed` draws."""
+        """Features, edges and, for molecules, the graph of each node, of a random graph by seed."""
         drawn = torch.Generator().manual_seed(seed)
         grown = 0.9 + 0.2 * float(torch.rand((), generator=drawn))
         nodes, edges = round(self.nodes * grown), round(self.edges * grown)
@@ -84,7 +84,7 @@ WORKS: Final = {
 
 
 class Pooled(nn.Module):
-    """A graph model, and the class of each graph from the sum over its nodes."""
+    """A graph model followed by a classifier of the sum over the nodes of each graph."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -93,13 +93,13 @@ class Pooled(nn.Module):
         self.body, self.pool, self.last = body, global_add_pool, nn.Linear(CLASSES, CLASSES)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-        """The classes of graphs, [graphs, classes]."""
+        """Class scores of graphs, [graphs, classes]."""
         found: Tensor = self.last(self.pool(self.body(x, edge_index), batch))
         return found
 
 
 def model_of(name: str, work: Work) -> nn.Module:
-    """Two layers of torch-geometric."""
+    """Two-layer model of torch-geometric, pooled for molecules."""
     from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
     made = {"gcn": GCN, "sage": GraphSAGE, "gin": GIN, "gat": GAT}[name]
@@ -109,7 +109,7 @@ def model_of(name: str, work: Work) -> nn.Module:
 
 
 def step_of(model: nn.Module) -> Callable[[Call], Tensor]:
-    """A step of training: forward, backward, optimizer."""
+    """Training step: forward, backward, optimizer."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
     def step(call: Call) -> Tensor:
@@ -124,7 +124,7 @@ def step_of(model: nn.Module) -> Callable[[Call], Tensor]:
 
 
 def turns(runs: Sequence[Callable[[Call], Tensor]], work: Work) -> tuple[float, float]:
-    """The ratio of the medians of two functions, each called with new graphs, and their largest difference."""
+    """Ratio of the median times of two functions on new graphs, and the largest relative difference of results."""
     took: tuple[list[float], list[float]] = ([], [])
     error = 0.0
     for turn, call in enumerate(calls(work)):
@@ -140,13 +140,13 @@ def turns(runs: Sequence[Callable[[Call], Tensor]], work: Work) -> tuple[float, 
 
 
 def calls(work: Work) -> Iterator[Call]:
-    """New graphs, those that warm up first."""
+    """New graphs, the warm-up graphs first."""
     for seed in range(1, WARM + work.turns + 1):
         yield work.call(seed)
 
 
 def line(name: str, work: Work) -> str:
-    """The ratios of a model."""
+    """Line with the ratios of a model."""
     dense = model_of(name, work).eval()
     sparse: SparseModule = apply(copy.deepcopy(dense), RECIPE, work.call(0))
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """The polynomial coefficients of `sparsify/compiler/cpp/helpers/elementary.py`.
 
-Each is the interpolant at Chebyshev nodes of the function divided by its leading behaviour, computed with 60
-digits; the printed error is the largest relative one over the interval, before coefficients are rounded.
+Each polynomial is the interpolant at Chebyshev nodes of the function divided by its leading behaviour, computed with
+60 digits; the printed error is the largest relative error over the interval, before coefficients are rounded.
 
     python experiments/polynomials.py
 """
@@ -27,7 +27,7 @@ def interpolate(f: Real, low: float, high: float, degree: int) -> list[mp.mpf]:
 
 
 def largest_error(f: Real, coefficients: list[mp.mpf], low: float, high: float) -> mp.mpf:
-    """The largest relative error at 400 points of the interval."""
+    """Largest relative error at 400 points of the interval."""
     points = mp.linspace(mp.mpf(low), mp.mpf(high), 401)[1:]
     return max(abs(mp.polyval(coefficients[::-1], point) / f(point) - 1) for point in points)
 
@@ -38,7 +38,7 @@ def expm1_tail(r: mp.mpf) -> mp.mpf:
 
 
 def atanh_tail(z: mp.mpf) -> mp.mpf:
-    """`log(1 + f) = 2 s + s z * this` with `s = f / (2 + f)` and `z = s * s`."""
+    """`(log(1 + f) - 2 s) / (s z)` with `s = f / (2 + f)` and `z = s * s`."""
     s = mp.sqrt(z)
     return mp.mpf(2) / 3 if abs(z) < 1e-30 else (2 * mp.atanh(s) - 2 * s) / (s * z)
 

@@ -1,10 +1,10 @@
-"""Layers of torch-geometric in usual configurations: captured, right with other graphs, and how fast.
+"""Layers of torch-geometric in usual configurations: captures, correctness on other graphs, and speed.
 
 In: `python -m experiments.pyg_layers "GAT*" --nodes 20000 --edges 100000`. Out: a line for each configuration and mode,
 `GATConv train  regions 2  captures 1  error 2e-07 (torch 2e-07)  gradients 5e-07 (4e-07)  3.1x`.
 
-Errors are the largest differences from the model in float64 by its largest value, over three graphs of different sizes.
-The graph of the times stays the same.
+Errors are the largest differences from the model in float64, relative to its largest value, over three graphs of
+different sizes. All timed calls share one graph.
 """
 
 import argparse
@@ -45,7 +45,7 @@ Make = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and the names of its inputs among those of `inputs`."""
+    """A model, and the names of its inputs: keys of `inputs`."""
 
     make: Make
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class Case:
 
 @dataclass
 class Found:
-    """The result of a configuration in one mode: regions, captures, errors and times."""
+    """Result of a configuration in one mode: regions, captures, errors and speedup."""
 
     name: str
     mode: str
@@ -68,7 +68,7 @@ class Found:
 
     @property
     def is_right(self) -> bool:
-        """Whether results are about as near to those in float64 as torch's own."""
+        """Whether errors against float64 are at most about ten times the errors of torch."""
         limit = 10 * self.torch_error + 1e-5
         return self.error <= limit and self.gradient_error <= 10 * self.torch_gradient_error + 1e-3
 
@@ -82,14 +82,14 @@ class Found:
 
 
 class Layers(nn.Module):
-    """Layers one after the other with relu between them; each reads all further arguments."""
+    """Layers in sequence with relu between consecutive layers; each layer reads all further arguments."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor, *rest: Any) -> Any:
-        """The rows of nodes."""
+        """Node features after the last layer."""
         for number, layer in enumerate(self.layers):
             x = layer(x.relu() if number else x, *rest)
         return x
@@ -105,24 +105,24 @@ class Using(nn.Module):
             self.add_module(name, module)
 
     def forward(self, *arguments: Any) -> Any:
-        """The result of the function."""
+        """Result of the function."""
         return self.function(self, *arguments)
 
 
 def layers() -> Any:
-    """torch-geometric's layers."""
+    """Module of torch-geometric's layers."""
     import torch_geometric.nn
 
     return torch_geometric.nn
 
 
 def perceptron(features: int, out: int) -> nn.Sequential:
-    """Two linear layers."""
+    """Two linear layers with relu between."""
     return nn.Sequential(nn.Linear(features, 16), nn.ReLU(), nn.Linear(16, out))
 
 
 def inputs(nodes: int, edges: int) -> Inputs:
-    """All that configurations read, for a graph of so many nodes and edges; the same for the same numbers."""
+    """All inputs of configurations for a graph with `nodes` nodes and `edges` edges; deterministic."""
     draws = torch.Generator().manual_seed(nodes)
     graphs = max(2, nodes // GRAPHS)
 
@@ -150,7 +150,7 @@ EDGES: Final = ("x", "edge_index")
 
 
 def two(kind: str, *more: str, of: Sequence[str] = EDGES, width: int = FEATURES, **how: Any) -> Case:
-    """Two layers of one kind; `width` is of what the first one gives to the second."""
+    """Two layers of one kind; `width` is the number of input channels of the second layer."""
 
     def make() -> nn.Module:
         layer = getattr(layers(), kind)
@@ -171,14 +171,14 @@ def wrapped(kind: str, *more: str, parts: int = 1, extra: int = 0, **how: Any) -
 
 
 def using(function: Callable[..., Any], *names: str, **modules: Callable[[Any], nn.Module]) -> Case:
-    """A function of modules, which are made of torch-geometric's layers."""
+    """A function of modules; each module is made from torch-geometric's layers."""
     return Case(
         lambda: Using(function, **{name: make(layers()) for name, make in modules.items()}), names or EDGES
     )
 
 
 def typed(make: Callable[[Any, Any], nn.Module]) -> Case:
-    """A layer over nodes of two types and the edges between them in both directions."""
+    """A layer over nodes of two types and the edges between the types in both directions."""
     edges = [("u", "to", "v"), ("v", "from", "u")]
 
     def function(self: Any, x: Tensor, edge_index: Tensor) -> Any:
@@ -200,14 +200,14 @@ def hetero(of: Any, metadata: Any) -> nn.Module:
 
 
 def kept_nodes(self: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-    """A layer over the nodes that a pool keeps, and the mean of each graph."""
+    """A layer over the nodes selected by a pooling layer, and the mean of each graph."""
     x, edge_index, _, batch, *_ = self.pool(self.before(x, edge_index), edge_index, None, batch)
     found: Tensor = layers().global_mean_pool(self.after(x, edge_index), batch)
     return found
 
 
 def padded(self: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-    """A padded batch of rows of nodes."""
+    """Padded batch of node features, one row of nodes per graph."""
     from torch_geometric.utils import to_dense_batch
 
     rows, is_node = to_dense_batch(self.before(x, edge_index), batch)
@@ -216,7 +216,7 @@ def padded(self: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
 
 
 def weighed(self: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
-    """The sum of the nodes of each graph by a softmax."""
+    """Sum over the nodes of each graph, weighted by a softmax."""
     from torch_geometric.utils import softmax
 
     found: Tensor = layers().global_add_pool(
@@ -226,7 +226,7 @@ def weighed(self: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
 
 
 def pooled(how: str, *count: str) -> Case:
-    """A row for each graph of a batch; their number is counted by the batch, or given."""
+    """A row for each graph of a batch; the number of graphs is computed from the batch, or given."""
 
     def function(self: Any, x: Tensor, edge_index: Tensor, batch: Tensor, *size: int) -> Any:
         rows = self.before(x, edge_index).relu()
@@ -236,13 +236,13 @@ def pooled(how: str, *count: str) -> Case:
 
 
 def gcn(of: Any) -> nn.Module:
-    """A layer between features."""
+    """A GCN layer with equal numbers of input and output features."""
     made: nn.Module = of.GCNConv(FEATURES, FEATURES)
     return made
 
 
 def by_hand(is_included: bool) -> Case:
-    """A mean of neighbours by torch's operators."""
+    """Mean of neighbours by torch's operators."""
 
     def function(self: Any, x: Tensor, edge_index: Tensor) -> Tensor:
         rows = self.head(x)
@@ -256,7 +256,7 @@ def by_hand(is_included: bool) -> Case:
 
 
 def principal() -> nn.Module:
-    """Two layers with four aggregations and three scalers each."""
+    """Two PNA layers with four aggregations and three scalers each."""
     kinds = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
     of = layers().PNAConv
     return Layers(*(of(FEATURES, out, *kinds, torch.tensor(DEGREES)) for out in (FEATURES, CLASSES)))
@@ -360,10 +360,10 @@ def run(name: str, mode: str, nodes: int, edges: int, *, is_timed: bool = True) 
     """Applies, checks and times a configuration.
 
     Args:
-        name: of the configuration.
+        name: name of the configuration.
         mode: `eval` without gradients, or `train`, without dropout.
-        nodes, edges: of the graph of the example; later ones are smaller and larger.
-        is_timed: whether to time it, too.
+        nodes, edges: size of the example's graph; later graphs are smaller and larger.
+        is_timed: whether to time the configuration, too.
     """
     case, found = CASES[name], Found(name, mode)
     torch.manual_seed(0)
@@ -389,7 +389,7 @@ def run(name: str, mode: str, nodes: int, edges: int, *, is_timed: bool = True) 
 def note_errors(
     found: Found, sparse: nn.Module, model: nn.Module, double: nn.Module, arguments: list[Any]
 ) -> None:
-    """Notes how far results and gradients for some arguments are from those in float64."""
+    """Updates the errors of results and gradients against float64 with one call."""
     precise = [part.double() if is_real(part) else part for part in arguments]
     results = [
         tensors_of(call(*given))
@@ -407,17 +407,17 @@ def note_errors(
 
 
 def is_real(value: Any) -> bool:
-    """Whether a value is a tensor of real numbers."""
+    """Whether a value is a floating point tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """The tensors of a result."""
+    """Tensors of a result."""
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 def gradients(results: Sequence[Tensor], owner: nn.Module) -> list[Tensor]:
-    """The gradients of parameters, of a sum of results by weights that grow from 0 to 1."""
+    """Parameter gradients of a weighted sum of results; the weights of a result grow from 0 to 1."""
     parameters = list(owner.parameters())
     terms = [
         (part * torch.linspace(0, 1, part.numel(), dtype=part.dtype).view(part.shape)).sum()
@@ -432,7 +432,7 @@ def gradients(results: Sequence[Tensor], owner: nn.Module) -> list[Tensor]:
 
 
 def error(found: Tensor, true: Tensor) -> float:
-    """The largest difference, by the largest value."""
+    """Largest difference, relative to the largest value."""
     true = true.detach()
     return (
         float((found.detach().double() - true).abs().max() / (true.abs().max() + 1e-6))
@@ -442,7 +442,7 @@ def error(found: Tensor, true: Tensor) -> float:
 
 
 def speed(sparse: nn.Module, model: nn.Module, arguments: list[Any], mode: str) -> float:
-    """How many times as fast as the model a sparse one is: medians of calls in turns."""
+    """Speedup of a sparse model over the dense model: ratio of median processor times, measured in turns."""
 
     def seconds(call: nn.Module) -> float:
         start = time.process_time()
@@ -458,7 +458,7 @@ def speed(sparse: nn.Module, model: nn.Module, arguments: list[Any], mode: str) 
 
 
 def main(arguments: Sequence[str] | None = None) -> Iterator[Found]:
-    """Runs the configurations that the command line names."""
+    """Runs the configurations selected on the command line."""
     parser = argparse.ArgumentParser(prog="experiments.pyg_layers", description=__doc__)
     parser.add_argument("names", nargs="*", default=["*"], help="patterns of names")
     parser.add_argument("--nodes", type=int, default=2000)

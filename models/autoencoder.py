@@ -1,13 +1,13 @@
 """An autoencoder of one hidden layer.
 
-In: rows [batch, features] with values from 0 to 1. Out: the same rows as the hidden layer remembers them.
+In: rows [batch, features] with values from 0 to 1. Out: reconstructed rows [batch, features].
 """
 
 from torch import nn
 
 
 class Autoencoder(nn.Sequential):
-    """A linear layer with relu to the hidden units, and one with sigmoid back to the features.
+    """A linear layer with relu to the hidden units, and a linear layer with sigmoid back to the features.
 
     Source: the sparse autoencoders of Scorch, section 5.2.
     """

@@ -18,15 +18,15 @@ def bert(
     positions: int = 512,
     checkpoint: str = "",
 ) -> nn.Module:
-    """BERT-base with random weights, or with those of a folder that transformers has written.
+    """BERT-base with random weights, or with the weights of a folder in transformers' format.
 
     Args:
-        layers, hidden, heads, intermediate, vocabulary, positions: its sizes; those of the checkpoint win.
+        layers, hidden, heads, intermediate, vocabulary, positions: sizes; those of the checkpoint take precedence.
         checkpoint: a folder with config.json and model.safetensors.
     """
     if checkpoint:
         found: nn.Module = BertModel.from_pretrained(checkpoint, local_files_only=True)
-        return found
+        return found.float()  # transformers keeps the dtype of the file
     config = BertConfig(
         num_hidden_layers=layers,
         hidden_size=hidden,

@@ -1,7 +1,7 @@
-"""Graph models as a user of torch alone writes them: what does not change between calls is made once.
+"""Graph models in plain torch, as a user would write them: invariants are computed once, before the calls.
 
 In: `gcn(model, graph)`, a model of torch-geometric and its graph. Out: a call without arguments that gives the same
-logits by torch's products with CSR matrices. Features are CSR where most of them are zero.
+logits by torch's products with CSR matrices. Mostly zero features are CSR.
 """
 
 import warnings
@@ -16,12 +16,12 @@ from sparsify.models.data import Graph
 from sparsify.models.inputs import csr, normalised_adjacency
 
 Pass = Callable[[], Tensor]
-# The share of features that are not zero, up to which torch's CSR product is the faster one.
+# Maximum density of features at which torch's CSR product is faster than the dense product.
 SPARSE_FEATURES: Final = 0.2
 
 
 def features_of(graph: Graph) -> Tensor:
-    """The features [n, f], in torch's CSR layout where most of them are zero."""
+    """Features [n, f], in torch's CSR layout if mostly zero."""
     if graph.feature_density > SPARSE_FEATURES:
         return graph.x
     with warnings.catch_warnings():
@@ -37,7 +37,7 @@ def gcn(model: Any, graph: Graph) -> Pass:
 
 
 def gcn_matmul(model: Any, graph: Graph) -> Pass:
-    """The same, of a model that takes the adjacency."""
+    """A call of `model(x, A)` for models that take the normalised adjacency."""
     x, adjacency = features_of(graph), normalised_adjacency(graph)
     return lambda: model(x, adjacency)
 

@@ -1,6 +1,6 @@
-"""The folder where copies of data sets and trained weights are kept.
+"""Cache folders of data set copies and trained weights.
 
-In: `folder("checkpoints")`. Out: a path that exists and can be written, under the user's cache directory.
+In: `folder("checkpoints")`. Out: the path of an existing writable folder, under the user's cache directory.
 """
 
 import os
@@ -15,7 +15,7 @@ from sparsify.errors import CacheError
 
 
 def folder(purpose: str) -> Path:
-    """The folder for `purpose`, made if need be; a temporary one, with a warning, where the cache cannot be written.
+    """Folder for `purpose`, created on demand; a temporary folder, with a warning, if the cache is not writable.
 
     Raises:
         CacheError: there is no place for a temporary one either.
@@ -32,7 +32,7 @@ def folder(purpose: str) -> Path:
 
 
 def is_usable(path: Path) -> bool:
-    """Whether `path` is, or can be made, a folder of this user that takes new files."""
+    """Whether `path` is, or can be made, a writable folder of this user."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=path):
@@ -43,7 +43,7 @@ def is_usable(path: Path) -> bool:
 
 
 def temporary() -> Path:
-    """A folder of this process, gone when it ends."""
+    """Temporary folder, removed at the end of the process."""
     if not _holders:
         try:
             _holders.append(tempfile.TemporaryDirectory(prefix="sparsify-", ignore_cleanup_errors=True))
@@ -58,7 +58,7 @@ _holders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def keep(file: Path, content: bytes) -> Path:
-    """Writes `content` to `file` and returns that; readers find the old file or the new, never half."""
+    """Writes `content` to `file` atomically and returns `file`; readers find the old file or the new, never half."""
     handle, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:

@@ -1,6 +1,6 @@
 """Trained weights in the cache.
 
-In: what determines a training. Out: a safetensors file that a second run finds; no pickle.
+In: the determinants of a training. Out: a safetensors file, found again by a second run; no pickle.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ LAYOUT = 1
 
 
 def path(model: str, dataset: str, determinants: Mapping[str, Any]) -> Path:
-    """The file for weights of `model` on `dataset`; other `determinants` give another file."""
+    """File for weights of `model` on `dataset`; other `determinants` give another file."""
     text = json.dumps([LAYOUT, model, dataset, determinants], sort_keys=True, default=str)
     key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return cache.folder("checkpoints") / f"{model}-{dataset}-{key}.safetensors"
 
 
 def write(file: Path, model: nn.Module, training: Training) -> None:
-    """Keeps the weights of `model` and how they were trained; a reader never sees half a file."""
+    """Writes the weights of `model` and the summary of its training atomically."""
     tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
     cache.keep(file, save(tensors, metadata={"training": json.dumps(asdict(training))}))
 
 
 def read(file: Path, model: nn.Module) -> Training | None:
-    """Loads the weights in `file` into `model`; None when there is no such file or it does not fit."""
+    """Loads the weights in `file` into `model`; None if the file is missing or does not fit."""
     if not file.is_file():
         return None
     try:

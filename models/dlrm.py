@@ -1,6 +1,6 @@
-"""A recommendation model: how likely somebody clicks.
+"""A recommendation model: probability of a click.
 
-In: numbers [batch, numbers] and the rows of each table that are named, [tables, batch, lookups]. Out: [batch].
+In: numbers [batch, numbers] and row indices of each table, [tables, batch, lookups]. Out: [batch].
 """
 
 from itertools import pairwise
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class DLRM(nn.Module):
-    """A perceptron of the numbers, bags of the tables, the products of all pairs, and a perceptron of these.
+    """A perceptron over the numbers, bags of the tables, dot products of all pairs, and a perceptron over the products.
 
     Source: Naumov et al., Deep learning recommendation model for personalization and recommendation systems, 2019.
     """
@@ -27,10 +27,10 @@ class DLRM(nn.Module):
         """A model with random weights.
 
         Args:
-            numbers: how many numbers describe an example.
-            tables, rows, columns: how many tables there are, and their sizes; there are vectors of `columns` entries.
-            hidden: units of the layers between.
-            mode: what becomes of the rows of a bag: their sum, mean or max.
+            numbers: number of dense features of an example.
+            tables, rows, columns: number of tables and their sizes; all vectors have `columns` entries.
+            hidden: units of the hidden layers.
+            mode: reduction over the rows of a bag: sum, mean or max.
         """
         super().__init__()
         if tables < 1:
@@ -55,7 +55,7 @@ class DLRM(nn.Module):
 
 
 def perceptron(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes, each with relu."""
+    """Linear layers with given sizes, each with relu."""
     parts: list[nn.Module] = []
     for columns, outputs in pairwise(sizes):
         parts += [nn.Linear(columns, outputs), nn.ReLU()]

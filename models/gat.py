@@ -9,7 +9,7 @@ from torch_geometric.nn import GATConv
 
 
 class GAT(nn.Module):
-    """Two layers in which nodes attend to their neighbours, the first with several heads side by side.
+    """Two graph attention layers, the first with concatenated heads.
 
     Source: Velickovic, Cucurull, Casanova, Romero, Lio and Bengio, Graph attention networks, 2018.
     """

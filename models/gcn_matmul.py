@@ -23,7 +23,7 @@ class MatmulConv(nn.Module):
 
 
 class MatmulGCN(nn.Module):
-    """Two graph convolutions with relu between them, in Kipf's own formula.
+    """Two graph convolutions with relu between, in Kipf's own formula.
 
     Source: Kipf and Welling, Semi-supervised classification with graph convolutional networks, 2017.
     """

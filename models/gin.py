@@ -9,7 +9,7 @@ from torch_geometric.nn import GINConv
 
 
 class GIN(nn.Module):
-    """Two layers that put the sum of a node and its neighbours through a small network.
+    """Two layers with a small perceptron over the sum of a node and its neighbours.
 
     Source: Xu, Hu, Leskovec and Jegelka, How powerful are graph neural networks?, 2019.
     """

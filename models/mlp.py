@@ -9,7 +9,7 @@ from torch import nn
 
 
 class MLP(nn.Sequential):
-    """Linear layers with relu between them."""
+    """Linear layers with relu between consecutive layers."""
 
     def __init__(self, features: int = 784, hidden: int = 2048, layers: int = 3, classes: int = 10) -> None:
         if layers < 2:

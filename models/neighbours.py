@@ -1,10 +1,9 @@
-"""Sampled neighbourhoods of a graph: what a mini-batch of nodes needs of it.
+"""Neighbour sampling: subgraphs for mini-batches of nodes.
 
-In: `NeighbourSampler(edge_index, nodes, (10, 10), seed=0)` and the nodes of a batch. Out: the nodes that their
-neighbourhoods have, the batch first, and the sampled edges between them by their new numbers.
+In: `NeighbourSampler(edge_index, nodes, (10, 10), seed=0)` and the nodes of a batch. Out: the nodes of the sampled
+neighbourhoods, the batch first, and the sampled edges, renumbered.
 
 torch-geometric's own sampler needs pyg-lib, which has no build for most machines.
-
 Source: Hamilton, Ying and Leskovec, Inductive representation learning on large graphs, 2017, section 3.1.
 """
 
@@ -21,8 +20,8 @@ class Neighbourhood:
     """A part of a graph.
 
     Attributes:
-        nodes: int64 [n], the numbers of its nodes in the graph; those that were asked for come first, in their order.
-        edge_index: int64 [2, e], source and target of the sampled edges, as places in `nodes`.
+        nodes: int64 [n], node numbers in the graph; the nodes of the batch come first, in order.
+        edge_index: int64 [2, e], source and target of the sampled edges, as positions in `nodes`.
     """
 
     nodes: Tensor
@@ -30,15 +29,15 @@ class Neighbourhood:
 
 
 class NeighbourSampler:
-    """Draws for each node of a batch some of its neighbours, for each of them some of theirs, and so on.
+    """Samples neighbours of a batch's nodes, neighbours of these neighbours, and so on, hop by hop.
 
-    Neighbours of a node are drawn once, in the step in which it is met first.
+    The neighbours of a node are sampled once, in the hop after its first occurrence.
 
     Args:
         edge_index: int64 [2, edges], source and target.
-        nodes: how many nodes the graph has.
-        fanout: how many neighbours of a node are drawn in each step, without repetition; all where it has fewer.
-        seed: of the draws.
+        nodes: number of nodes of the graph.
+        fanout: sampled neighbours of a node by hop, without repetition; all neighbours of nodes with fewer.
+        seed: seed of the samples.
     """
 
     def __init__(self, edge_index: Tensor, nodes: int, fanout: Sequence[int], seed: int = 0) -> None:
@@ -49,7 +48,7 @@ class NeighbourSampler:
         self.fanout, self.drawn = tuple(fanout), np.random.default_rng(seed)
 
     def sample(self, batch: Tensor) -> Neighbourhood:
-        """The neighbourhood of the nodes of a batch, int64 [b], each once."""
+        """Neighbourhood of the distinct nodes of a batch, int64 [b]."""
         nodes = batch.numpy()
         places = np.full(len(self.starts) - 1, -1, dtype=np.int64)
         places[nodes] = np.arange(len(nodes))
@@ -66,13 +65,13 @@ class NeighbourSampler:
         return Neighbourhood(torch.from_numpy(nodes), torch.from_numpy(np.concatenate(edges, axis=1)))
 
     def batches(self, nodes: Tensor, size: int) -> Iterator[tuple[Tensor, Neighbourhood]]:
-        """The nodes in batches of a size, in an order that is drawn anew, each with its neighbourhood."""
+        """Batches of `size` nodes in random order, each with its neighbourhood."""
         order = torch.from_numpy(self.drawn.permutation(nodes.numpy()))
         for batch in order.split(size):
             yield batch, self.sample(batch)
 
     def _neighbours(self, targets: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws at most so many neighbours of each target: the places of targets, and the neighbours [drawn]."""
+        """Samples at most `most` neighbours of each target: positions of targets, and neighbours [drawn]."""
         begins = self.starts[targets]
         counts = self.starts[targets + 1] - begins
         rows = np.repeat(np.arange(len(targets)), counts)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 GRAPHS = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
 RANDOM = ("random",)
 TEXTS = ("synthetic", "ag_news", "imdb")
+SENTENCES = ("synthetic", "texts", "ag_news", "imdb")
 DIGITS = ("synthetic", "mnist")
 PHOTOGRAPHS = ("synthetic", "cifar10")
 Factory = Callable[..., "nn.Module"]
@@ -31,16 +32,16 @@ class Entry:
     """A registered model.
 
     Attributes:
-        name: how `sparsify run` calls it.
-        factory: makes the model, for graphs from (features, classes, ...); or `"module:attribute"` to import later.
-        recipe: the recipe that is used when none is given.
-        datasets: what it can run on; the first is the default.
-        inputs: what its forward takes: the features of a graph and an edge_index or a normalised adjacency; or rows
-            of features, of pixels, most of them 0, of numbers with bags of rows of tables, of tokens, or images.
-        extra: of this distribution, that installs what the model is built with.
-        trains_on: the data sets that `sparsify train` has for it, a generated one first; none of other models.
-        by_hand: makes a call that a user of torch alone would write, from (model, graph): `"module:attribute"`, or
-            "" where there is none.
+        name: name in `sparsify run`.
+        factory: maker of the model, for graphs from (features, classes, ...); or `"module:attribute"`, imported lazily.
+        recipe: default recipe.
+        datasets: supported data sets; the first is the default.
+        inputs: kind of the arguments of forward: the features of a graph and an edge_index or a normalised adjacency;
+            or rows of features, of mostly zero pixels, of numbers with bags of rows of tables, of tokens, or images.
+        extra: extra of this distribution with the packages of the model.
+        trains_on: data sets of `sparsify train` for the model, a generated one first; empty without training.
+        results: kind of the results: logits of classes, or hidden states, trained by distillation only.
+        by_hand: maker of an equivalent call in plain torch from (model, graph): `"module:attribute"`, or "" without.
     """
 
     name: str
@@ -53,24 +54,25 @@ class Entry:
     extra: str = "graph"
     by_hand: str = ""
     trains_on: tuple[str, ...] = ()
+    results: Literal["classes", "states"] = "classes"
 
     @property
     def is_graph(self) -> bool:
-        """Whether the model runs on a graph, which gives it its sizes and something to learn."""
+        """Whether the model runs on a graph, which determines its sizes and its training task."""
         return self.inputs in ("edge_index", "adjacency")
 
     def load(self) -> Factory:
-        """The factory itself.
+        """Factory of the model, imported on demand.
 
         Raises:
-            SparsifyError: the package that the model is built with is not installed.
+            SparsifyError: the package of the model is not installed.
         """
         if not isinstance(self.factory, str):
             return self.factory
         module, _, attribute = self.factory.partition(":")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch-geometric uses parts of torch that are to go
+                warnings.simplefilter("ignore")  # torch-geometric uses deprecated parts of torch
                 found: Factory = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             raise SparsifyError(
@@ -80,7 +82,7 @@ class Entry:
         return found
 
     def written_by_hand(self, model: "nn.Module", graph: "Graph") -> "Callable[[], Tensor] | None":
-        """A pass of `model` over `graph` as torch alone has it, `None` where nobody wrote one."""
+        """A pass of `model` over `graph` in plain torch, `None` without a hand-written version."""
         if not self.by_hand:
             return None
         module, _, attribute = self.by_hand.partition(":")
@@ -88,16 +90,16 @@ class Entry:
         return found
 
     def arguments(self) -> dict[str, Any]:
-        """The factory's own arguments and their defaults, the sizes that the data give left out."""
+        """Arguments of the factory with defaults; sizes given by the data are left out."""
         parameters = inspect.signature(self.load()).parameters.values()
         return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
     def build(self, features: int, classes: int, arguments: Mapping[str, Any], seed: int = 0) -> "nn.Module":
-        """A new model for a graph."""
+        """New model for a graph."""
         return self.make(arguments, seed, features, classes)
 
     def make(self, arguments: Mapping[str, Any], seed: int = 0, *sizes: int) -> "nn.Module":
-        """A new model with weights drawn from `seed`; the state of torch's generator stays as it was.
+        """New model with weights drawn from `seed`; the state of torch's generator is preserved.
 
         Raises:
             SparsifyError: arguments that the factory refuses.
@@ -120,7 +122,7 @@ MODELS: dict[str, Entry] = {}
 
 
 def register(entry: Entry) -> Entry:
-    """Makes a model known to `sparsify run`; a name is given once."""
+    """Registers a model for `sparsify run`; names are unique."""
     if entry.name in MODELS:
         raise SparsifyError(f"the model {entry.name!r} is registered already", "choose another name")
     MODELS[entry.name] = entry
@@ -128,7 +130,7 @@ def register(entry: Entry) -> Entry:
 
 
 def find(name: str) -> Entry:
-    """The model called `name`.
+    """Model called `name`.
 
     >>> find("gcn").recipe
     'gcn'
@@ -241,5 +243,7 @@ register(
         datasets=RANDOM,
         inputs="tokens",
         extra="text",
+        trains_on=SENTENCES,
+        results="states",
     )
 )

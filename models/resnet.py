@@ -1,9 +1,8 @@
 """Residual networks of bottlenecks.
 
 In: images [batch, 3, image, image]. Out: logits [batch, classes].
-
 Source: He, Zhang, Ren and Sun, Deep Residual Learning for Image Recognition, 2016; the 3x3 convolution of a bottleneck
-has its stride, as in later versions of it.
+has its stride, as in later versions.
 """
 
 from types import SimpleNamespace
@@ -18,13 +17,13 @@ CHANNELS = 64
 
 
 def convolution(channels: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the extents of images, up to its stride, and its normalisation."""
+    """A convolution with its normalisation; image extents change only by the stride."""
     conv = nn.Conv2d(channels, outputs, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside the identity, or beside a 1x1 convolution where shapes change."""
+    """1x1, 3x3 and 1x1 convolutions beside the identity, or beside a 1x1 convolution if shapes change."""
 
     def __init__(self, channels: int, inner: int, stride: int = 1) -> None:
         super().__init__()
@@ -36,20 +35,20 @@ class Bottleneck(nn.Module):
         self.beside = nn.Identity() if is_same else convolution(channels, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width]."""
+        """Images [batch, channels, height, width] to [batch, 4 inner, height / stride, width / stride]."""
         y = torch.relu(self.reduce(x))
         y = torch.relu(self.inner(y))
         return torch.relu(self.expand(y) + self.beside(x))
 
 
 class ResNet(nn.Module):
-    """A stem, stages of bottlenecks and a classifier; 3, 4, 6 and 3 of them make ResNet-50.
+    """A stem, stages of bottlenecks and a classifier; stages of 3, 4, 6 and 3 bottlenecks make ResNet-50.
 
     Args:
-        blocks: how many bottlenecks each stage has.
-        channels: inner ones of the first stage.
-        image: height and width of the images that it is run with.
-        classes: how many logits.
+        blocks: number of bottlenecks of each stage.
+        channels: inner channels of the first stage.
+        image: height and width of the input images.
+        classes: number of logits.
     """
 
     def __init__(
@@ -77,6 +76,6 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(now, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[batch, 3, height, width]."""
+        """Logits [batch, classes] of images [batch, 3, height, width]."""
         found: Tensor = self.classifier(self.stages(self.stem(images)).mean((2, 3)))
         return found

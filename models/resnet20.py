@@ -1,10 +1,9 @@
 """The residual network of 20 layers for small images.
 
 In: images [batch, 3, image, image]. Out: logits [batch, classes].
-
-Source: He, Zhang, Ren and Sun, Deep residual learning for image recognition, 2016, section 4.2: where shapes change,
-the identity takes every other pixel and has zeros in the channels that it lacks. Names of parameters are those of
-https://github.com/akamaster/pytorch_resnet_cifar10, whose weights load.
+Source: He, Zhang, Ren and Sun, Deep residual learning for image recognition, 2016, section 4.2: at changes of shape,
+the identity is subsampled by 2 and padded with zero channels. Names of parameters follow
+https://github.com/akamaster/pytorch_resnet_cifar10, so that its weights load.
 """
 
 from pathlib import Path
@@ -31,7 +30,7 @@ class BasicBlock(nn.Module):
         self.stride, self.more = stride, outputs - channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width]."""
+        """Images [batch, channels, height, width] to [batch, outputs, height / stride, width / stride]."""
         y = torch.relu(self.bn1(self.conv1(x)))
         beside = x
         if self.more:
@@ -44,11 +43,11 @@ class ResNet20(nn.Module):
     """A convolution, three stages of blocks and a classifier.
 
     Args:
-        blocks: of each stage; 3 make 20 layers, 9 make 56.
-        channels: of the first stage; each further one has twice as many and a quarter of the pixels.
-        image: height and width of the images that it is run with.
-        classes: how many logits.
-        checkpoint: a file of weights that `torch.save` has written, "" for random ones.
+        blocks: blocks of each stage; 3 make 20 layers, 9 make 56.
+        channels: channels of the first stage; each further stage has twice as many and a quarter of the pixels.
+        image: height and width of the input images.
+        classes: number of logits.
+        checkpoint: file of weights written by `torch.save`, "" for random weights.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ResNet20(nn.Module):
             load(self, Path(checkpoint).expanduser())
 
     def forward(self, images: Tensor) -> Tensor:
-        """[batch, 3, height, width]."""
+        """Logits [batch, classes] of images [batch, 3, height, width]."""
         x = torch.relu(self.bn1(self.conv1(images)))
         x = self.layer3(self.layer2(self.layer1(x)))
         found: Tensor = self.linear(x.mean((2, 3)))
@@ -74,13 +73,13 @@ class ResNet20(nn.Module):
 
 
 def stage(channels: int, outputs: int, blocks: int) -> nn.Sequential:
-    """Blocks, of which the first halves height and width where it has more outputs."""
+    """Blocks of a stage; the first block halves height and width if channels and outputs differ."""
     first = BasicBlock(channels, outputs, 1 if channels == outputs else 2)
     return nn.Sequential(first, *(BasicBlock(outputs, outputs, 1) for _ in range(blocks - 1)))
 
 
 def load(model: nn.Module, file: Path) -> None:
-    """Loads the weights in a file, a state or a mapping that has one under `state_dict`.
+    """Loads weights from a file: a state dict, or a mapping with a state dict under `state_dict`.
 
     Raises:
         DataError: there is no such file, or its weights are those of another model.

@@ -9,7 +9,7 @@ from torch_geometric.nn import SAGEConv
 
 
 class SAGE(nn.Module):
-    """Two layers that add a node's own transform to that of the mean of its neighbours.
+    """Two layers; each adds linear transforms of a node and of the mean of its neighbours.
 
     Source: Hamilton, Ying and Leskovec, Inductive representation learning on large graphs, 2017.
     """

@@ -1,4 +1,4 @@
-"""Inputs of models that do not run on a graph: only their shapes, and their zeros, matter for times and differences.
+"""Random inputs for models without a graph: shapes and zeros suffice for times and errors.
 
 In: the registered `bert`, a model, batch 8, seq 128. Out: tokens [8, 128] and `8 x 128 tokens`.
 """
@@ -15,11 +15,11 @@ from sparsify.models.registry import Entry
 
 BATCH: Final = {"features": 256, "pixels": 64, "bags": 512, "tokens": 8, "images": 4}
 SEQ: Final = 128
-# Of longer texts there are fewer, down to one.
+# Default number of tokens of a batch; longer texts reduce the batch size, down to 1.
 TOKENS: Final = 1024
-# The share of pixels that are not 0, as in MNIST.
+# Share of nonzero pixels, as in MNIST.
 DENSITY: Final = 0.19
-# Rows of a table that a bag names.
+# Rows of a table in a bag.
 LOOKUPS: Final = 20
 
 
@@ -32,11 +32,11 @@ def sample(
     dataset: str = "random",
     data_root: Path | None = None,
 ) -> tuple[tuple[Tensor, ...], str]:
-    """The arguments of one pass, and what they are in words; `None` for usual sizes, of texts 8 x 128 or 1 x 4096.
+    """Arguments of one pass and their description; `None` for default sizes, texts of 8 x 128 or 1 x 4096 tokens.
 
     Raises:
         SparsifyError: the model has fewer positions than `seq`, or other features than the data set.
-        DataError: the data set is not there.
+        DataError: the data set is missing.
     """
     rows = BATCH[entry.inputs] if batch is None else batch
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +61,7 @@ def sample(
 def tokens(
     entry: Entry, model: nn.Module, batch: int | None, seq: int | None, generator: torch.Generator
 ) -> tuple[tuple[Tensor, ...], str]:
-    """Random texts, without a batch as many as have 1024 tokens."""
+    """Random texts; the default batch has 1024 tokens."""
     config: Any = model.config
     count = min(SEQ, config.max_position_embeddings) if seq is None else seq
     if count > config.max_position_embeddings:
@@ -77,7 +77,7 @@ def tokens(
 
 
 def bags(model: nn.Module, rows: int, generator: torch.Generator) -> tuple[tuple[Tensor, ...], str]:
-    """Numbers, and random rows of each table."""
+    """Dense numbers, and random rows of each table."""
     tables = [module for module in model.modules() if isinstance(module, nn.EmbeddingBag)]
     columns = next(layer.in_features for layer in model.modules() if isinstance(layer, nn.Linear))
     named = [torch.randint(0, table.num_embeddings, (rows, LOOKUPS), generator=generator) for table in tables]
@@ -86,7 +86,7 @@ def bags(model: nn.Module, rows: int, generator: torch.Generator) -> tuple[tuple
 
 
 def pixels_of(images: Tensor, rows: int, columns: int) -> tuple[tuple[Tensor, ...], str]:
-    """The first images."""
+    """First `rows` images."""
     if images.shape[1] != columns:
         raise SparsifyError(
             f"mnist has {images.shape[1]} pixels, the model {columns} features",

@@ -1,6 +1,6 @@
 """Training of a dense model on a graph.
 
-In: a new model and a `Graph`. Out: the model with the weights of its best validation, and how it went.
+In: a new model and a `Graph`. Out: the model with the weights of its best validation, and a summary of the training.
 """
 
 import time
@@ -21,15 +21,15 @@ from sparsify.options import current
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to train.
+    """Settings of a training.
 
     Attributes:
-        epochs: full passes at most.
-        lr: the learning rate of Adam.
-        weight_decay: of all parameters.
-        patience: epochs without a better validation after which training stops.
+        epochs: maximum number of full passes.
+        lr: learning rate of Adam.
+        weight_decay: weight decay of all parameters.
+        patience: epochs without a better validation before training stops.
         validate_every: epochs from one validation to the next.
-        seed: of weights and dropout.
+        seed: seed of weights and dropout.
     """
 
     epochs: int = 200
@@ -40,13 +40,13 @@ class Settings:
     seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data."""
+        """Settings as plain data."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a training went: epochs, seconds, accuracy on validation nodes; a note when it was shortened."""
+    """Summary of a training: epochs, seconds, accuracy on validation nodes; a note if it was shortened."""
 
     epochs: int
     seconds: float
@@ -59,9 +59,9 @@ BIG_EDGES = 1_000_000
 
 
 def settings_for(graph: Graph, seed: int = 0) -> tuple[Settings, str]:
-    """Kipf's settings, with fewer epochs on larger graphs, and a note that says so.
+    """Kipf's settings, with fewer epochs on larger graphs, and a note on the reduction.
 
-    Source: Kipf and Welling, 2017, section 5.2 (weight decay on all layers here, not the first alone).
+    Source: Kipf and Welling, 2017, section 5.2 (here with weight decay on all layers, not the first alone).
     """
     usual = Settings(seed=seed)
     if graph.edges >= BIG_EDGES:
@@ -80,14 +80,14 @@ def train(
     settings: Settings,
     note: str = "",
 ) -> Training:
-    """Trains `model` in place by full passes over the graph; it ends in evaluation mode.
+    """Trains `model` in place by full passes over the graph; the model ends in evaluation mode.
 
     Args:
-        model: takes `inputs` and gives logits [n, classes].
-        inputs: of one pass.
-        graph: gives classes and split.
+        model: model from `inputs` to logits [n, classes].
+        inputs: inputs of one pass.
+        graph: graph with classes and split.
         settings: epochs, rates, seed.
-        note: goes into the result.
+        note: note of the result.
     """
     started = time.perf_counter()
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
@@ -111,7 +111,7 @@ def train(
 
 
 def step(model: nn.Module, inputs: Sequence[Tensor], graph: Graph, optimizer: torch.optim.Optimizer) -> None:
-    """One step of the optimizer on the training nodes."""
+    """Takes one step of the optimizer on the training nodes."""
     model.train()
     optimizer.zero_grad()
     loss = F.cross_entropy(model(*inputs)[graph.train], graph.y[graph.train])
@@ -120,7 +120,7 @@ def step(model: nn.Module, inputs: Sequence[Tensor], graph: Graph, optimizer: to
 
 
 def logits(model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    """The model's output in evaluation mode, without gradients."""
+    """Output of the model in evaluation mode, without gradients."""
     model.eval()
     with torch.no_grad():
         found: Tensor = model(*inputs)
@@ -128,7 +128,7 @@ def logits(model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
 
 
 def accuracy(scores: Tensor, y: Tensor, chosen: Tensor) -> float:
-    """The fraction of the nodes `chosen` whose largest score is that of their class.
+    """Fraction of correctly classified nodes among `chosen`.
 
     >>> accuracy(torch.eye(2), torch.tensor([0, 0]), torch.tensor([0, 1]))
     0.5
@@ -138,7 +138,7 @@ def accuracy(scores: Tensor, y: Tensor, chosen: Tensor) -> float:
 
 @contextmanager
 def progress(epochs: int, name: str) -> Iterator[Iterator[int]]:
-    """The epochs from 1 on, with a bar on standard error (one line in a file) unless options say quiet."""
+    """Iterator of the epochs from 1, with a bar on standard error (one line in a file) unless options say quiet."""
     quiet = current().quiet
     console = Console(stderr=True)
     if not quiet and not console.is_terminal:
@@ -158,7 +158,7 @@ def progress(epochs: int, name: str) -> Iterator[Iterator[int]]:
 
 
 def counted(bar: Progress, task: Any, epochs: int) -> Iterator[int]:
-    """The numbers 1 to `epochs`; asking for the next one advances the bar."""
+    """Numbers 1 to `epochs`; each request after the first advances the bar."""
     for epoch in range(1, epochs + 1):
         yield epoch
         bar.advance(task)

@@ -1,6 +1,6 @@
-"""The dense model that a run starts from: from the cache, or trained now.
+"""Trained dense model for a run: from the cache, or trained now.
 
-In: a registered model, its arguments and a graph. Out: the model in evaluation mode, and how it was trained.
+In: a registered model, its arguments and a graph. Out: the model in evaluation mode, and the summary of its training.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from sparsify.models.train import Settings, Training, train
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A dense model, how it was trained, where its weights are kept and whether they were there already."""
+    """A dense model, the summary of its training, the file of its weights, and whether the file existed already."""
 
     model: nn.Module
     training: Training
@@ -28,7 +28,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """Makes what is trained in the place of a model; the name tells one twin from another."""
+    """Maker of a substitute to train instead of a model; the name is part of the cache key."""
 
     name: str
     make: Callable[[nn.Module], nn.Module]
@@ -45,17 +45,17 @@ def trained(
     retrain: bool = False,
     twin: Twin | None = None,
 ) -> Trained:
-    """The model of `entry` with weights for `graph`.
+    """Model of `entry` with weights for `graph`.
 
     Args:
-        entry: which model.
-        arguments: of its factory.
-        graph: what to learn.
-        inputs: of one pass while training.
-        settings: how to train.
-        note: goes with the weights, when the training is a shortened one.
-        retrain: train although there are weights.
-        twin: what is trained in the place of the model, with the model's parameters or the same names.
+        entry: registered model.
+        arguments: arguments of its factory.
+        graph: graph with features, classes and split.
+        inputs: inputs of one training pass.
+        settings: settings of the training.
+        note: note saved with the weights, for a shortened training.
+        retrain: train even if weights are cached.
+        twin: substitute to train, with the model's parameters or with parameters of equal names.
     """
     model = entry.build(graph.x.shape[1], graph.classes, arguments, settings.seed)
     determinants: dict[str, Any] = {

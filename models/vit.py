@@ -19,15 +19,15 @@ def vit(
     classes: int = 1000,
     checkpoint: str = "",
 ) -> nn.Module:
-    """ViT-B/16 with random weights, or with those of a folder that transformers has written.
+    """ViT-B/16 with random weights, or with the weights of a folder in transformers' format.
 
     Args:
-        layers, hidden, heads, intermediate, image, patch, classes: its sizes; those of the checkpoint win.
+        layers, hidden, heads, intermediate, image, patch, classes: sizes; those of the checkpoint take precedence.
         checkpoint: a folder with config.json and model.safetensors.
     """
     if checkpoint:
         found: nn.Module = ViTForImageClassification.from_pretrained(checkpoint, local_files_only=True)
-        return found
+        return found.float()  # transformers keeps the dtype of the file
     config = ViTConfig(
         num_hidden_layers=layers,
         hidden_size=hidden,

@@ -1,7 +1,7 @@
 """A compiler for sparse tensors in PyTorch models, steered by recipes.
 
 In: `sparsify.einsum("ij,jk->ik", A, B)`, `sparsify.apply(model, "gcn")`. Out: a tensor, a `SparseModule`.
-Names are imported when they are first used, so that `import sparsify` needs no torch.
+Names are imported lazily on first use, so that `import sparsify` needs no torch.
 """
 
 import sys
@@ -19,15 +19,20 @@ if TYPE_CHECKING:
     from sparsify.recipe import Recipe
     from sparsify.report import Report
     from sparsify.scale.shard import shard
-    from sparsify.sparsification import patterns, sparsifiers
+    from sparsify.sparsification import sparsifiers
     from sparsify.sparsification.apply import sparsify
-    from sparsify.sparsification.masked_weights import merge_masks
-    from sparsify.sparsification.registry import register_backward, register_operator, register_sparsifier
+    from sparsify.sparsification.masks import patterns
+    from sparsify.sparsification.masks.masked_weights import merge_masks
+    from sparsify.sparsification.registered.registry import (
+        register_backward,
+        register_operator,
+        register_sparsifier,
+    )
+    from sparsify.sparsification.registered.user_tensor import register_format
     from sparsify.sparsification.sparsified import Parts, sparsified
-    from sparsify.sparsification.user_tensor import register_format
     from sparsify.storage.format import Format
-    from sparsify.storage.known_levels import register_level
-    from sparsify.storage.levels import Level
+    from sparsify.storage.level.known_levels import register_level
+    from sparsify.storage.level.levels import Level
     from sparsify.storage.pattern import Pattern
     from sparsify.storage.tensor import SparseTensor
     from sparsify.training.pruner import Pruner
@@ -79,9 +84,9 @@ _MODULES = {
     "save": "sparsify.api",
     "load": "sparsify.api",
     "strict": "sparsify.options",
-    "register_level": "sparsify.storage.known_levels",
+    "register_level": "sparsify.storage.level.known_levels",
     "Format": "sparsify.storage.format",
-    "Level": "sparsify.storage.levels",
+    "Level": "sparsify.storage.level.levels",
     "Pattern": "sparsify.storage.pattern",
     "SparseTensor": "sparsify.storage.tensor",
     "Schedule": "sparsify.compiler.schedule.directives",
@@ -93,26 +98,26 @@ _MODULES = {
     "register_function": "sparsify.compiler.einsum.register",
     "register_monoid": "sparsify.compiler.einsum.register",
     "nn": "sparsify.nn",
-    "patterns": "sparsify.sparsification.patterns",
+    "patterns": "sparsify.sparsification.masks.patterns",
     "sparsifiers": "sparsify.sparsification.sparsifiers",
     "sparsify": "sparsify.sparsification.apply",
-    "merge_masks": "sparsify.sparsification.masked_weights",
+    "merge_masks": "sparsify.sparsification.masks.masked_weights",
     "shard": "sparsify.scale.shard",
     "Parts": "sparsify.sparsification.sparsified",
     "sparsified": "sparsify.sparsification.sparsified",
-    "register_format": "sparsify.sparsification.user_tensor",
-    "register_operator": "sparsify.sparsification.registry",
-    "register_backward": "sparsify.sparsification.registry",
-    "register_sparsifier": "sparsify.sparsification.registry",
+    "register_format": "sparsify.sparsification.registered.user_tensor",
+    "register_operator": "sparsify.sparsification.registered.registry",
+    "register_backward": "sparsify.sparsification.registered.registry",
+    "register_sparsifier": "sparsify.sparsification.registered.registry",
 }
 
 if "torch" in sys.modules:
-    # torch.load(weights_only=True) knows the classes of saved tensors only when they are registered.
+    # torch.load(weights_only=True) knows the classes of saved tensors only after registration.
     import_module("sparsify.storage.tensor")
 
 
 def __getattr__(name: str) -> Any:
-    """The public name, from the module that has it."""
+    """A public name, imported lazily from the defining module."""
     if name not in _MODULES:
         raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
     module = import_module(_MODULES[name])
@@ -123,5 +128,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, those not imported yet included."""
+    """The public names, including names not yet imported."""
     return sorted({*globals(), *__all__})

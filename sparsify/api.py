@@ -10,8 +10,8 @@ import torch
 
 from sparsify.compiler.evaluate import einsum, einsum_kernel, evaluate, evaluate_kernel
 from sparsify.compiler.explain import explain_kernel, printed
-from sparsify.compiler.kernel.sort_operands import ascending
-from sparsify.compiler.plan.sparsified import LAST, by_block, in_kernel
+from sparsify.compiler.operands.sort_operands import ascending
+from sparsify.compiler.plan.prepare.sparsified import LAST, by_block, in_kernel
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.errors import SparsifyError, public
@@ -19,8 +19,8 @@ from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.save import load, save
-from sparsify.sparsification.dispatch import explain_call
-from sparsify.storage.interop import tensor
+from sparsify.sparsification.registered.dispatch import explain_call
+from sparsify.storage.interop.tensors import tensor
 
 __all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]
 
@@ -32,13 +32,13 @@ def explain(
     """Explanation of an expression or an applied model: formats, schedule, notation, loops and C++.
 
     Args:
-        subject: subscripts with their operands, statements with theirs by name, an operator of torch with its
-            arguments, which way it is computed and why, or what `apply` returned.
-        schedule: of an expression, instead of the chosen one.
-        named: what `evaluate` takes, operands by name and the rest.
+        subject: subscripts with operands, statements with operands by name, an operator of torch with arguments (for
+            the chosen computation and the reason), or the result of `apply`.
+        schedule: schedule of an expression, in place of the chosen one.
+        named: arguments of `evaluate`, operands by name and the rest.
 
     Raises:
-        SparsifyError: the subject is none of them.
+        SparsifyError: another kind of subject.
 
     >>> A = tensor(torch.eye(2), "csr")
     >>> "schedule" in explain("y[i] = A[i,j] * x[j]", A=A, x=torch.ones(2))
@@ -75,7 +75,7 @@ def explain(
 
 
 def _with_conditions(text: str, named: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
-    """Arguments of `evaluate_kernel` without sparsifiers, and lines about those that follow the kernel."""
+    """Arguments of `evaluate_kernel` without sparsifiers, and lines about sparsifiers run after the kernel."""
     sparsifier = named.pop("sparsifier", None)
     if sparsifier is None:
         return text, named, ""
@@ -85,8 +85,8 @@ def _with_conditions(text: str, named: dict[str, Any]) -> tuple[str, dict[str, A
         text, named.get("outputs"), named.get("format"), sparsifier, named.get("sizes") or {}, operands
     )
     if blocks is not None:
-        how = {"outputs": blocks.output, "format": {blocks.output: blocks.format}, "sizes": blocks.sizes}
-        return blocks.text, named | how, ""
+        moved = "" if blocks.rows == blocks.asked else f"\n\nafter the kernel\n  conversion to {blocks.asked}"
+        return text, named | {"outputs": blocks.output, "format": {blocks.output: blocks.format}}, moved
     format, operands, left = in_kernel(named.get("format"), sparsifier, named.get("outputs"))
     wanted = format if isinstance(format, Mapping) else {LAST: format}
     lines = [f"  {name or 'the result'}: {s}, then {wanted.get(name) or 'csr'}" for name, s in left.items()]

@@ -1,6 +1,6 @@
-"""A check of this machine: versions, compiler, cache, and one kernel built and checked.
+"""A check of the machine: versions, compiler, cache, and one kernel built and checked.
 
-In: nothing. Out: `environment()`, a mapping of facts, and `diagnose()`, such as
+In: nothing. Out: `environment()`, a mapping of facts, and `diagnose()`, as
 `(Finding("compiler", True, "/usr/bin/g++ (g++ 12.2.0)"), ...)`.
 """
 
@@ -56,14 +56,14 @@ LOST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The finding of one check.
 
     Attributes:
-        name: what was looked at.
-        ok: whether it is as it should be.
-        text: what was found.
-        remedy: what to do about it, "" when nothing.
-        required: whether sparsify needs it.
+        name: name of the check.
+        ok: whether the check passed.
+        text: details found.
+        remedy: remedy for a failure, "" when nothing is to be done.
+        required: whether sparsify needs the checked part.
     """
 
     name: str
@@ -93,7 +93,7 @@ def environment() -> dict[str, Any]:
 
 
 def told(ask: Callable[[], str]) -> str:
-    """The answer, or what is wrong."""
+    """The answer, or the message of the error."""
     try:
         return ask()
     except SparsifyError as error:
@@ -101,7 +101,7 @@ def told(ask: Callable[[], str]) -> str:
 
 
 def diagnose() -> tuple[Finding, ...]:
-    """All findings; a check that fails does not stop the others."""
+    """All findings; a failed check does not stop the others."""
     checks: dict[str, Callable[[], str]] = {
         "python": lambda: sys.version.split()[0],
         "torch": lambda: f"{torch.__version__}, {torch.get_num_threads()} threads",
@@ -118,12 +118,12 @@ def diagnose() -> tuple[Finding, ...]:
 
 
 def is_healthy(findings: tuple[Finding, ...]) -> bool:
-    """Whether everything that is required was found."""
+    """Whether all required checks passed."""
     return all(finding.ok for finding in findings if finding.required)
 
 
 def checked(name: str, check: Callable[[], str]) -> Finding:
-    """The finding of a check that raises when something is wrong."""
+    """The finding of a check; an exception becomes a failed finding."""
     try:
         return Finding(name, True, check())
     except SparsifyError as error:
@@ -137,13 +137,13 @@ def checked(name: str, check: Callable[[], str]) -> Finding:
 
 
 def package() -> str:
-    """Location of the imported sparsify, when nothing else provides its name."""
+    """Location of the imported sparsify; raises if another distribution provides the name."""
     require_sole_provider()
     return f"sparsify {sparsify.__version__} in {Path(sparsify.__file__).parent}"
 
 
 def compiler() -> str:
-    """The C++ compiler; where there is none, what is lost without it."""
+    """The C++ compiler; without one, raises with a note on the consequences."""
     try:
         return str(find_compiler(options.current()))
     except CompilerNotFoundError as error:
@@ -151,7 +151,7 @@ def compiler() -> str:
 
 
 def writable_cache() -> str:
-    """The cache directory and its content, when kernels can be kept there."""
+    """The cache directory and a summary of its content; raises if not writable."""
     place = cache_directory.cache_dir()
     try:
         cache_directory.prepare(place)
@@ -168,7 +168,7 @@ def writable_cache() -> str:
 
 
 def checked_kernel() -> str:
-    """Time of a sparse product from text to result, when it equals torch's."""
+    """Time of a sparse product from text to result, checked against torch's result."""
     with (
         tempfile.TemporaryDirectory(prefix="sparsify-doctor-") as folder,
         options.override(cache_dir=Path(folder), strict=True),
@@ -178,7 +178,7 @@ def checked_kernel() -> str:
 
 
 def checked_reference() -> str:
-    """The same product by torch's operators, which compute where no kernel can be built."""
+    """The same product by torch's operators, the fallback without a compiler."""
     with options.override(compiler="no compiler, on purpose"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         _, error = checked_product()
@@ -186,10 +186,10 @@ def checked_reference() -> str:
 
 
 def checked_product() -> tuple[float, float]:
-    """The seconds of a sparse product, and its largest difference from torch's.
+    """The seconds of a sparse product, and the largest difference from torch's result.
 
     Raises:
-        SparsifyError: it differs by more than rounding.
+        SparsifyError: the results differ by more than rounding.
     """
     generator = torch.Generator().manual_seed(0)
     dense = torch.rand(64, 48, generator=generator)
@@ -208,7 +208,7 @@ def checked_product() -> tuple[float, float]:
 
 
 def exchanged_by_gloo() -> str:
-    """Whether torch.distributed sums over gloo, as several processes of one graph do, and by which interface."""
+    """Checks the all-reduce of torch.distributed over gloo (used by sharded graphs), and names the interface."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_gloo_available():

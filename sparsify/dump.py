@@ -1,4 +1,4 @@
-"""Dumps: the text of each stage that `SPARSIFY_DUMP` names, as it is reached.
+"""Dumps: the text of each stage named in `SPARSIFY_DUMP`, written when the stage is reached.
 
 In: `Dump(options, "spmm-3f2a").write("notation", text)`. Out: `--- notation` and the text on standard error, or the
 file `spmm-3f2a/01-notation.txt` in `SPARSIFY_DUMP_DIR`.
@@ -17,15 +17,15 @@ class Dump:
     """Destination of the stages of one graph or program.
 
     Attributes:
-        options: which stages are asked for, and the folder.
-        key: names what is on its way: the folder of its files.
+        options: options with the requested stages and the folder.
+        key: name of the graph or program, and of the folder of files.
     """
 
     options: Options
     key: str
 
     def prepare(self) -> None:
-        """Makes the folder, so that one that cannot be written is known before anything is done.
+        """Creates the folder early, so that an unwritable folder fails before any work.
 
         Raises:
             SparsifyError: the folder cannot be written.
@@ -37,7 +37,7 @@ class Dump:
                 raise self.unwritable(error) from error
 
     def write(self, stage: str, text: str) -> None:
-        """Writes the text of a stage, when it is asked for.
+        """Writes the text of a stage, if requested.
 
         Raises:
             SparsifyError: the folder cannot be written.
@@ -54,7 +54,7 @@ class Dump:
             raise self.unwritable(error) from error
 
     def unwritable(self, error: OSError) -> SparsifyError:
-        """The error for a folder that cannot be written."""
+        """The error for an unwritable folder."""
         return SparsifyError(
             f"SPARSIFY_DUMP_DIR={self.options.dump_dir} cannot be written: {error.strerror}",
             "name another folder or unset it to dump to standard error",
@@ -66,6 +66,6 @@ class Dump:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file and the folders above it."""
+    """Writes a file, creating parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

@@ -1,20 +1,20 @@
-"""Everything that sparsify raises.
+"""All exceptions raised by sparsify.
 
     SparsifyError
-      InvalidTensorError          coordinates, positions or values that make no tensor
-      FormatError                 a format that is not one, or does not fit the tensor
+      InvalidTensorError          coordinates, positions or values that form no tensor
+      FormatError                 an invalid format, or a format unsuitable for the tensor
         DeviceError               tensors on another device than the CPU, or on several
-      ParseError                  index notation that cannot be read; shows the place
-      EinsumError                 an expression that has no meaning
+      ParseError                  unreadable index notation; shows the position
+      EinsumError                 an expression without a meaning
         ShapeError                sizes that do not fit each other
         DtypeError                dtypes that cannot be combined
-      SparsifierError             a sparsifier that is not one, or does not fit the tensor
-      ScheduleError               a schedule that is not one, or would change the result
+      SparsifierError             an invalid sparsifier, or a sparsifier unsuitable for the tensor
+      ScheduleError               an invalid schedule, or a schedule that would change the result
       DiscordantError             no loop order visits all sparse operands from outer to inner level
       UnsupportedProgramError     an expression that cannot be compiled yet
       UnsupportedOperatorError    an operator without a sparse implementation
         DenseSizeError            a dense copy or result out of proportion to the stored entries
-        ConversionError           a SparseTensor where others read dense memory, such as numpy
+        ConversionError           a SparseTensor passed to a reader of dense memory, such as numpy
       RecipeError                 a mistake in a recipe, with file and line
         RecipeNotFoundError       neither a file nor a built-in recipe
       CaptureError                a model that cannot be captured
@@ -23,17 +23,17 @@
         BuildError                the C++ compiler refused or took too long
         CacheError                the kernel cache cannot be used
       KernelError                 a kernel ended with a status code
-      VerificationError           a sparse model whose results differ from the dense one's
+      VerificationError           a sparse model with other results than the dense model
       DataError                   a data set that cannot be loaded
-      ProcessError                processes that cannot work together, or one that ended
+      ProcessError                processes that cannot work together, or the end of one process
       PackageConflictError        another distribution provides the name sparsify
 
-Most also derive from the built-in class that Python code catches: a mistake in an argument is a `ValueError`,
+Most classes also derive from the corresponding built-in class: a mistake in an argument is a `ValueError`,
 `ShapeError` also a `RuntimeError` as torch's, `DtypeError` a `TypeError`, operators and programs without an
 implementation are `NotImplementedError`s, `RecipeNotFoundError` is a `FileNotFoundError`, `PackageConflictError` an
 `ImportError`; failures to capture, verify, build and run are `RuntimeError`s.
 
-In: an error. Out: a text that says what was found and what to do, and `exit_status(error)` for the command line.
+In: an error. Out: a text with the finding and a remedy, and `exit_status(error)` for the command line.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ ENVIRONMENT: Final = 3
 
 
 class SparsifyError(Exception):
-    """The base of all errors; its text is what was found, then what to do about it."""
+    """Base of all errors; the text is the finding, followed by a remedy."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message, remedy)
@@ -61,15 +61,15 @@ class SparsifyError(Exception):
 
 
 class InvalidTensorError(SparsifyError, ValueError):
-    """Coordinates, positions or values that make no tensor; names the first offending entry."""
+    """Coordinates, positions or values that form no tensor; the text names the first offending entry."""
 
 
 class FormatError(SparsifyError, ValueError):
-    """A format that is not one, or that does not fit the tensor."""
+    """An invalid format, or a format unsuitable for the tensor."""
 
 
 class DeviceError(FormatError):
-    """Tensors on another device than the one on which kernels run, or on several devices."""
+    """Tensors on another device than the kernels' device, or on several devices."""
 
 
 class ParseError(SparsifyError, ValueError):
@@ -92,7 +92,7 @@ class ParseError(SparsifyError, ValueError):
 
 
 class EinsumError(SparsifyError, ValueError):
-    """An expression that has no meaning."""
+    """An expression without a meaning."""
 
 
 class ShapeError(EinsumError, RuntimeError):
@@ -104,11 +104,11 @@ class DtypeError(EinsumError, TypeError):
 
 
 class SparsifierError(SparsifyError, ValueError):
-    """A sparsifier that is not one, or that does not fit the tensor."""
+    """An invalid sparsifier, or a sparsifier unsuitable for the tensor."""
 
 
 class ScheduleError(SparsifyError, ValueError):
-    """A schedule that is not one, or that would change the result."""
+    """An invalid schedule, or a schedule that would change the result."""
 
 
 class DiscordantError(SparsifyError, ValueError):
@@ -134,15 +134,15 @@ class UnsupportedOperatorError(SparsifyError, NotImplementedError):
 
 
 class DenseSizeError(UnsupportedOperatorError):
-    """A dense copy or result that takes far more memory than the stored entries."""
+    """A dense copy or result with far more memory than the stored entries."""
 
 
 class ConversionError(UnsupportedOperatorError, TypeError):
-    """A SparseTensor was given to what reads dense memory, such as numpy and scipy."""
+    """A SparseTensor passed to a reader of dense memory, such as numpy and scipy."""
 
 
 class RecipeError(SparsifyError, ValueError):
-    """A mistake in a recipe, with file, line and column (from 1; 0 when there is none)."""
+    """A mistake in a recipe, with file, line and column (from 1; 0 if unknown)."""
 
     def __init__(self, message: str, file: str = "", line: int = 0, column: int = 0) -> None:
         Exception.__init__(self, message, file, line, column)
@@ -157,7 +157,7 @@ class RecipeNotFoundError(RecipeError, FileNotFoundError):
     """A name that is neither a file nor a built-in recipe."""
 
     def __new__(cls, *args: Any) -> "RecipeNotFoundError":
-        # OSError would read its fields from the arguments; other bases cannot make an object of its layout.
+        # OSError.__new__ would read its fields from the arguments; other bases cannot create its memory layout.
         return OSError.__new__(cls)
 
     def __init__(self, message: str, file: str = "", line: int = 0, column: int = 0) -> None:
@@ -170,11 +170,11 @@ class CaptureError(SparsifyError, RuntimeError):
 
 
 class CompilerError(SparsifyError, RuntimeError):
-    """The way from generated C++ to a loaded kernel failed."""
+    """A failure between generated C++ and the loaded kernel."""
 
 
 class CompilerNotFoundError(CompilerError):
-    """There is no C++ compiler."""
+    """No C++ compiler is installed."""
 
 
 class BuildError(CompilerError):
@@ -186,7 +186,7 @@ class CacheError(CompilerError):
 
 
 class KernelError(SparsifyError, RuntimeError):
-    """A kernel ended with a status code that is not 0."""
+    """A kernel ended with a nonzero status code."""
 
     def __init__(self, status: int, message: str) -> None:
         Exception.__init__(self, status, message)
@@ -197,7 +197,7 @@ class KernelError(SparsifyError, RuntimeError):
 
 
 class VerificationError(SparsifyError, RuntimeError):
-    """A sparse model whose results differ from the dense one's."""
+    """A sparse model with other results than the dense model."""
 
 
 class DataError(SparsifyError, ValueError):
@@ -205,7 +205,7 @@ class DataError(SparsifyError, ValueError):
 
 
 class ProcessError(SparsifyError, RuntimeError):
-    """Processes that cannot meet or work together, or one of them that ended."""
+    """Processes that cannot meet or work together, or the end of one process."""
 
 
 class PackageConflictError(SparsifyError, ImportError):
@@ -217,9 +217,9 @@ INNER_FRAMES: Final = 4
 
 
 def public(function: Function) -> Function:
-    """`function` whose errors of this package keep only the last frames, where they were raised.
+    """Wrapper of `function`; errors of this package keep only the innermost frames of their tracebacks.
 
-    A mistake in the arguments of a public function is found deep inside; the frames in between say nothing about it.
+    A mistake in the arguments of a public function is detected deep inside; intermediate frames say nothing about it.
     """
 
     @wraps(function)
@@ -233,7 +233,7 @@ def public(function: Function) -> Function:
 
 
 def shortened(error: SparsifyError) -> SparsifyError:
-    """The error with the last `INNER_FRAMES` frames of its traceback."""
+    """Error with the last `INNER_FRAMES` frames of its traceback."""
     innermost = error.__traceback__
     frames = []
     while innermost is not None:
@@ -243,10 +243,10 @@ def shortened(error: SparsifyError) -> SparsifyError:
 
 
 def path_of(place: Any, what: str) -> Path:
-    """A path given as text or path.
+    """Path of a text or path object.
 
     Raises:
-        SparsifyError: anything else, or text that no path has.
+        SparsifyError: anything else, or text that is no path.
     """
     if isinstance(place, str | PathLike) and isinstance(fspath(place), str) and "\0" not in fspath(place):
         return Path(place)
@@ -254,7 +254,7 @@ def path_of(place: Any, what: str) -> Path:
 
 
 def exit_status(error: SparsifyError) -> int:
-    """3 for what the machine lacks, 2 for a request that names what is not there, 1 for any other failure.
+    """Exit status: 3 for a defect of the machine, 2 for a request with an unknown name, 1 for any other failure.
 
     >>> exit_status(DataError("no folder Cora"))
     3

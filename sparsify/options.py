@@ -30,21 +30,21 @@ class Options:
     """The settings of a user.
 
     Attributes:
-        vector_bytes: width of vector registers in bytes, 0 for scalar code; `None`: as the CPU has.
-        threads: of a kernel; `None`: as `torch.get_num_threads()`.
+        vector_bytes: width of vector registers in bytes, 0 for scalar code; `None`: the CPU's width.
+        threads: threads of a kernel; `None`: as `torch.get_num_threads()`.
         serial_threshold: scalar operations below which a kernel stays on one thread.
         compiler: path of the C++ compiler; `None`: the first of g++, clang++, c++.
-        compiler_flags: added to the command line of the compiler.
-        compiler_timeout: seconds that one compilation may take.
-        tune_seconds: for which candidates of a region are timed when a model is applied, and all of its regions in 15
-            times as long; 0: what is expected decides, and nothing is measured.
-        cache_dir: of compiled kernels; `None`: the user's cache directory.
-        cache_bytes: size above which kernels used longest ago are deleted from it.
-        dump: stages whose result is written, of `STAGES`, or `all`.
-        dump_dir: where to; `None`: standard error.
-        strict: dense fallbacks are errors.
-        debug_asserts: every stage is verified.
-        quiet: no progress is shown on standard error; what is built does not depend on it.
+        compiler_flags: additional flags for the command line of the compiler.
+        compiler_timeout: time limit of one compilation in seconds.
+        tune_seconds: time budget in `apply` for measuring candidates of a region; all regions of a model share 15 times
+            the budget; 0: the cost model decides, and nothing is measured.
+        cache_dir: directory of compiled kernels; `None`: the user's cache directory.
+        cache_bytes: size limit of the cache; least recently used kernels are deleted first.
+        dump: stages to dump, from `STAGES`, or `all`.
+        dump_dir: folder of dumps; `None`: standard error.
+        strict: whether dense fallbacks are errors.
+        debug_asserts: whether every stage is verified.
+        quiet: whether progress on standard error is suppressed; without effect on kernels.
     """
 
     vector_bytes: int | None = None
@@ -80,7 +80,7 @@ class Options:
 
 
 def check_stage(name: str, where: str, known: Sequence[str]) -> None:
-    """Raises for a name that is no stage, with all that are."""
+    """Raises for an unknown stage; the message lists all stages."""
     if name not in known:
         near = get_close_matches(name, known, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
@@ -102,13 +102,13 @@ _overridden: ContextVar[Options | None] = ContextVar("options", default=None)
 
 
 def current() -> Options:
-    """The options in force here: those of the innermost `override`, else those of the environment."""
+    """The options in force: from the innermost `override`, else from the environment."""
     return _overridden.get() or from_environment()
 
 
 @cache
 def from_environment() -> Options:
-    """The options that the environment variables give; read once a process."""
+    """The options from environment variables; read once a process."""
     given: dict[str, Any] = {
         "vector_bytes": _number("SPARSIFY_VECTOR_BYTES", int),
         "threads": _number("SPARSIFY_THREADS", int),
@@ -145,7 +145,7 @@ def override(**fields: Any) -> Iterator[Options]:
 
 @contextmanager
 def strict() -> Iterator[None]:
-    """Inside the `with` block what would become dense is an error instead, as with SPARSIFY_STRICT=1.
+    """Context in which dense fallbacks are errors, as with SPARSIFY_STRICT=1.
 
     >>> with strict():
     ...     current().strict
@@ -156,12 +156,12 @@ def strict() -> Iterator[None]:
 
 
 def _text(name: str, default: str | None = None) -> Any:
-    """The text of an environment variable, the default when it is empty or not set."""
+    """The text of an environment variable, the default when empty or not set."""
     return os.environ.get(name, "") or default
 
 
 def _number(name: str, kind: type[int] | type[float]) -> int | float | None:
-    """The number in an environment variable, `None` when it is not set."""
+    """The number in an environment variable, `None` when not set."""
     text = _text(name)
     if text is None:
         return None
@@ -173,7 +173,7 @@ def _number(name: str, kind: type[int] | type[float]) -> int | float | None:
 
 
 def _truth(name: str) -> bool | None:
-    """Whether an environment variable says yes, `None` when it is not set."""
+    """The truth value of an environment variable, `None` when not set."""
     text = _text(name)
     if text is None:
         return None
@@ -183,7 +183,7 @@ def _truth(name: str) -> bool | None:
 
 
 def _path(name: str) -> Path | None:
-    """The path in an environment variable, `None` when it is not set."""
+    """The path in an environment variable, `None` when not set."""
     text = _text(name)
     try:
         return None if text is None else Path(text).expanduser()

@@ -1,7 +1,7 @@
-"""The progress of work that takes long: one line on standard error, where that is a terminal.
+"""The progress of long work: one line on standard error, if a terminal.
 
 In: `with working("GPSConv"): stage("capturing")`. Out, once two seconds are over: `GPSConv: capturing, 2 s`. The next
-stage takes the place of the line, and the end of the work takes it away.
+stage overwrites the line, and the end of the work clears the line.
 """
 
 import shutil
@@ -24,7 +24,7 @@ class Line:
     """The line of one piece of work.
 
     Attributes:
-        subjects: names of the work and of the parts that it is in.
+        subjects: names of the work and of the current nested parts.
         text: the stage.
     """
 
@@ -32,7 +32,7 @@ class Line:
         self.subjects, self.text = [subject], ""
         self._begun, self._is_shown, self._is_over = time.monotonic(), False, False
         self._lock = threading.Lock()
-        # A first stage may be the one that takes long; later ones show themselves, so nothing runs beside timings.
+        # The timer covers a long first stage; later stages show themselves, so that no thread runs beside timings.
         self._timer = threading.Timer(QUIET_SECONDS, self.show)
         self._timer.daemon = True
         self._timer.start()
@@ -44,21 +44,21 @@ class Line:
             if taken < QUIET_SECONDS or self._is_over or not self.text:
                 return
             text = f"{', '.join(self.subjects)}: {self.text}, {taken:.0f} s"
-            # The cursor goes back, so what others print overwrites the line.
+            # The cursor returns to column 0: other output overwrites the line.
             write(f"{CLEAR}{text[: shutil.get_terminal_size().columns - 1]}\r")
             self._is_shown = True
 
     def clear(self) -> None:
-        """Takes away what is shown."""
+        """Clears the line."""
         with self._lock:
             if self._is_shown:
                 write(CLEAR)
             self._is_shown = False
 
     def end(self) -> None:
-        """Takes away what is shown, for good."""
+        """Clears the line permanently."""
         self._timer.cancel()
-        self._is_over = True  # first: a timer that has fired shows nothing behind `clear`
+        self._is_over = True  # first, so that a fired timer shows nothing after `clear`
         self.clear()
 
 
@@ -67,7 +67,7 @@ _line: ContextVar[Line | None] = ContextVar("line", default=None)
 
 @contextmanager
 def working(subject: str) -> Iterator[None]:
-    """Within this context stages are shown, under the name of the work; within another one as a part of it.
+    """Context that shows stages under the name of the work; a nested context is a part of the outer work.
 
     >>> with working("GCN"):
     ...     stage("capturing")
@@ -93,14 +93,14 @@ def working(subject: str) -> Iterator[None]:
 
 
 def stage(text: str) -> None:
-    """Says what the work does from now on, which `working` shows."""
+    """Sets the current stage, shown by `working`."""
     if (line := _line.get()) is not None:
         line.text = text
         line.show()
 
 
 def clear() -> None:
-    """Takes away what is shown, before something else is drawn."""
+    """Clears the line before other output."""
     if (line := _line.get()) is not None:
         line.clear()
 

@@ -1,7 +1,7 @@
 """Distributions that provide the name `sparsify`: ours must be the only one.
 
-In: `sys.path`. Out: `{"sparsify-fx": Path(".../site-packages")}`. The package index has others of that name, which
-write into the same folder when both are installed.
+In: `sys.path`. Out: `{"sparsify-fx": Path(".../site-packages")}`. The package index has other distributions
+with the package name, which write into the same folder if both are installed.
 """
 
 import sys
@@ -15,9 +15,9 @@ PACKAGE = "sparsify"
 
 
 def providers(path: Iterable[str] | None = None) -> dict[str, Path]:
-    """The distributions on `path` that install a package `sparsify`, with the folder of each.
+    """Distributions on `path` with a package `sparsify`, each with the folder.
 
-    Reads the folders itself: `importlib.metadata` takes longer than the rest of `sparsify --help`.
+    Folders are read directly: `importlib.metadata` takes longer than the rest of `sparsify --help`.
     """
     found: dict[str, Path] = {}
     for entry in dict.fromkeys(sys.path if path is None else path):

@@ -1,7 +1,7 @@
 """The report on a model: its sparse regions, the nodes left dense, conversions, rules and timings.
 
-In: the passes fill a `Report`. Out: `print(report)`, `report.to_dict()`, `report.to_html("report.html")`, which
-`report_page` fills.
+In: a `Report` filled by the passes. Out: `print(report)`, `report.to_dict()`, `report.to_html("report.html")` (contents
+by `report_page`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,15 +23,15 @@ class RegionEntry:
 
     Attributes:
         name: the region's name in the graph.
-        nodes: the names of the graph nodes that it replaced.
-        scopes: the module scopes of these nodes.
+        nodes: names of the graph nodes replaced by the region.
+        scopes: module scopes of the replaced nodes.
         einsum: the einsum program, printed.
-        formats: per sparse operand its format.
-        kernel: the key of its kernel, "" before the kernel exists.
+        formats: formats of the sparse operands, by name.
+        kernel: the cache key of the kernel, "" before the kernel exists.
         cache: `hit` or `miss`, "" when not built yet.
-        estimated_us: what the cost model expects, None when it has no estimate.
+        estimated_us: the cost model's estimate, None if unavailable.
         measured_us: the median of measured calls, None when not measured.
-        notes: decisions worth reading, such as the chosen order of products.
+        notes: notable decisions, as the chosen order of products.
     """
 
     name: str
@@ -47,16 +47,16 @@ class RegionEntry:
 
 
 class Choice(str):
-    """A reason to stay dense that is a choice: sparse would be slower or larger, or no rule asks for it."""
+    """A reason for staying dense by choice: sparse would be slower or larger, or no rule selects the node."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True)
 class DenseEntry:
-    """A node that a rule or a sparse operand reached and that stays dense, with the reason.
+    """A node left dense in spite of a rule or a sparse operand, with the reason.
 
-    `chosen`: dense is faster or smaller, or no rule asks for more; otherwise there is no sparse form, `apply` warns.
+    `chosen`: dense is faster or smaller, or no rule selects the node; otherwise there is no sparse form; `apply` warns.
     """
 
     node: str
@@ -68,7 +68,7 @@ class DenseEntry:
 
 @dataclass(slots=True)
 class ConversionEntry:
-    """A conversion at the border of a region: how often it ran, how long it took, and the bytes of dense operands."""
+    """A conversion at the border of a region: number of runs, total time, and bytes of dense operands."""
 
     name: str
     source: str
@@ -80,21 +80,21 @@ class ConversionEntry:
 
     @property
     def bytes_text(self) -> str:
-        """Bytes of dense operands before and after, nothing where there were none."""
+        """Bytes of dense operands before and after, "" without dense operands."""
         return f"{kibibytes(self.bytes_before)} -> {kibibytes(self.bytes_after)}" if self.bytes_before else ""
 
 
 @dataclass(slots=True)
 class ChainEntry:
-    """A convolution that stays torch's, with what follows it, in the form that was timed to be fastest.
+    """A convolution left to torch, with fused followers, in the form measured to be fastest.
 
     Attributes:
-        node, scope: of the convolution.
-        operators: all of them.
-        form: in which it runs where no gradients are wanted.
-        times_us: of each form.
-        is_agreed: whether other work left the times alone.
-        bytes_beside: of weights in that form, beside those of the model.
+        node, scope: node and module scope of the convolution.
+        operators: all operators of the chain.
+        form: form used without gradients.
+        times_us: time of each form.
+        is_agreed: whether the times are undisturbed by other work.
+        bytes_beside: bytes of weights in the chosen form, in addition to the model's weights.
     """
 
     node: str
@@ -114,7 +114,7 @@ class ChainEntry:
 
 @dataclass(slots=True)
 class WeightEntry:
-    """A weight that kernels read packed: how the model holds it, and the bytes before and after."""
+    """A packed weight of kernels: storage format in the model, and the bytes before and after."""
 
     name: str
     format: str
@@ -124,13 +124,13 @@ class WeightEntry:
 
 @dataclass(slots=True)
 class RoundingEntry:
-    """A weight whose values are stored in a narrow dtype, and how far rounding moved it.
+    """A weight with values in a narrow dtype, and the rounding error.
 
     Attributes:
-        name: of the weight.
-        dtype: of its values.
-        largest: the largest difference of an entry.
-        relative: the norm of the difference over that of the weight.
+        name: name of the weight.
+        dtype: dtype of the stored values.
+        largest: the largest absolute difference of an entry.
+        relative: the norm of the difference over the norm of the weight.
     """
 
     name: str
@@ -141,7 +141,7 @@ class RoundingEntry:
 
 @dataclass(slots=True)
 class PrunedEntry:
-    """A weight that a rule pruned, and the share of its entries that are 0 then."""
+    """A weight pruned by a rule, and the resulting share of zeros."""
 
     name: str
     rule: str
@@ -154,10 +154,10 @@ class CalibrationEntry:
 
     Attributes:
         digest: SHA-256 of the tensors of the data.
-        samples, length: rows of the inputs, and their second mode, 0 without.
-        split: the data that results are evaluated on, "" where the recipe does not say it.
-        scope: among which entries a share of zeros is kept.
-        layers: by name of the weight the method and `||X W^T - X W'^T|| / ||X W^T||`, None where it was not measured.
+        samples, length: rows of the inputs, and extent of the second mode, 0 without one.
+        split: the evaluation data, "" if the recipe does not name any.
+        scope: the set of entries with a common share of zeros.
+        layers: method and `||X W^T - X W'^T|| / ||X W^T||` (None if not measured), by name of the weight.
     """
 
     digest: str
@@ -177,7 +177,7 @@ class CalibrationEntry:
 
 @dataclass(slots=True)
 class PassedEntry:
-    """A parameter that a rule selects and did not prune, and why; `rule` is "" for a matrix that no rule names."""
+    """A parameter selected by a rule but not pruned, with the reason; `rule` is "" for a matrix without a rule."""
 
     name: str
     rule: str
@@ -186,16 +186,16 @@ class PassedEntry:
 
 @dataclass(slots=True)
 class OrderEntry:
-    """The order in which the nodes of a graph are visited.
+    """The order of a graph's nodes (reordering).
 
     Attributes:
-        name: of the message passing steps that follow it.
+        name: name of the message passing steps under the order.
         method: `rcm`, `degree` or `metis`.
-        source: what the edges follow from.
+        source: origin of the edges.
         distances: the mean of |row - column| over the entries, before and after.
-        seconds: how long the order took to compute; 0 as long as nothing was computed.
-        columns: how many numbers of each node a call permutes, on the way in and on the way out.
-        gather_us: how long it takes to permute that many.
+        seconds: time to compute the order; 0 before the computation.
+        columns: numbers per node permuted by a call, on input and on output.
+        gather_us: time of the permutations of a call.
     """
 
     name: str
@@ -212,14 +212,14 @@ PIECES = ("piece", "nodes", "regions", "why the graph broke", "note")
 
 @dataclass(slots=True)
 class PieceEntry:
-    """A graph between two breaks, of a model that no graph holds whole.
+    """A graph between two graph breaks of a model.
 
     Attributes:
-        name: in the report.
-        nodes: how many operators it has.
-        regions: how many kernels; 0 where it runs as the model has it.
-        cut: why it ends before the model does, "" for one that does not.
-        note: why it runs as the model has it, "" where it has no region.
+        name: name in the report.
+        nodes: number of operators.
+        regions: number of kernels; 0 if the piece runs the model's own operators.
+        cut: reason for the graph break at the end, "" for the last piece.
+        note: reason for running the model's own operators, else "".
     """
 
     name: str
@@ -229,7 +229,7 @@ class PieceEntry:
     note: str = ""
 
     def cells(self) -> list[str]:
-        """A row of the report."""
+        """The cells of a row of the report."""
         return [self.name, str(self.nodes), str(self.regions), self.cut, self.note]
 
 
@@ -244,17 +244,17 @@ class RuleEntry:
 
 
 class Origin:
-    """The model that a report is of, as far as the page of the report wants to know more of it; here of none."""
+    """The model of a report, as the source of details for the page; the base class has no model."""
 
     def details(self, inputs: Any = None, *, compares: bool = True) -> Details:
         """Details of the page besides the report.
 
         Args:
-            inputs: of a call to look at, None for none.
-            compares: whether calls of both models are timed and their outputs compared.
+            inputs: inputs of a call to observe, None for no call.
+            compares: whether calls of both models are timed and the outputs compared.
 
         Raises:
-            SparsifyError: there is no model for the inputs.
+            SparsifyError: no model for the inputs.
         """
         if inputs is not None:
             raise SparsifyError(NO_MODEL, HOW)
@@ -264,7 +264,7 @@ class Origin:
         """Writes the trace of a call.
 
         Raises:
-            SparsifyError: there is no model.
+            SparsifyError: no model.
         """
         raise SparsifyError(NO_MODEL, HOW)
 
@@ -274,13 +274,14 @@ class Origin:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that `apply` did to a model.
+    """Record of all changes of a model by `apply`.
 
-    `parameter_bytes` are those of all parameters, dense as they came and as the model holds them, `None` before a graph
-    is captured. `peak_bytes` are those of the results and intermediates of a call that live at a time,
-    `dense_peak_bytes` the same of the dense model; 0 where nothing was run. Calls whose graphs come for the first time
-    and have at most `new_graphs` coordinates of edges run torch's operators; `by_torch` says why all do.
-    `compared_rows` is the number of rows in which results were compared, `None` for all. Pages ask `origin` for more.
+    `parameter_bytes`: bytes of all parameters, originally dense and as held by the model, `None` before a graph is
+    captured. `peak_bytes`: peak bytes of simultaneously live results and intermediates of a call, `dense_peak_bytes`
+    the same for the dense model; 0 without a run. Calls with a new graph of at most `new_graphs` coordinates of edges
+    run torch's operators; `by_torch` is the reason if all calls do. `compared_rows`: number of rows with compared
+    results, `None` for all. `whole_call_us`: times of a call of the source model and of the sparse model, `None` if
+    not compared. `origin` is the source of further details for pages.
 
     >>> report = Report(model="GCN")
     >>> report.left_dense("softmax", "softmax", "", "no sparse operand")
@@ -310,11 +311,12 @@ class Report:
     specialised: list[str] = field(default_factory=list)
     largest_error: float | None = None
     compared_rows: int | None = None
+    whole_call_us: tuple[float, float] | None = None
     warnings: list[str] = field(default_factory=list)
     origin: Origin | None = field(default=None, repr=False, compare=False)
 
     def left_dense(self, node: str, op: str, scope: str, reason: str) -> None:
-        """Lists a node as dense; the first reason given for a node stays. One that is a `Choice` gives no warning."""
+        """Lists a node as dense; the first reason for a node is kept. A `Choice` gives no warning."""
         if all(entry.node != node for entry in self.dense):
             self.dense.append(DenseEntry(node, op, scope, str(reason), isinstance(reason, Choice)))
 
@@ -332,7 +334,7 @@ class Report:
         return {"schema": 1, "coverage": self.coverage, **data}
 
     def tables(self, names: Callable[[list[str]], str]) -> list[tuple[str, Sequence[str], list[list[str]]]]:
-        """Title, headers and rows of every table that has rows; `names` joins names."""
+        """Title, headers and rows of every nonempty table; `names` joins names."""
         regions = [
             [
                 entry.name,
@@ -393,7 +395,7 @@ class Report:
         return [(title, headers, rows) for title, headers, rows in found if rows]
 
     def chain_row(self, entry: ChainEntry) -> list[str]:
-        """The cells of a convolution that stays torch's."""
+        """The cells of a convolution left to torch."""
         beside = kibibytes(entry.bytes_beside) if entry.bytes_beside else ""
         return [entry.node, entry.scope, entry.operators, entry.form, entry.timed, beside]
 
@@ -437,7 +439,7 @@ class Report:
         ]
 
     def lines(self, names: Callable[[list[str]], str]) -> Iterable[str]:
-        """The report without its tables; `names` joins names."""
+        """The lines of the report before the tables; `names` joins names."""
         yield f"{self.model or 'model'} with {self.recipe or 'recipe'}: {self.coverage}"
         if self.largest_error is not None:
             sample = "" if self.compared_rows is None else f", in a sample of {self.compared_rows} rows"
@@ -452,6 +454,9 @@ class Report:
         if self.peak_bytes:
             dense = f", the dense model's {kibibytes(self.dense_peak_bytes)}" if self.dense_peak_bytes else ""
             yield f"tensors of a call: at most {kibibytes(self.peak_bytes)} at a time{dense}"
+        if self.whole_call_us is not None:
+            source, own = (us / 1e3 for us in self.whole_call_us)
+            yield f"a call by apply: {source:.3g} ms of the dense model in torch, {own:.3g} ms now"
         if self.new_graphs:
             which = f" ({self.by_torch})" if self.by_torch else " that come for the first time"
             yield f"graphs of at most {self.new_graphs} coordinates of edges{which}: torch's operators"
@@ -460,9 +465,9 @@ class Report:
         yield from (f"warning: {text}" for text in self.warnings)
 
     def text(self, width: int | None = None) -> str:
-        """The report in lines of at most `width` characters, of the terminal's width without it.
+        """The report in lines of at most `width` characters, by default the terminal's width.
 
-        Names and rows that differ in numbers alone are one, with a count; `to_dict` and `to_html` have all of them.
+        Names and rows equal up to numbers are folded into one, with a count; `to_dict` and `to_html` list all.
         """
         columns = terminal_width() if width is None else width
         parts = ["\n".join(wrapped(line, columns) for line in self.lines(folded_names))]
@@ -474,15 +479,15 @@ class Report:
         return self.text()
 
     def to_html(self, path: str | Path, inputs: Any = None) -> Path:
-        """Writes the report as one self-contained page and returns its path.
+        """Writes the report as one self-contained page and returns the path.
 
         Args:
-            path: of the file.
-            inputs: of a call of the model, a tensor, a sequence or a mapping by name. The page then has the times of
-                both models, the difference of their outputs, the time of each layer, patterns and a roofline.
+            path: path of the file.
+            inputs: inputs of a call, a tensor, a sequence or a mapping by name. With inputs the page has the times of
+                both models, the difference of outputs, the time of each layer, patterns and a roofline.
 
         Raises:
-            SparsifyError: the file cannot be written, the model is gone, or it does not run with the inputs.
+            SparsifyError: the file cannot be written, the model is gone, or fails for the inputs.
 
         >>> page = Report(model="GCN").to_html("/dev/null")
         """
@@ -492,11 +497,11 @@ class Report:
         return write(page_of(self, self._origin().details(inputs)), path)
 
     def to_trace(self, path: str | Path, inputs: Any) -> Path:
-        """Writes the trace of a call, with the names of regions, for Perfetto and `chrome://tracing`; returns its path.
+        """Writes the trace of a call, with names of regions, for Perfetto and `chrome://tracing`; returns the path.
 
         Args:
-            path: of the file, JSON trace events.
-            inputs: of the call, a tensor, a sequence or a mapping by name.
+            path: path of the file, JSON trace events.
+            inputs: inputs of the call, a tensor, a sequence or a mapping by name.
 
         Raises:
             SparsifyError: as `to_html`.
@@ -506,12 +511,12 @@ class Report:
         return self._origin().trace(path, inputs)
 
     def _origin(self) -> "Origin":
-        """The model that the report is of; of a report of no model, one that knows nothing more."""
+        """The model of the report, or an `Origin` without details."""
         return self.origin or Origin()
 
 
 def folded_names(names: list[str]) -> str:
-    """Names in a list, those that differ in numbers alone as one."""
+    """Names in a list; names equal up to numbers are folded into one."""
     return ", ".join(fold(names))
 
 

@@ -1,7 +1,7 @@
-"""The page of a report: its first lines, its layers and its tables, of a report and the details of its model.
+"""The page of a report: first lines, layers and tables, from a report and the details of a model.
 
-In: `page_of(report, Details())`. Out: the `Page` that `sparsify.page.html` writes. Every number is one of the report or
-of the details.
+In: `page_of(report, Details())`. Out: a `Page` for `sparsify.page.html`. Every number comes from the report or from the
+details.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ def page_of(report: "Report", details: Details) -> Page:
 
 
 def listings(report: "Report") -> list[Listing]:
-    """The lines and tables of the report that the page shows nowhere else."""
+    """Lines and tables of the report not shown elsewhere on the page."""
     _, *lines = [line for line in report.lines(", ".join) if not line.startswith("warning: ")]
     remarks = [Listing("Remarks", ("remark",), [[line] for line in lines])] if lines else []
     tables = [
@@ -70,7 +70,7 @@ def differs(report: "Report", details: Details) -> Fact:
 
 
 def panel(entry: "RegionEntry", details: Details) -> RegionPanel:
-    """A region with its stages."""
+    """A region with stages."""
     times = [
         f"{verb} {value:.1f} us a call"
         for verb, value in (("estimated", entry.estimated_us), ("measured", entry.measured_us))
@@ -83,7 +83,7 @@ def panel(entry: "RegionEntry", details: Details) -> RegionPanel:
 
 
 def layers_of(report: "Report", details: Details) -> list[LayerRow]:
-    """A row for each sparse region, then one for each node that stays dense."""
+    """A row for each sparse region, then one for each node left dense."""
     scopes = {entry.name: entry.scopes for entry in report.regions}
     sparse = [sparse_layer(report, entry, details, scopes) for entry in report.regions]
     return [*sparse, *(dense_layer(report, entry, details, scopes) for entry in report.dense)]
@@ -93,7 +93,7 @@ Scopes = Mapping[str, Sequence[str]]
 
 
 def sparse_layer(report: "Report", entry: "RegionEntry", details: Details, scopes: Scopes) -> LayerRow:
-    """The row of a region: its weight or else its sparse operands, and the module that all of it is in."""
+    """The row of a region: weights or else sparse operands, and the innermost common module."""
     scope = ancestor(entry.scopes)
     spies = [spy for spy in details.spies if spy.region == entry.name]
     known = {held.name: held for held in report.weights}
@@ -118,7 +118,7 @@ def sparse_layer(report: "Report", entry: "RegionEntry", details: Details, scope
 
 
 def dense_layer(report: "Report", entry: "DenseEntry", details: Details, scopes: Scopes) -> LayerRow:
-    """The row of a node that stays dense, with the reason."""
+    """The row of a node left dense, with the reason."""
     zeros = {pruned.name: pruned.zeros for pruned in report.pruned}
     is_timed = bool(entry.scope)
     return LayerRow(
@@ -133,7 +133,7 @@ def dense_layer(report: "Report", entry: "DenseEntry", details: Details, scopes:
 
 
 def ancestor(scopes: Iterable[str]) -> str:
-    """The innermost module that holds some modules, by its path.
+    """The path of the innermost module that contains all given modules.
 
     >>> ancestor(["layer.0.output", "layer.0.output.dense"])
     'layer.0.output'
@@ -146,7 +146,7 @@ def ancestor(scopes: Iterable[str]) -> str:
 
 
 def after_ms(scope: str, spans: Sequence[Span], scopes: Scopes) -> float | None:
-    """The time of what runs in the place of a module: `None` where a region does more than what is in the module."""
+    """Time of the spans in place of a module; `None` if a region extends beyond the module."""
     total, is_any = 0.0, False
     for span in spans:
         inside = [is_within(one, scope) for one in scopes.get(span.region, [span.where])]
@@ -158,5 +158,5 @@ def after_ms(scope: str, spans: Sequence[Span], scopes: Scopes) -> float | None:
 
 
 def is_within(path: str, scope: str) -> bool:
-    """Whether a module is another one or in it."""
+    """Whether the module `path` equals `scope` or lies inside of `scope`."""
     return not scope or path == scope or path.startswith(f"{scope}.")

@@ -1,4 +1,4 @@
-"""Tables and lists that fit a terminal: names folded by pattern, rows as paragraphs where a table is too wide.
+"""Tables and lists in the width of a terminal: names folded by pattern, rows as paragraphs if a table is too wide.
 
 In: `fold(["layer.0.weight", "layer.1.weight", "layer.2.weight"])`. Out: `["layer.{0-2}.weight (3)"]`.
 """
@@ -28,7 +28,7 @@ def terminal_width(piped: int = 0) -> int:
     """The columns of the terminal, or of `COLUMNS`.
 
     Args:
-        piped: for output that goes elsewhere; 0 for the 80 columns that Python takes for it.
+        piped: width for output not to a terminal; 0 for Python's default of 80 columns.
     """
     is_known = os.environ.get("COLUMNS", "").isdigit() or (
         sys.__stdout__ is not None and sys.__stdout__.isatty()
@@ -37,7 +37,7 @@ def terminal_width(piped: int = 0) -> int:
 
 
 def fold(texts: Iterable[str]) -> list[str]:
-    """The texts, those that differ in numbers alone as one with a count, in the order of their first.
+    """Texts, folded into one with a count if equal up to numbers, in order of first occurrence.
 
     >>> fold(["h.0.w", "h.1.w", "h.3.w", "x"])
     ['h.{0-1,3}.w (3)', 'x']
@@ -46,12 +46,12 @@ def fold(texts: Iterable[str]) -> list[str]:
 
 
 def _one_or_all(texts: list[str]) -> list[str]:
-    """Texts of one pattern, folded where they are many."""
+    """Texts of one pattern, folded if there are at least `LEAST`."""
     return texts if len(texts) < LEAST else [f"{merged(texts)} ({len(texts)})"]
 
 
 def _patterns(texts: Iterable[str]) -> list[list[str]]:
-    """The texts by what they are without numbers."""
+    """Texts grouped by pattern (the text without numbers)."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for text in texts:
         groups.setdefault(tuple(NUMBER.split(text)), []).append(text)
@@ -59,7 +59,7 @@ def _patterns(texts: Iterable[str]) -> list[list[str]]:
 
 
 def merged(texts: Sequence[str]) -> str:
-    """One text for several that differ in numbers alone.
+    """One text for several texts equal up to numbers.
 
     >>> merged(["0.9 KiB of 4", "1.1 KiB of 4"])
     '{0.9...1.1} KiB of 4'
@@ -89,7 +89,7 @@ def _numbers(values: Sequence[str]) -> str:
 
 
 def fold_rows(rows: Sequence[Row]) -> list[list[str]]:
-    """The rows, those that differ in numbers alone as one, with a count in its first cell."""
+    """Rows, folded into one if equal up to numbers, with a count in the first cell."""
     groups: dict[tuple[tuple[str, ...], ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(tuple(NUMBER.split(cell)) for cell in row), []).append(row)
@@ -104,7 +104,7 @@ def fold_rows(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def wrapped(text: str, width: int, indent: str = "  ") -> str:
-    """A text whose lines have at most `width` characters, 20 at least; what is moved down is indented."""
+    """A text wrapped to lines of at most `width` characters (at least 20); continuation lines are indented."""
     width = max(width, NARROWEST)
     indent = indent[: width - NARROWEST]
     lines: list[str] = []
@@ -115,7 +115,7 @@ def wrapped(text: str, width: int, indent: str = "  ") -> str:
 
 
 def fitted(headers: Row, rows: Sequence[Row], width: int) -> str:
-    """Rows as a table, or as paragraphs where that is wider than `width`.
+    """Rows as a table, or as paragraphs if the table is wider than `width`.
 
     >>> print(fitted(("name", "format"), [["a.weight", "dense, compressed"]], 24))
     a.weight
@@ -129,12 +129,12 @@ def fitted(headers: Row, rows: Sequence[Row], width: int) -> str:
 
 
 def paragraphs(headers: Row, rows: Iterable[Row], width: int) -> str:
-    """Each row as its first cell in a line, and the other cells below it after their headers."""
+    """Rows as paragraphs: the first cell in a line, then the other cells, each after the header."""
     return "\n".join(_paragraph(headers, row, width) for row in rows)
 
 
 def _paragraph(headers: Row, row: Row, width: int) -> str:
-    """A row: its first cell, then the other cells that are not empty, a line or more for each part of a list."""
+    """A row: the first cell, then the other nonempty cells, with at least one line for each part of a list."""
     margin = max(map(len, headers[1:]))
     blank = " " * (margin + 4)
     lines = [wrapped(row[0], width)]

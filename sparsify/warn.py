@@ -1,6 +1,6 @@
-"""Warnings at the line of the user's code: the first one outside of sparsify and torch that led to them.
+"""Warnings at the line of the user's code: the innermost frame outside of sparsify and torch.
 
-In: `warn("the source model runs")` in a pass. Out: a `RuntimeWarning` at `train.py:12`, where `sparse(x)` is.
+In: `warn("the source model runs")` in a pass. Out: a `RuntimeWarning` at `train.py:12`, the line of `sparse(x)`.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ from types import FrameType
 from typing import Final
 
 PACKAGE: Final = str(Path(__file__).parent) + "/"
-# Files between a caller and code of ours, and code that is made of graphs.
+# Files between a caller and our code, and code generated from graphs.
 BETWEEN: Final = (contextlib.__file__, functools.__file__, "<eager ", "<eval_with_key>", "<frozen ")
 
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warns at the line of the user's code, with its module and its register of warnings, as filters expect it."""
+    """Warns at the line of the user's code, with the user's module and warning registry, as filters expect."""
     frame = user_frame(sys._getframe(1))
     known = frame.f_globals
     warnings.warn_explicit(
@@ -31,7 +31,7 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
 
 
 def user_frame(frame: FrameType) -> FrameType:
-    """The innermost frame that is neither of this package nor of torch; the outermost where all are."""
+    """The innermost frame outside of sparsify and torch; the outermost frame if there is none."""
     inside = prefixes()
     while frame.f_code.co_filename.startswith(inside) and frame.f_back is not None:
         frame = frame.f_back
@@ -39,7 +39,7 @@ def user_frame(frame: FrameType) -> FrameType:
 
 
 def prefixes() -> tuple[str, ...]:
-    """Starts of the names of files that are not the user's."""
+    """Prefixes of file names outside of the user's code."""
     torch = sys.modules.get("torch")
     place = None if torch is None else torch.__file__
     return (PACKAGE, *BETWEEN, *(() if place is None else (str(Path(place).parent) + "/",)))

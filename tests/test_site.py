@@ -77,10 +77,15 @@ def test_measured_figures_have_every_ratio(site: Path) -> None:
         ratios = [
             (row["name"], one["reached"]) for row in rows if row["kind"] == "ratios" for one in row["targets"]
         ]
-        assert ratios
+        limits = [
+            (row["name"], one["reached"]) for row in rows if row["kind"] == "limits" for one in row["targets"]
+        ]
+        assert ratios or limits
         cells = re.findall(r"<tr>\n<td>(.*?)</td>(?:\n<td>.*?</td>){4}\n<td>(.*?)</td>", text)
         assert {(name, f"{reached:.2f}") for name, reached in ratios} <= set(cells)
-        assert f"measurements/{file.stem}.svg" in text
+        parts = re.findall(r"<tr>\n<td>(.*?)</td>(?:\n<td>.*?</td>){3}\n<td>(.*?)</td>\n</tr>", text)
+        assert {(name, f"{reached:.0f}") for name, reached in limits} <= set(parts)
+        assert (f"measurements/{file.stem}.svg" in text) == file.with_suffix(".svg").exists()
 
 
 def test_the_reference_has_every_public_function(site: Path) -> None:

@@ -1,1 +1,1 @@
-"""Accuracy of sparse training: methods and shares of zeros with equal steps, on real data where it is there."""
+"""Accuracy of sparse training: methods and sparsities with equal steps, on real data if a data folder is given."""

@@ -1,1 +1,1 @@
-"""Expressions of every kind beside the best that torch and scipy have: `python -m experiments.compiler`."""
+"""Expressions of every kind against the best of torch and scipy: `python -m experiments.compiler`."""

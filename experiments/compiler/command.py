@@ -26,12 +26,12 @@ ROWS = (*CASES, *small.ROWS, "scheduling", "first-call")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; 0, or 2 when no row has such a name."""
+    """Runs the command; the exit status is 0, or 2 if no row matches."""
     return command.main(argv, run_row, ROWS, "compiler")
 
 
 def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
-    """What was measured for one row, as plain data."""
+    """Measurements of one row as plain data."""
     if name in small.ROWS:
         return small.row(name, 0.3 if quick else 2.0, clock)
     if name == "scheduling":

@@ -1,9 +1,8 @@
-"""First calls of new expressions: what the catalogue of the tests takes with an empty cache.
+"""First calls of new expressions: latency of the tests' catalogue with an empty kernel cache.
 
-In: nothing. Out: a row with the median, the 95th percentile and the slowest of the first calls, each with its name.
-
-A process of its own calls each contraction in pairs of formats and each statement once, in a directory without
-kernels. What every process needs once, the imports and the way into kernels, is had before.
+In: nothing. Out: a row with the median, the 95th percentile and the slowest first calls, each with its name.
+A separate process calls each contraction in pairs of formats and each statement once, in a directory without
+kernels. Imports and the loading of the kernel runtime, needed once per process, happen before the measurement.
 """
 
 import json
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from tests.compiler import catalogue
+from tests.compiler.random_programs import catalogue
 
 # In milliseconds.
 MEDIAN, WORST = 300.0, 1500.0
@@ -28,7 +27,7 @@ PROCESSOR: Final = "--cpu-time"
 
 
 def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Names and calls of the catalogue; operands are made before they are called."""
+    """Names and calls of the catalogue; operands are built before the call."""
     import sparsify
 
     for subscripts, kinds in catalogue.CONTRACTIONS:
@@ -43,7 +42,7 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def first_calls(clock: Callable[[], float], every: int = 1) -> dict[str, float]:
-    """The milliseconds of the first call of each, or of every so many, in this process."""
+    """Milliseconds of the first call of every `every`-th catalogue entry, in this process."""
     import torch
 
     import sparsify
@@ -60,17 +59,17 @@ def first_calls(clock: Callable[[], float], every: int = 1) -> dict[str, float]:
 
 
 def processor_seconds() -> float:
-    """Of this process and of the compilers that it ran."""
+    """Processor time of this process and of its compiler subprocesses, in seconds."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def row(*, processor: bool = False, every: int = 1) -> dict[str, Any]:
-    """The row of the table.
+    """Row of the table.
 
     Args:
-        processor: counts the time on all processors, else that on the clock.
-        every: calls only one of so many.
+        processor: measures processor time of all threads and subprocesses instead of wall-clock time.
+        every: stride over the catalogue; 1 calls each entry.
     """
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as directory:
         environment = {**os.environ, "SPARSIFY_CACHE_DIR": directory}

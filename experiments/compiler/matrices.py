@@ -1,4 +1,4 @@
-"""Sparse matrices among themselves: products, sums, and products with a vector.
+"""Sparse matrix products, sums, and products with a vector.
 
 In: `product("pubmed", place)`. Out: a `Case` of A times A against torch's product (MKL) and scipy's.
 """
@@ -14,12 +14,12 @@ from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.runtime.buffers import POOL
 
 UNIFORM_ROWS, UNIFORM_A_ROW = 20_000, 20
-# Of the mesh of 100,000 rows that `graphs` makes.
+# Share of the rows of the 100,000-row mesh of `graphs`.
 FEM_SHARE = 0.3
 
 
 def matrix(name: str, place: Place, seed: int = 0) -> Matrix:
-    """A graph, the mesh with 30,000 rows, or a matrix with entries anywhere."""
+    """A graph's adjacency, the mesh with 30,000 rows, or a matrix with uniformly random coordinates."""
     if name == "fem":
         return graphs.matrix(name, place.root, FEM_SHARE * place.scale)
     if name != "uniform":
@@ -36,7 +36,7 @@ def matrix(name: str, place: Place, seed: int = 0) -> Matrix:
 
 
 def product(name: str, place: Place, *, pooled: float, known: float) -> Case:
-    """`C[i,k] = A[i,j] * A[j,k]` into sorted CSR; with a known pattern, values alone are computed."""
+    """`C[i,k] = A[i,j] * A[j,k]` into sorted CSR; for a known pattern only values are computed."""
     found = matrix(name, place)
     wide, theirs = graphs.widened(found.csr), graphs.scipy_of(found.csr)
     case = Case(f"spgemm-{name}", f"A {found}", found.source, [], [], lambda: _expected(found))
@@ -54,7 +54,7 @@ def product(name: str, place: Place, *, pooled: float, known: float) -> Case:
         Contender("sparsify", ours, baseline=False, before=KNOWN.clear),
         Contender("sparsify fresh", ours, baseline=False, before=forget),
         Contender("sparsify known pattern", ours, baseline=False),
-        # Neither sorts the columns of its rows.
+        # Neither library sorts the columns of a row.
         Contender("torch CSR", lambda: wide @ wide, is_checked=False),
         Contender("scipy", lambda: theirs @ theirs, is_checked=False),
     ]
@@ -68,7 +68,7 @@ def product(name: str, place: Place, *, pooled: float, known: float) -> Case:
 
 
 def _expected(found: Matrix) -> torch.Tensor:
-    """The values of A times A in float64, columns in order."""
+    """Values of A times A in float64, columns sorted."""
     plain = graphs.scipy_of(found.csr.double())
     result = plain @ plain
     result.sort_indices()
@@ -76,7 +76,7 @@ def _expected(found: Matrix) -> torch.Tensor:
 
 
 def addition(name: str, place: Place, *, asked: float) -> Case:
-    """`A + B` with B on the pattern of A, and with the transpose of a matrix of another pattern."""
+    """`A + B` with B on the pattern of A, and with B on another pattern (A reversed or transposed)."""
     found = matrix(name, place)
     plain = graphs.scipy_of(found.csr)
     other = plain.T.tocsr() if name == "uniform" else (plain[::-1, ::-1]).tocsr()

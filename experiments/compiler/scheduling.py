@@ -1,4 +1,4 @@
-"""Scheduling of drawn einsums: the order of products, the loops of each and the first schedule of every kernel.
+"""Scheduling time of random einsums: order of products, loop orders, and the first schedule of every kernel.
 
 In: `--rows scheduling`. Out: the median, the 95th percentile and the slowest of 300 einsums of six to eight index
 variables and two to five operands, in milliseconds of one thread. Nothing is compiled.
@@ -16,7 +16,7 @@ from typing import Any, Final
 from sparsify.compiler import pipeline
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.einsum.subscripts import read_subscripts
+from sparsify.compiler.einsum.text.subscripts import read_subscripts
 from sparsify.compiler.plan.plan import steps
 from sparsify.compiler.plan.step import Step
 from sparsify.compiler.schedule.cost import loop_order
@@ -41,12 +41,12 @@ VECTOR_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """An einsum whose operands are known by their sizes alone.
+    """A random einsum; operands are known by format, extents and number of stored entries only.
 
     Attributes:
-        subscripts: of the einsum.
-        formats: of its operands.
-        program: that computes it.
+        subscripts: subscripts of the einsum.
+        formats: formats of the operands.
+        program: einsum program of the subscripts.
         sizes: extents and stored entries.
     """
 
@@ -60,7 +60,7 @@ class Drawn:
 
 
 def draw(seed: int) -> Drawn:
-    """The einsum of a seed."""
+    """Random einsum of a seed."""
     take = random.Random(seed)
     letters = LETTERS[: take.choice((6, 7, 8, 8))]
     terms = _terms(take, letters)
@@ -87,7 +87,7 @@ def draw(seed: int) -> Drawn:
 
 
 def _terms(take: random.Random, letters: str) -> list[str]:
-    """The subscripts of two to five operands of up to five modes, which have all letters; each meets another."""
+    """Subscripts of two to five operands of up to five modes; together they contain all letters."""
     count = take.choice((2, 3, 4, 5, 5))
     terms = ["" for _ in range(count)]
     for letter in letters:
@@ -102,13 +102,13 @@ def _terms(take: random.Random, letters: str) -> list[str]:
 
 
 def _format(take: random.Random, shape: tuple[int, ...]) -> str:
-    """A format for an operand; one that has too many places is sparse."""
+    """Random format of an operand; never dense above `MOST_DENSE` elements."""
     found = FORMATS[min(len(shape), 3)]
     return take.choice(found if prod(shape) <= MOST_DENSE else found[1:])
 
 
 def scheduled(drawn: Drawn) -> int:
-    """How many kernels an einsum takes, each with its first schedule, and nothing known from before."""
+    """Number of kernels of an einsum; finds the first schedule of each with empty memos."""
     loop_order.searched_before.cache_clear()
     pipeline.plain_notation.cache_clear()
     kernels = [step for step in steps(drawn.program, drawn.sizes) if isinstance(step, Step)]
@@ -118,7 +118,7 @@ def scheduled(drawn: Drawn) -> int:
 
 
 def milliseconds(drawn: Drawn) -> float:
-    """The time of one thread that scheduling takes, without the collector of what others left behind."""
+    """Thread time of scheduling, minimum of `REPEATS` runs; garbage of earlier runs is collected before each."""
     taken = []
     for _ in range(REPEATS):
         gc.collect(0)
@@ -129,7 +129,7 @@ def milliseconds(drawn: Drawn) -> float:
 
 
 def row(count: int = COUNT) -> dict[str, Any]:
-    """The row of the table, over so many einsums."""
+    """Row of the table over `count` random einsums."""
     scheduled(draw(0))
     found = {seed: milliseconds(draw(seed)) for seed in range(count)}
     slowest = max(found, key=found.__getitem__)

@@ -1,4 +1,4 @@
-"""Work that is next to nothing: what a call takes more than torch's.
+"""Call overhead of tiny operands compared with torch.
 
 In: `small-product`. Out: the microseconds of a call beyond those of torch.
 """
@@ -17,7 +17,7 @@ Pair = tuple[Callable[[], Any], Callable[[], Any]]
 
 
 def _matrices(rows: int, stored: int, form: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix as ours and as torch's."""
+    """One random matrix as a `SparseTensor` and as a sparse torch tensor."""
     draw = torch.Generator().manual_seed(0)
     at = torch.randint(0, rows, (2, stored), generator=draw).unique(dim=1)
     values = torch.randn(at.shape[1], generator=draw)
@@ -54,7 +54,7 @@ ROWS = tuple(PAIRS)
 
 
 def row(name: str, seconds: float, clock: Clock) -> dict[str, Any]:
-    """The row of the table."""
+    """Row of the table."""
     ours, theirs = PAIRS[name]()
     contenders = [Contender("sparsify", ours, baseline=False), Contender("torch", theirs)]
     case = Case(name, "", "generated", contenders, [])

@@ -1,4 +1,4 @@
-"""Tensors of higher order against what torch makes of gathers and additions by index.
+"""Tensors of higher order against gathers and `index_add` in torch.
 
 In: `mttkrp(place)`. Out: a `Case` of the matricised tensor times Khatri-Rao product.
 """
@@ -48,6 +48,6 @@ def mttkrp(place: Place, *, asked: float) -> Case:
 def gathered(
     at: torch.Tensor, values: torch.Tensor, B: torch.Tensor, C: torch.Tensor, rows: int
 ) -> torch.Tensor:
-    """The same by gathering rows and adding them by index."""
+    """MTTKRP in torch: gathers rows of both factors and adds the products with `index_add`."""
     products = values[:, None] * B[at[1]] * C[at[2]]
     return torch.zeros(rows, B.shape[1], dtype=values.dtype).index_add(0, at[0], products)

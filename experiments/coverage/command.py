@@ -1,6 +1,6 @@
 """`python -m experiments.coverage [NAME ...]`: verifies models and prints the table of docs/models.md.
 
-In: beginnings of names. Out: a table in Markdown on standard output; 1 where a model is not covered as a whole.
+In: prefixes of names. Out: a table in Markdown on standard output; exit status 1 if a model is partly covered.
 """
 
 import argparse

@@ -16,26 +16,26 @@ FEATURES: Final = 12
 HIDDEN: Final = 8
 CLASSES: Final = 5
 RELATIONS: Final = 3
-# How many nodes there are with so many neighbours, by which PNA scales what it adds up.
+# Degree histogram (nodes by number of neighbours), read by the scalers of PNA.
 DEGREES: Final = (4, 5, 6, 8, 9, 5, 3)
 
 Make = Callable[[], nn.Module]
 
 
 class Network(nn.Module):
-    """Layers that read features of nodes and edges of a graph, with relu between them."""
+    """Graph layers with relu between consecutive layers; layers read node features and edges."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor | None = None) -> Tensor:
-        """The rows of nodes, [nodes, channels].
+        """Node features [nodes, channels] after the last layer.
 
         Args:
-            x: those before, of FEATURES channels.
+            x: node features [nodes, FEATURES].
             edge_index: edges, [2, edges].
-            edge_type: the relation of each edge where layers read it, [edges].
+            edge_type: relation of each edge, for layers with relations, [edges].
         """
         read = (edge_index,) if edge_type is None else (edge_index, edge_type)
         for place, layer in enumerate(self.layers):
@@ -44,20 +44,20 @@ class Network(nn.Module):
 
 
 class After(nn.Module):
-    """A linear layer, and a graph layer after it."""
+    """A linear layer followed by a graph layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.linear, self.layer = nn.Linear(FEATURES, CLASSES), layer
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The rows of nodes for edges."""
+        """Node features after both layers."""
         found: Tensor = self.layer(self.linear(x), edge_index)
         return found
 
 
 class Pooled(nn.Module):
-    """A network over the graphs of a batch, and the mean over the nodes of each of them."""
+    """A network over a batch of graphs, followed by the mean over the nodes of each graph."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Pooled(nn.Module):
 
 
 class Relations(nn.Module):
-    """Nodes of two kinds and three relations between them, each with a layer of its own."""
+    """Two kinds of nodes and three relations, each relation with a layer of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Relations(nn.Module):
     def forward(
         self, users: Tensor, items: Tensor, rates: Tensor, suits: Tensor, knows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Rows of users and of items, for the edges of each relation."""
+        """Rows of users and of items, from the edges of each relation."""
         edges = {
             ("user", "rates", "item"): rates,
             ("item", "suits", "user"): suits,
@@ -98,14 +98,14 @@ class Relations(nn.Module):
 
 
 def layers() -> Any:
-    """torch-geometric's layers."""
+    """Module of torch-geometric's layers."""
     import torch_geometric.nn
 
     return torch_geometric.nn
 
 
 def both(kind: str, /, width: int = HIDDEN, **more: Any) -> Make:
-    """Two layers of one kind; `width` is of what the first one gives to the second."""
+    """Maker of two layers of one kind; `width` is the number of input channels of the second layer."""
 
     def make() -> nn.Module:
         layer = getattr(layers(), kind)
@@ -115,7 +115,7 @@ def both(kind: str, /, width: int = HIDDEN, **more: Any) -> Make:
 
 
 def perceptrons(kind: str, parts: int = 1, **more: Any) -> Make:
-    """Two layers of one kind around perceptrons, which read so many rows side by side."""
+    """Maker of two layers of one kind around perceptrons with inputs of `parts` concatenated rows."""
 
     def perceptron(features: int, out: int) -> nn.Module:
         return nn.Sequential(nn.Linear(parts * features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, out))
@@ -136,13 +136,13 @@ def pooled() -> nn.Module:
 
 
 def relational() -> nn.Module:
-    """Layers with a matrix for each relation."""
+    """Two RGCN layers: one weight matrix per relation."""
     of = layers().RGCNConv
     return Network(of(FEATURES, HIDDEN, RELATIONS), of(HIDDEN, CLASSES, RELATIONS))
 
 
 def principal() -> nn.Module:
-    """Layers with four aggregations and three scalers each."""
+    """Two PNA layers with four aggregations and three scalers each."""
     of = layers().PNAConv
     kinds = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
     degrees = torch.tensor(DEGREES)
@@ -150,20 +150,20 @@ def principal() -> nn.Module:
 
 
 def edges(batch: int, length: int) -> Inputs:
-    """The features of so many nodes, and four edges a node."""
+    """Random features of `length` nodes, and four edges a node."""
     draws = torch.Generator().manual_seed(length)
     x = torch.randn(length, FEATURES, generator=draws)
     return {"x": x, "edge_index": torch.randint(0, length, (2, 4 * length), generator=draws)}
 
 
 def typed_edges(batch: int, length: int) -> Inputs:
-    """The same, and the relation of each edge."""
+    """Random node features, four edges a node, and the relation of each edge."""
     draws = torch.Generator().manual_seed(length + 1)
     return {**edges(batch, length), "edge_type": torch.randint(0, RELATIONS, (4 * length,), generator=draws)}
 
 
 def graphs(batch: int, length: int) -> Inputs:
-    """A batch of graphs of so many nodes each, side by side, with edges inside of each."""
+    """A batch of graphs as one disconnected graph: `length` nodes and more each, no edges between graphs."""
     found = [edges(1, length + place) for place in range(batch)]
     starts = torch.tensor([0, *(len(graph["x"]) for graph in found)]).cumsum(0)
     return {
@@ -177,7 +177,7 @@ def graphs(batch: int, length: int) -> Inputs:
 
 
 def relations(batch: int, length: int) -> Inputs:
-    """So many users, half as many items, and edges of each relation."""
+    """Features of `length` users and half as many items, and edges of each relation."""
     draws = torch.Generator().manual_seed(length)
     count = {"user": length, "item": length // 2}
 
@@ -196,7 +196,7 @@ def relations(batch: int, length: int) -> Inputs:
 
 
 def own(name: str, **sizes: Any) -> Make:
-    """A network of the library."""
+    """Maker of a network of sparsify's model registry."""
 
     def make() -> nn.Module:
         found: nn.Module = registry.find(name).load()(FEATURES, CLASSES, **sizes)

@@ -24,13 +24,13 @@ _LAYERS: Final = {**TEXT, **SIZES, "num_experts_per_tok": 2, "use_cache": False}
 
 
 def one_by_one(model: nn.Module) -> None:
-    """Experts run one after the other on the tokens that chose them."""
+    """Sets the experts to run one after the other, each on its routed tokens ("eager")."""
     config: Any = model.config
     config._experts_implementation = "eager"
 
 
 def routed_in_float64(model: nn.Module) -> None:
-    """Routers convert what they read to a dtype that they keep."""
+    """Sets the dtype of routers to float64: a router converts its input to a stored dtype."""
     for module in model.modules():
         if isinstance(getattr(module, "router", None), nn.Module):
             routed: Any = module
@@ -38,7 +38,7 @@ def routed_in_float64(model: nn.Module) -> None:
 
 
 def gpt_oss() -> nn.Module:
-    """GPT-OSS with biases of its experts that are not 0, and sinks as large as scores."""
+    """GPT-OSS with nonzero expert biases, and sinks as large as scores."""
     model = hugging_face(
         "GptOss", **_LAYERS, num_key_value_heads=1, num_local_experts=EXPERTS, head_dim=16, sliding_window=9
     )()

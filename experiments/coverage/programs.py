@@ -1,7 +1,7 @@
-"""`python -m experiments.coverage.programs [NAME ...]`: small models of sparse tensors, and the kernels they become.
+"""`python -m experiments.coverage.programs [NAME ...]`: small models of sparse tensors, and their kernels.
 
-In: beginnings of names. Out: a table in Markdown with regions, kernels, the error against float64 and the time by that
-of the dense model; 1 where an operator that reads a sparse tensor stays dense.
+In: prefixes of names. Out: a table in Markdown with regions, kernels, the error against float64 and the time relative
+to the dense model; exit status 1 if an operator with a sparse operand stays dense.
 """
 
 import argparse
@@ -24,19 +24,19 @@ HEAD: Final = ("| model | regions | kernels | error | time by dense |", "|---|--
 
 
 class Formula(nn.Module):
-    """A model without parameters: a function of a sparse tensor `a` and dense ones."""
+    """A model without parameters: a function of a sparse tensor `a` and dense tensors."""
 
     def __init__(self, formula: Callable[..., Tensor]) -> None:
         super().__init__()
         self.formula = formula
 
     def forward(self, a: Tensor, x: Tensor) -> Tensor:
-        """The value of the formula."""
+        """Value of the formula."""
         return self.formula(a, x)
 
 
 def propagated(a: Tensor, x: Tensor) -> Tensor:
-    """A step of a graph convolution over an adjacency with loops, normalised on both sides."""
+    """Graph convolution step over a symmetrically normalized adjacency with self-loops."""
     a = a + torch.eye(a.shape[0], dtype=a.dtype)
     d = a.sum(1).rsqrt()
     return (d[:, None] * a * d) @ x
@@ -61,9 +61,9 @@ class Row:
     """Regions, kernels, error and time of a model.
 
     Attributes:
-        error: against the dense model in float64, by the largest value.
-        ratio: of the time of a call and that of the dense model.
-        is_whole: whether kernels read all that is sparse.
+        error: largest error against the dense model in float64, relative to the largest value.
+        ratio: time of a call relative to the dense model.
+        is_whole: whether kernels read every sparse operand.
     """
 
     regions: int
@@ -74,7 +74,7 @@ class Row:
 
 
 def measure(formula: Callable[..., Tensor], nodes: int = NODES) -> Row:
-    """The row of a formula over a graph of so many nodes, with eight neighbours each."""
+    """Row of a formula over a random graph of `nodes` nodes with about eight neighbours each."""
     draw = torch.Generator().manual_seed(0)
     a = torch.rand(nodes, nodes, generator=draw) * (torch.rand(nodes, nodes, generator=draw) < 8 / nodes)
     a.fill_diagonal_(1)
@@ -93,7 +93,7 @@ def measure(formula: Callable[..., Tensor], nodes: int = NODES) -> Row:
 
 
 def seconds(call: Callable[[], Any], repeats: int = 9) -> float:
-    """The median time of a call."""
+    """Median time of a call."""
     times = []
     for _ in range(repeats):
         started = perf_counter()

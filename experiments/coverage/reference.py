@@ -1,7 +1,7 @@
-"""Dense attention under a pattern, independent of all that sparsify does.
+"""Reference for masked attention: dense attention under a pattern, independent of sparsify.
 
 In: `with masked_attention({"kind": "longformer", "window": 6, "global": 2, "block": 8}) as calls: model(x)`. Out: the
-model's result where every softmax of scores leaves out what the pattern does; `len(calls)` is how many there were.
+model's result with every softmax of scores masked by the pattern; `len(calls)` is the number of attention calls.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# The modes of scores, [batch, heads, queries, keys]: those of routers are fewer.
+# The modes of attention scores, [batch, heads, queries, keys]; scores of routers have fewer modes.
 HEADED: Final = 4
 Keep = Callable[[Tensor, Tensor, int, int], Tensor]
 
 
 def longformer(i: Tensor, j: Tensor, rows: int, columns: int, mask: Mapping[str, Any]) -> Tensor:
-    """`|i - j| <= window / 2`, and the first tokens with all."""
+    """`|i - j| <= window / 2`, and full rows and columns for the first tokens."""
     reach, tokens = int(mask["window"]) // 2, int(mask["global"])
     return ((i - j).abs() <= reach) | (i < tokens) | (j < tokens)
 
 
 def bigbird(i: Tensor, j: Tensor, rows: int, columns: int, mask: Mapping[str, Any]) -> Tensor:
-    """Three blocks around each one, and the first and the last block with all."""
+    """A band of three blocks, and full rows and columns for the first and the last block."""
     assert (mask["window"], mask["global"], mask["random"]) == (3, 2, 0)
     block = int(mask["block"])
     i, j = i // block, j // block
@@ -42,14 +42,14 @@ KINDS = {"longformer": longformer, "bigbird": bigbird, "sliding_window": sliding
 
 
 def keep(mask: Mapping[str, Any], rows: int, columns: int) -> Tensor:
-    """Which keys count for which query, truth values [rows, columns]."""
+    """Pattern of a mask, boolean [rows, columns]: True if the query attends to the key."""
     i, j = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
     return KINDS[mask["kind"]](i, j, rows, columns, mask)
 
 
 @contextmanager
 def own_attention(model: nn.Module) -> Iterator[list[torch.Size]]:
-    """Within this context attention is the model's, which has a pattern itself; gives the shapes of its results."""
+    """Context with the model's own attention, sparse already; yields the shapes of its results."""
     calls: list[torch.Size] = []
     layers = [module for module in model.modules() if type(module).__name__.endswith("SparseAttention")]
     hooks = [
@@ -64,10 +64,10 @@ def own_attention(model: nn.Module) -> Iterator[list[torch.Size]]:
 
 @contextmanager
 def masked_attention(mask: Mapping[str, Any], *, sinks: bool = False) -> Iterator[list[torch.Size]]:
-    """Within this context attention is under the pattern; gives the shapes of its scores.
+    """Context with attention masked by the pattern; yields the shapes of the scores.
 
     Args:
-        sinks: whether the last score of each query is that of a sink, which every query has.
+        sinks: whether the last score of each query belongs to a sink; every query attends to the sink.
     """
     calls: list[torch.Size] = []
     softmax = functional.softmax
@@ -79,7 +79,7 @@ def masked_attention(mask: Mapping[str, Any], *, sinks: bool = False) -> Iterato
         kept = keep(mask, scores.shape[-2], scores.shape[-1] - sinks)
         kept = functional.pad(kept, (0, int(sinks)), value=True)
         if scores.dtype == torch.float64:
-            kwargs.pop("dtype", None)  # float32, to which models round those of narrower dtypes
+            kwargs.pop("dtype", None)  # float32, requested by models for softmax over narrower dtypes
         return softmax(scores.masked_fill(~kept, -torch.inf), *args, **kwargs)
 
     def attention(

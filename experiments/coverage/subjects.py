@@ -3,7 +3,7 @@
 In: `SUBJECTS["BERT (transformers)"]`. Out: `make()`, a module in float32, and `inputs(batch, length)`, the arguments of
 a call; texts are padded to different lengths.
 
-Sequences are tokens of texts, or patches of pictures, which have one size for each model.
+Sequences are tokens of texts, or patches of pictures; the size of pictures is fixed by the model.
 """
 
 import warnings
@@ -34,22 +34,22 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to look at.
+    """A model to verify.
 
     Attributes:
-        name: as in the table.
-        package: that it comes from.
-        make: the module, from torch's random numbers.
-        inputs: the arguments of a call for a batch and a length.
-        mask: the pattern that a rule puts into its attention, None without attention over tokens.
-        dynamic: dimensions of inputs that vary, None for all.
-        shapes: of the inputs to compare, [batch, length].
-        given: what a rule names that is sparse as it is, "" without.
-        given_count: how many products with such matrices there are.
-        gates: how many mixtures of experts there are.
-        widen: what a copy in float64 needs besides, which has its own way to compute in another dtype.
-        dense: the weights of linear layers that are not pruned.
-        sinks: whether the last score of each query is that of a sink.
+        name: name in the table.
+        package: package of the model.
+        make: maker of the module, from torch's random numbers.
+        inputs: arguments of a call for a batch and a length.
+        mask: pattern of attention in the recipe, None without attention over tokens.
+        dynamic: dynamic dimensions of inputs, None for all.
+        shapes: [batch, length] of the inputs to compare.
+        given: rule target with sparse values as given (adjacency, bag, batch), "" without.
+        given_count: number of products with given sparse matrices.
+        gates: number of mixtures of experts.
+        widen: further conversion of the float64 copy, for modules with a dtype of their own.
+        dense: weights of linear layers without pruning.
+        sinks: whether the last score of each query belongs to a sink.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Subject:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the package is there."""
+        """Whether the package of the model is installed."""
         return find_spec(self.package) is not None
 
 
 def texts(batch: int, length: int) -> Inputs:
-    """Tokens, the last ones of each text but the first padded: 3 of the second text, 6 of the third."""
+    """Token ids and mask; each text but the first ends with padding: 3 tokens in the second text, 6 in the third."""
     draws = torch.Generator().manual_seed(length)
     padded = 3 * torch.arange(batch)[:, None]
     kept = torch.arange(length) < length - padded
@@ -90,12 +90,12 @@ def pairs(batch: int, length: int) -> Inputs:
 
 
 def pictures(batch: int, length: int = 0) -> Inputs:
-    """Pictures of 32 x 32."""
+    """Random pictures of 32 x 32 pixels."""
     return {"pixel_values": torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(batch))}
 
 
 def pixels(batch: int, length: int = 0) -> Inputs:
-    """The same under the name that torchvision has."""
+    """Random pictures under torchvision's argument name."""
     return {"x": pictures(batch)["pixel_values"]}
 
 
@@ -105,30 +105,30 @@ def captions(batch: int, length: int) -> Inputs:
 
 
 def vectors(batch: int, length: int) -> Inputs:
-    """Vectors of tokens, and which of them are padding."""
+    """Token vectors and a padding mask."""
     x = torch.randn(batch, length, 32, generator=torch.Generator().manual_seed(length))
     return {"src": x, "src_key_padding_mask": texts(batch, length)["attention_mask"] == 0}
 
 
 def rows(batch: int, length: int) -> Inputs:
-    """Rows of numbers that are mostly 0, as a sparse matrix."""
+    """Rows with mostly zero entries, as a sparse matrix."""
     x = torch.rand(length, 24, generator=torch.Generator().manual_seed(length))
     return {"input": sparsify.tensor(x * (x > 0.8), format="csr")}
 
 
 def bags(batch: int, length: int) -> Inputs:
-    """Numbers, and rows of three tables."""
+    """Dense numbers, and indices of bags of rows of three tables."""
     draws = torch.Generator().manual_seed(length)
     indices = torch.randint(0, VOCABULARY, (3, length, 5), generator=draws)
     return {"numbers": torch.randn(length, 13, generator=draws), "indices": indices}
 
 
 def hugging_face(name: str, **sizes: Any) -> Callable[[], nn.Module]:
-    """`BertModel` of a `BertConfig` with these sizes."""
+    """Maker of a transformers model: `BertModel` of a `BertConfig` with `sizes`."""
 
     def make() -> nn.Module:
         if find_spec("torchvision") is not None:
-            torchvision_models()  # transformers imports it, and would fail to
+            torchvision_models()  # transformers imports torchvision, and would fail without the operators
         import transformers
 
         config = getattr(transformers, f"{name}Config")(**sizes)
@@ -139,12 +139,12 @@ def hugging_face(name: str, **sizes: Any) -> Callable[[], nn.Module]:
 
 
 def encoder() -> nn.Module:
-    """torch's own encoder."""
+    """Encoder of torch (`nn.TransformerEncoder`)."""
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 48, batch_first=True), 2)
 
 
 def torchvision_models() -> Any:
-    """`torchvision.models`, whose import needs operators that builds for CPUs alone do not have."""
+    """`torchvision.models`, with definitions of the operators missing in CPU-only builds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in ("nms", "qnms"):
@@ -155,14 +155,14 @@ def torchvision_models() -> Any:
 
 
 def torchvision_vit() -> nn.Module:
-    """torchvision's vision transformer, with a head that is not zero."""
+    """Vision transformer of torchvision, with random weights in the head (zero by default)."""
     model: nn.Module = torchvision_models().VisionTransformer(32, 4, 2, 2, 32, 48, num_classes=10)
     nn.init.normal_(model.heads.head.weight)  # type: ignore[union-attr, arg-type]
     return model
 
 
 def torchvision_swin() -> nn.Module:
-    """torchvision's Swin transformer: windows of 4 x 4 patches, every other layer shifted."""
+    """Swin transformer of torchvision: windows of 4 x 4 patches, every other layer shifted."""
     model: nn.Module = torchvision_models().SwinTransformer(
         [2, 2], 16, [2, 2], [2, 2], [4, 4], stochastic_depth_prob=0.0, num_classes=10
     )
@@ -173,7 +173,7 @@ def _texts(name: str, kind: str, mask: Mapping[str, Any], **sizes: Any) -> Subje
     return Subject(name, "transformers", hugging_face(kind, **TEXT, **sizes), texts, mask)
 
 
-# Scores have bounds as large as they are; every other layer has a window.
+# Soft caps as small as the scores, so that capping shows; every other layer has a window.
 _GEMMA = {
     "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 1, "attn_logit_softcapping": 0.05,
     "sliding_window": 9,

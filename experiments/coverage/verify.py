@@ -1,7 +1,7 @@
 """A model with patterns in its attention and zeros in its linear layers, against dense torch in float64.
 
-In: `verify(SUBJECTS["BERT (transformers)"])`. Out: what was found in it, and the largest errors of outputs and of
-gradients.
+In: `verify(SUBJECTS["BERT (transformers)"])`. Out: counts of operations in kernels, and the largest errors of outputs
+and gradients.
 """
 
 import copy
@@ -22,29 +22,28 @@ from sparsify.passes.lift.experts.mixture import MIXTURE
 from sparsify.passes.module.sparse_module import SparseModule
 
 SPARSITY: Final = 0.5
-# Modules whose weights with two modes are those of linear layers; Conv1D is GPT-2's.
+# Types of linear modules (weights with two modes); Conv1D is GPT-2's.
 LINEAR: Final = ("Linear", "NonDynamicallyQuantizableLinear", "MultiheadAttention", "Conv1D")
 # Of float32 against float64, relative to the largest entry: a few hundred roundings of 6e-8 each.
 LIMIT: Final = 2e-5
-# What programs call adjacencies, bags and batches.
+# Names of adjacencies, bags and batches in einsum programs.
 GIVEN_NAMES: Final = frozenset("AX")
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Counts of what runs in kernels, and errors, of a model.
+    """Counts of operations in kernels, and errors, of a model.
 
     Attributes:
-        attention: how many of its calls of attention are kernels, and how many there are.
-        linear: how many weights of linear layers are in kernels, and how many there are.
-        given: how many products with matrices that are given sparse are kernels, and how many there are: with
-            adjacencies, bags and batches.
-        gates: how many mixtures of experts are kernels that compute the chosen ones alone, and how many there are.
-        tier: how it was captured: 0 with parts in a form of ours, by the libraries' own registries; 1 by `torch.export`
-            alone.
-        graphs: how many captured graphs all shapes needed.
-        outputs: the largest error of an output over all shapes, relative to the largest entry of that output.
-        gradients: the largest error of a parameter's gradient, relative to the largest entry of all of them.
+        attention: number of attention calls in kernels, and number of all attention calls.
+        linear: number of linear weights in kernels, and number of all linear weights.
+        given: number of products with given sparse matrices (adjacencies, bags, batches) in kernels, and number of all.
+        gates: number of mixtures of experts with kernels for the chosen experts only, and number of all mixtures.
+        tier: kind of capture: 0 with parts replaced by adapters, through the libraries' own registries; 1 by
+            `torch.export` alone.
+        graphs: number of captured graphs over all shapes.
+        outputs: largest error of an output over all shapes, relative to the largest entry of that output.
+        gradients: largest error of a parameter's gradient, relative to the largest entry of all gradients.
     """
 
     attention: tuple[int, int]
@@ -58,13 +57,13 @@ class Coverage:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all was found, in one graph for all shapes, with the right results."""
+        """Whether all operations run in kernels, in one graph for all shapes, with errors below the limit."""
         found, total = zip(self.attention, self.linear, self.given, self.gates, strict=True)
         return found == total and self.graphs == 1 and max(self.outputs, self.gradients) < LIMIT
 
 
 def recipe(subject: Subject) -> dict[str, Any]:
-    """A pattern for attention, half of the weights of linear layers zero, what is given sparse, and gates."""
+    """Recipe of a subject: attention pattern, linear weights half zero, given matrices, and gates."""
     attention = {"targets": ["op:scaled_dot_product_attention"], "mask": dict(subject.mask or {})}
     given = {"targets": [subject.given], "source": "given", "format": "csr"}
     linear = {
@@ -83,10 +82,10 @@ def recipe(subject: Subject) -> dict[str, Any]:
 
 
 def verify(subject: Subject) -> Coverage:
-    """The coverage of a model, with its largest errors over calls of several shapes.
+    """Coverage of a model, with the largest errors over calls of several shapes.
 
     Raises:
-        SparsifyError: something would stay dense.
+        SparsifyError: an operation would stay dense.
     """
     torch.manual_seed(0)
     model = subject.make().eval()
@@ -109,7 +108,7 @@ def verify(subject: Subject) -> Coverage:
     pruned, *others = (len(rule.matched) for rule in sparse.report.rules)
     attentions = sum(any(note.startswith(UNDER) for note in r.notes) for r in sparse.report.regions)
     assert subject.mask is None or others[0] == attentions, "strict leaves nothing dense"
-    # A kernel may read several adjacencies, and what is known of one may have two forms.
+    # A kernel may read several adjacencies, and one adjacency may be stored in two forms.
     read = [name.rstrip("0123456789") for region in sparse.report.regions for name in region.formats]
     given = min(subject.given_count, sum(name in GIVEN_NAMES for name in read))
     gates = sum(MIXTURE in region.notes for region in sparse.report.regions)
@@ -126,7 +125,7 @@ def verify(subject: Subject) -> Coverage:
 
 
 def linear_weights(model: nn.Module) -> list[str]:
-    """The names of the weights of linear layers."""
+    """Names of the weights of linear layers."""
     return [
         f"{name}.{own}"
         for name, module in model.named_modules()
@@ -144,7 +143,7 @@ def compare(
     *,
     sinks: bool = False,
 ) -> tuple[float, float, int]:
-    """The largest relative errors of outputs and gradients for one call, and how often it computes attention."""
+    """Largest relative errors of outputs and gradients of one call, and the number of attention calls."""
     found = sparse(**inputs)
     reference: AbstractContextManager[list[Any]] = nullcontext([])
     if mask is not None:
@@ -169,20 +168,20 @@ def compare(
 
 
 def as_float64(value: Any) -> Any:
-    """A tensor of floating point numbers in float64, written out; other values as they are."""
+    """Floating point tensor as a dense float64 tensor; other values unchanged."""
     if isinstance(value, sparsify.SparseTensor):
         value = value.to_dense()
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def numbers(result: Any) -> list[Tensor]:
-    """The tensors of floating point numbers in a result, the keys and values of caches among them."""
+    """Floating point tensors of a result, with the keys and values of caches."""
     leaves = [part for leaf in pytree.tree_leaves(result) for part in parts_of(leaf)]
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def parts_of(leaf: Any) -> list[Any]:
-    """The keys and values of a cache of transformers, layer by layer; another leaf by itself."""
+    """Keys and values of a KV cache of transformers, layer by layer; any other leaf unchanged."""
     if hasattr(leaf, "self_attention_cache"):
         return parts_of(leaf.self_attention_cache) + parts_of(leaf.cross_attention_cache)
     layers = getattr(leaf, "layers", None)
@@ -190,13 +189,13 @@ def parts_of(leaf: Any) -> list[Any]:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """The largest difference of two entries; NaN where one is."""
+    """Largest absolute difference of two tensors; NaN if an entry is NaN."""
     assert found.shape == expected.shape, f"{list(found.shape)} in place of {list(expected.shape)}"
     return float((found.detach().double() - expected.detach()).abs().max())
 
 
 def gradients(outputs: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The gradients of a sum of all outputs with random weights, by the names of the parameters that have some."""
+    """Gradients of a randomly weighted sum of all outputs, by parameter; parameters without gradient are absent."""
     draws = torch.Generator().manual_seed(1)
     seeds = [torch.randn(output.shape, generator=draws).to(output.dtype) for output in outputs]
     parameters = dict(model.named_parameters())

@@ -57,12 +57,12 @@ def main(
     names: Sequence[str] = ROWS,
     suite: str = "foundation",
 ) -> int:
-    """Runs the command; 0, or 2 when no row has such a name. Rows that need a package that is missing are left out.
+    """Runs the command; exit status 0, or 2 if no row matches. Rows with a missing package are skipped.
 
     Args:
-        run: what measures a row, `run_row` without it.
-        names: of the rows that there are.
-        suite: the package of the command.
+        run: function that measures a row, `run_row` by default.
+        names: names of all rows.
+        suite: package of the command.
     """
     arguments = _arguments(argv, suite)
     run = run or run_row
@@ -107,19 +107,19 @@ def _arguments(argv: Sequence[str] | None, suite: str) -> argparse.Namespace:
 
 
 def data_root(given: Path | None) -> Path | None:
-    """The folder of real data sets, `None` where there is none."""
+    """Folder of real data sets: argument, SPARSIFY_DATA_ROOT or ../shared/data; `None` if the folder is missing."""
     named = os.environ.get("SPARSIFY_DATA_ROOT")
     places = [given] if given is not None else [Path(named)] if named else [BESIDE]
     return next((place for place in places if place.is_dir()), None)
 
 
 def chosen(beginnings: Sequence[str], names: Sequence[str] = ROWS) -> list[str]:
-    """The rows whose names begin so, in the order of the table."""
+    """Rows with one of the prefixes, in the order of the table."""
     return [name for name in names if name.startswith(tuple(beginnings))]
 
 
 def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
-    """What was measured for one row, as plain data."""
+    """Measurements of one row as plain data."""
     if name == "first-kernel":
         return firsts.row()
     if name == "call-overhead":

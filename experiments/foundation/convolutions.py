@@ -1,6 +1,6 @@
 """Graph convolutions: one layer as one program, and a whole model of two layers.
 
-In: `layer("pubmed", 128, place, ...)`, `model("cora", place, ...)`. Out: a `Case` against torch's forms and
+In: `layer("pubmed", place, ...)`, `model("cora", place, ...)`. Out: a `Case` against torch's forms and
 torch-geometric.
 """
 
@@ -31,14 +31,14 @@ class PygLayer(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor, *, cached: bool = False) -> None:
         super().__init__()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch-geometric uses parts of torch that are to go
+            warnings.simplefilter("ignore")  # torch-geometric uses deprecated parts of torch
             from torch_geometric.nn import GCNConv
         self.conv = GCNConv(*weight.shape, cached=cached)
         self.conv.lin.weight.data = weight.t().contiguous()
         self.conv.bias.data = bias.clone()
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The layer's output [n, hidden]."""
+        """Output of the layer [n, hidden]."""
         return torch.relu(self.conv(x, edge_index))
 
 
@@ -52,9 +52,9 @@ def layer(
     sparse_features: bool = False,
     dense_ratio: float | None = None,
 ) -> Case:
-    """`relu(A (X W) + b)` of a graph's features to 128, against the best form of torch and torch-geometric's.
+    """`relu(A (X W) + b)` with 128 hidden features, against the best torch form and torch-geometric.
 
-    With `sparse_features` both sides store X sparse, and `dense_ratio` is asked against torch's forms with dense X.
+    With `sparse_features` both sides store X sparse; `dense_ratio` is the target against torch's forms with dense X.
     """
     graph, source = graphs.graph(name, place.root, place.scale)
     x, a, w, b = _operands(graph, name, place)
@@ -114,7 +114,7 @@ def _torch_csr(x: Tensor) -> Tensor:
 
 
 def _torch_forms(a: Tensor, x: Tensor, w: Tensor, b: Tensor, note: str) -> list[Contender]:
-    """The ways to write the layer in torch."""
+    """Formulations of the layer in torch, as contenders."""
     wide = graphs.widened(a)
     return [
         Contender(f'mm(A, X W, "sum"), {note}', lambda: torch.sparse.mm(wide, x @ w, "sum").add_(b).relu_()),

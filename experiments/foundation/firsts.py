@@ -1,6 +1,6 @@
-"""Kernels that were never built, and kernels found on disk: the time from a call to its result.
+"""First calls of programs: time from the call to the result, for newly built kernels and for kernels on disk.
 
-In: a directory for the cache. Out, from a process of its own: the milliseconds of the first call of each of a
+In: a directory for the cache. Out, from a separate process: the milliseconds of the first call of each of a
 dozen programs. The second process with the same directory finds the kernels on disk.
 """
 
@@ -20,7 +20,7 @@ ASKED = {"built, median": 250.0, "built, worst": 1000.0, "found, median": 5.0}
 
 
 def programs() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Names and calls of programs that differ in operation, format or dtype."""
+    """Names and calls of programs with distinct operations, formats or dtypes."""
     import torch
 
     import sparsify
@@ -45,7 +45,7 @@ def programs() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def first_calls() -> dict[str, float]:
-    """The milliseconds of the first call of each program in this process."""
+    """Milliseconds of the first call of each program in this process."""
     found = {}
     for name, call in programs():
         started = time.perf_counter_ns()
@@ -55,7 +55,7 @@ def first_calls() -> dict[str, float]:
 
 
 def row() -> dict[str, Any]:
-    """The row of the table: first calls with an empty cache directory, then with that of the process before."""
+    """Row of the table: first calls with an empty cache directory, then with the directory of the first process."""
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as directory:
         built, found = (_in_a_new_process(directory) for _ in range(2))
     reached = {
@@ -80,7 +80,7 @@ def row() -> dict[str, Any]:
 
 
 def _in_a_new_process(directory: str) -> dict[str, float]:
-    """`first_calls` where nothing is in memory."""
+    """`first_calls` in a new process: nothing is cached in memory."""
     environment = {**os.environ, "SPARSIFY_CACHE_DIR": directory}
     line = [sys.executable, "-m", "experiments.foundation.firsts"]
     answer = subprocess.run(line, env=environment, check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What a call costs besides its work: tiny operands, whose work is nothing.
+"""Call overhead: the time of a call on tiny operands, where arithmetic is negligible.
 
 In: nothing. Out: the microseconds of a call on a matrix of ten rows, without and with gradients, beside torch's.
 """
@@ -17,7 +17,7 @@ ROWS = 10
 
 
 def row(seconds: float, clock: Clock) -> dict[str, Any]:
-    """The row of the table."""
+    """Row of the table."""
     seeded = torch.Generator().manual_seed(0)
     dense = torch.randn(ROWS, ROWS, generator=seeded) * (torch.rand(ROWS, ROWS, generator=seeded) < 0.3)
     x = torch.randn(ROWS, 8, generator=seeded)
@@ -60,7 +60,7 @@ def row(seconds: float, clock: Clock) -> dict[str, Any]:
 
 
 def _arrays(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """pos, crd and values of a dense matrix by rows."""
+    """pos, crd and values of a dense matrix in CSR."""
     rows, columns = dense.nonzero(as_tuple=True)
     pos = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(rows, minlength=len(dense)).cumsum(0)])
     return pos.int(), columns.int(), dense[rows, columns]

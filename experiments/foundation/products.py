@@ -1,6 +1,6 @@
-"""Sparse times dense, and the dense product sampled at stored coordinates, on graphs and a mesh.
+"""SpMM and SDDMM on graphs and a mesh.
 
-In: `spmm("arxiv", 128, place)`. Out: a `Case` against every form that torch and scipy have.
+In: `spmm("arxiv", 128, place)`. Out: a `Case` against every formulation of torch and scipy.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from sparsify.bench.harness import Case, Contender, Target
 from sparsify.bench.place import Place
 from sparsify.runtime.buffers import POOL
 
-# Rows of gathered operands that float64 checks hold at once.
+# Maximum rows of gathered operands in memory during a float64 check.
 CHECKED_ROWS = 200_000
 
 
 def spmm(name: str, columns: int, place: Place, *, pooled: float | None, fresh: float | None = None) -> Case:
-    """`C[i,k] = A[i,j] * B[j,k]` with `columns` k, and the ratios asked with reused and with fresh results."""
+    """`C[i,k] = A[i,j] * B[j,k]` with `columns` k; target ratios for reused and for fresh result buffers."""
     matrix = graphs.matrix(name, place.root, place.scale)
     dense = torch.randn(matrix.rows, columns, generator=torch.Generator().manual_seed(0))
     narrow, wide = matrix.csr, graphs.widened(matrix.csr)
@@ -82,7 +82,7 @@ def sddmm(name: str, columns: int, place: Place, *, pooled: float) -> Case:
 
 
 def _sampled(matrix: Matrix, p: torch.Tensor, q: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The products of rows at the stored coordinates, in float64 and by parts."""
+    """Dot products of rows at the stored coordinates, in float64 and in chunks of `CHECKED_ROWS`."""
     counts = matrix.csr.crow_indices().diff().long()
     rows = torch.repeat_interleave(torch.arange(matrix.rows), counts)
     columns = matrix.csr.col_indices().long()

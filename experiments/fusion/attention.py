@@ -15,16 +15,16 @@ from torch.nn.functional import scaled_dot_product_attention
 import sparsify
 from sparsify import patterns
 from sparsify.bench.harness import Case, Target, plain
-from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.bench.products import ITEM, against, row, scaled
 from sparsify.bench.roofline import Work
 from sparsify.passes.graph.draws import SEEDS, is_kept, kept_factor, threshold
+from sparsify.runner.peers.installed import Call
 from sparsify.storage.tensor import SparseTensor
 
 HEADS: Final = 12
 CHANNELS: Final = 64
-# Of its masks FlexAttention skips whole blocks of such sizes; the fastest one is compared with.
+# Block sizes of FlexAttention's masks (empty blocks are skipped); the baseline is the fastest size.
 FLEX_BLOCKS: Final = (64, 16)
 TEXT: Final = """
 S[h,i,j] = where(stored(M[i,j]), 0.125 * sum(k, Q[h,i,k] * K[h,j,k]), -inf)
@@ -44,7 +44,7 @@ D[h,i,j] = P[h,i,j] * F[h,i,j]"""
 def blocked(
     tokens: int, block: int, place: Place, flex_ratio: float | None = None, sdpa_ratio: float | None = None
 ) -> Case:
-    """Attention of all heads over blocks as BigBird chooses them."""
+    """Attention of all heads over BigBird's blocks."""
     tokens = scaled(tokens, place) // block * block
     kept = patterns.bigbird(tokens, block=block).to_dense()
     case, ours, Q, K, V = _case(f"attention-{tokens}-{block}", kept, f"bcsr({block},{block})", HEADS)
@@ -55,7 +55,7 @@ def blocked(
 
 
 def backward(tokens: int, block: int, place: Place, sdpa_ratio: float | None = None) -> Case:
-    """The gradients of queries, keys and values over blocks as BigBird chooses them, from that of the result."""
+    """Gradients of queries, keys and values over BigBird's blocks, from a random output gradient."""
     tokens = scaled(tokens, place) // block * block
     kept = patterns.bigbird(tokens, block=block).to_dense()
     forward, ours, Q, K, V = _case(
@@ -68,7 +68,7 @@ def backward(tokens: int, block: int, place: Place, sdpa_ratio: float | None = N
         return lambda: torch.autograd.grad(result, leaves, seed, retain_graph=True)
 
     def expected() -> Tensor:
-        """Head by head: torch keeps all scores of its heads."""
+        """Gradients in float64, head by head: torch's backward stores all scores of its heads."""
         wide = [operand.detach().double().requires_grad_() for operand in operands]
         heads = zip(*(leaf.unbind() for leaf in wide), given.double(), strict=True)
         for query, key, value, seed in heads:
@@ -78,7 +78,7 @@ def backward(tokens: int, block: int, place: Place, sdpa_ratio: float | None = N
     for operand in operands:
         operand.requires_grad_()
     work = forward.least
-    # Scores are computed again, their gradients, and those of the three operands: five products in place of two.
+    # Recomputed scores, score gradients, and gradients of three operands: five products instead of two.
     least = (
         None if work is None else replace(work, operations=2.5 * work.operations, streamed=2 * work.streamed)
     )
@@ -90,7 +90,7 @@ def backward(tokens: int, block: int, place: Place, sdpa_ratio: float | None = N
 
 
 def dropped(tokens: int, block: int, place: Place, sdpa_ratio: float | None = None) -> Case:
-    """A step forwards and backwards that drops a tenth of the weights; only ours can be known to be right."""
+    """Forward and backward step with 10 % attention dropout; only sparsify's result has a reference (known seeds)."""
     tokens = scaled(tokens, place) // block * block
     kept = patterns.bigbird(tokens, block=block).to_dense()
     forward, plainly, *operands = _case(
@@ -112,7 +112,7 @@ def dropped(tokens: int, block: int, place: Place, sdpa_ratio: float | None = No
         return scaled_dot_product_attention(Q[None], K[None], V[None], kept, DROPPED, scale=0.125)[0]
 
     def expected() -> Tensor:
-        """Head by head, as torch keeps all scores of its heads."""
+        """Gradients in float64, head by head: torch's backward stores all scores of its heads."""
         wide = [operand.detach().double().requires_grad_() for operand in operands]
         for Q, K, V, seed, gradient in zip(*(leaf.unbind() for leaf in wide), seeds, given, strict=True):
             scores = (0.125 * Q @ K.T).masked_fill(~kept.bool(), -torch.inf)
@@ -138,7 +138,7 @@ def dropped(tokens: int, block: int, place: Place, sdpa_ratio: float | None = No
 
 
 def sliding(tokens: int, reach: int, place: Place, sdpa_ratio: float | None = None) -> Case:
-    """Attention of all heads to neighbours in the text, score by score."""
+    """Attention of all heads over a sliding window of single scores."""
     tokens = scaled(tokens, place)
     kept = patterns.sliding_window(tokens, before=reach).to_dense()
     case, ours, Q, K, V = _case(f"attention-window-{tokens}-{reach}", kept, "csr", HEADS)
@@ -146,7 +146,7 @@ def sliding(tokens: int, reach: int, place: Place, sdpa_ratio: float | None = No
 
 
 def one_head(tokens: int, block: int, place: Place) -> Case:
-    """One head over blocks, on all threads and on one."""
+    """One head over blocks, with all threads and with one thread."""
     tokens = scaled(tokens, place) // block * block
     kept = patterns.bigbird(tokens, block=block).to_dense()
     case, ours, *_ = _case(f"attention-one-head-{tokens}-{block}", kept, f"bcsr({block},{block})", 1)
@@ -166,7 +166,7 @@ def one_head(tokens: int, block: int, place: Place) -> Case:
 
 
 def _case(name: str, kept: Tensor, form: str, heads: int) -> tuple[Case, Call, Tensor, Tensor, Tensor]:
-    """A case of attention, our call, queries, keys and values."""
+    """Case of attention, sparsify's call, queries, keys and values."""
     tokens, nnz = len(kept), int(kept.sum())
     shape = (3, heads, tokens, CHANNELS) if heads > 1 else (3, tokens, CHANNELS)
     Q, K, V = torch.randn(shape, generator=torch.Generator().manual_seed(0)).unbind()
@@ -183,14 +183,14 @@ def _case(name: str, kept: Tensor, form: str, heads: int) -> tuple[Case, Call, T
 
 
 def _sdpa(Q: Tensor, K: Tensor, V: Tensor, kept: Tensor) -> Tensor:
-    """torch's attention with a mask of all scores."""
+    """Attention of torch with a mask over all scores."""
     Q, K, V = (part.reshape(1, -1, *part.shape[-2:]) for part in (Q, K, V))
     found: Tensor = scaled_dot_product_attention(Q, K, V, attn_mask=kept, scale=0.125)[0]
     return found if len(found) > 1 else found[0]
 
 
 def _flex(case: Case, Q: Tensor, K: Tensor, V: Tensor, kept: Tensor, size: int) -> Call | None:
-    """torch's FlexAttention, compiled for this mask; `None` where torch lacks it or cannot compile it here."""
+    """Compiled FlexAttention for a mask; `None` if torch lacks FlexAttention or fails to compile it."""
     try:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     except ImportError:
@@ -208,7 +208,7 @@ def _flex(case: Case, Q: Tensor, K: Tensor, V: Tensor, kept: Tensor, size: int) 
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch's compiler says of itself
+            warnings.simplefilter("ignore")  # warnings of torch's compiler
             made: Call = case.prepare(f"FlexAttention {size} compiles", build)
     except (RuntimeError, NotImplementedError):
         return None
@@ -216,7 +216,7 @@ def _flex(case: Case, Q: Tensor, K: Tensor, V: Tensor, kept: Tensor, size: int) 
 
 
 def _asked(case: Case, flex_ratio: float | None, sdpa_ratio: float | None) -> Case:
-    """The case with these ratios asked: against the fastest FlexAttention and against the mask."""
+    """Case with target ratios: against the fastest FlexAttention and against SDPA with a mask."""
     names = [contender.name for contender in case.contenders if contender.baseline]
     flex = tuple(name for name in names if name.startswith("Flex"))
     case.targets = [Target("sparsify", ("SDPA with mask",), sdpa_ratio, "SDPA with mask")]

@@ -1,8 +1,8 @@
-"""Whole models with BERT's sizes whose attention has BigBird's pattern, one text a pass, against those of transformers.
+"""Whole models of BERT's size with BigBird's attention pattern, one text a pass, against the models of transformers.
 
-In: `bert(4096, place)`. Out: a `Case` whose results are checked against float64: BERT with the pattern put into it, as
-`sparsify run bert --sparse-attn bigbird --seq-len 4096` has it, against the same model as it is, which attends to all,
-and against transformers' own BigBird; `bigbird(4096, place)` is that model with its own pattern and weights in kernels.
+In: `bert(4096, place)`. Out: a `Case` whose results are checked against float64. BERT with the pattern, as in
+`sparsify run bert --sparse-attn bigbird --seq-len 4096`, is compared with BERT with full attention and with
+transformers' BigBird; `bigbird(4096, place)` runs transformers' BigBird, pattern and weights unchanged, in kernels.
 """
 
 import copy
@@ -14,22 +14,22 @@ from torch import Tensor, nn
 import sparsify
 from sparsify import patterns
 from sparsify.bench.harness import Case, Contender, Target
-from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.runner.attention import DENSE, OPERATOR
+from sparsify.runner.peers.installed import Call
 
 LAYERS, HIDDEN, HEADS = 12, 768, 12
 VOCABULARY: Final = 30522
-# Transformers' BigBird has this block and three random ones; shorter texts than so many blocks have full attention.
+# Block size of transformers' BigBird (with three random blocks); texts below 12 blocks have full attention.
 BLOCK: Final = 64
 LEAST_BLOCKS: Final = 12
-# Of the largest entry: sums of twelve layers in another order.
+# Relative to the largest entry: twelve layers sum in another order.
 TOLERANCE: Final = 3e-5
 THEIRS: Final = "transformers' BigBird"
 
 
 def bert(tokens: int, place: Place, *, sdpa_ratio: float | None = None) -> Case:
-    """BERT under BigBird's pattern against BERT as it is, by torch's attention, and against transformers' BigBird."""
+    """BERT under BigBird's pattern, against BERT with torch's full attention and against transformers' BigBird."""
     from transformers import BertConfig, BertModel
 
     sizes, block, text = _sizes(tokens, place)
@@ -38,7 +38,7 @@ def bert(tokens: int, place: Place, *, sdpa_ratio: float | None = None) -> Case:
     mask = {"kind": "bigbird", "block": block}
 
     def expected() -> Tensor:
-        """The model in float64, which attends to what the pattern keeps."""
+        """Result of the model in float64, with attention masked by the pattern."""
         kept = patterns.bigbird(text.shape[1], block=block).to_dense()
         found: Tensor = _result(copy.deepcopy(model).double(), text, attention_mask=kept[None, None])()
         return found
@@ -59,7 +59,7 @@ def bert(tokens: int, place: Place, *, sdpa_ratio: float | None = None) -> Case:
 
 
 def bigbird(tokens: int, place: Place) -> Case:
-    """Transformers' BigBird with its own pattern in kernels, against the model as it is: the same results."""
+    """Kernels for the pattern of transformers' BigBird, against the unmodified model: equal results."""
     sizes, block, text = _sizes(tokens, place)
     torch.manual_seed(0)
     model = _bigbird(sizes, block)
@@ -74,7 +74,7 @@ def bigbird(tokens: int, place: Place) -> Case:
 
 
 def _sizes(tokens: int, place: Place) -> tuple[dict[str, int], int, Tensor]:
-    """The sizes of a model, the block of its pattern, and a text of tokens [1, tokens]."""
+    """Sizes of a model, block size of the pattern, and a text of tokens [1, tokens]."""
     layers, heads = max(1, round(LAYERS * place.scale)), max(1, round(HEADS * place.scale))
     block = max(2, round(BLOCK * place.scale))
     count = max(round(tokens * place.scale) // block, LEAST_BLOCKS) * block
@@ -99,7 +99,7 @@ def _case(name: str, text: Tensor, sizes: dict[str, int], expected: Call) -> Cas
 
 
 def _bigbird(sizes: dict[str, int], block: int) -> nn.Module:
-    """Transformers' BigBird of these sizes."""
+    """BigBird of transformers with given sizes."""
     from transformers import BigBirdConfig, BigBirdModel
 
     config = BigBirdConfig(**sizes, attention_type="block_sparse", block_size=block, num_random_blocks=3)
@@ -108,14 +108,14 @@ def _bigbird(sizes: dict[str, int], block: int) -> nn.Module:
 
 
 def _applied(model: nn.Module, mask: dict[str, Any], text: Tensor) -> nn.Module:
-    """The model with a pattern in its attention, as `--sparse-attn` puts it there."""
+    """Sparse model with a pattern in its attention, by the recipe of `--sparse-attn`."""
     rules = [DENSE, {"id": "attention", "targets": [OPERATOR], "mask": mask}]
     recipe = {"schema": 1, "name": "attention", "sparsify": rules}
     return sparsify.apply(model, recipe, text, trainable=False, verify=False)
 
 
 def _result(model: nn.Module, text: Tensor, **masks: Tensor) -> Call:
-    """A call of a model that keeps nothing for gradients; hidden states [1, tokens, hidden]."""
+    """Call of a model under `no_grad`; hidden states [1, tokens, hidden]."""
 
     def call() -> Tensor:
         with torch.no_grad():

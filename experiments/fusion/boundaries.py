@@ -1,10 +1,10 @@
-"""One kernel or a kernel for each statement: what the cost model expects of both, and what they take.
+"""Fused chains against one kernel per statement: costs expected by the cost model, and measured times.
 
 In: `python -m experiments.fusion.boundaries [--rows GAT ...] [--out boundaries.csv]`. Out: a row for each chain,
-forwards and for its gradients over rows and over columns, how far expected ratios are off in the median, which chains
-become one kernel although that is slower, and CSV.
+forward and for its gradients by rows and by columns, the median error of expected ratios, the chains fused although
+fusion is slower, and CSV.
 
-Times are those of one thread on the processor, so that a busy machine does not matter; both forms take turns.
+Times are thread times of one thread, so that a busy machine does not matter; both forms are measured alternately.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from sparsify.compiler.einsum.infer.extents import name_extents
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.kernel.kernel import Kernel, planned
-from sparsify.compiler.plan.fuse_row_chain import Fusion
+from sparsify.compiler.plan.fuse.row_chain import Fusion
+from sparsify.compiler.plan.fuse.rows_and_columns import divide
 from sparsify.compiler.plan.plan import apart, joined, joined_rows
-from sparsify.compiler.plan.rows_and_columns import divide
 from sparsify.compiler.schedule.sizes import sizes_of
 
 SOFTMAX: Final = """
@@ -78,7 +78,7 @@ SIZES: Final = {
     "SDDMM, SpMM": ((20_000, 10, 1, 64), (4_000, 30, 1, 64), (2_000, 200, 1, 64), (50, 5, 1, 16)),
 }
 SECONDS: Final = 0.1
-# By what share of the time of several kernels one kernel may be slower by chance.
+# Measurement noise: relative slowdown of a fused chain that does not count as a loss.
 NOISE: Final = 0.05
 TURNS: Final = 3
 
@@ -88,9 +88,9 @@ class Chain:
     """A chain and its operands.
 
     Attributes:
-        name: of the case.
-        program: its statements.
-        operands: by name.
+        name: name of the case.
+        program: statements of the chain.
+        operands: operands by name.
     """
 
     name: str
@@ -99,11 +99,11 @@ class Chain:
 
     @property
     def given(self) -> tuple[Any, ...]:
-        """The operands in the order of the program."""
+        """Operands in the order of the program."""
         return tuple([self.operands[name] for name in self.program.inputs])
 
     def expected(self) -> Fusion | None:
-        """What both forms are expected to take."""
+        """Expected costs of the fused and the separate form; `None` if the program is no row chain."""
         return joined_rows(self.program, sizes_of(self.program, self.given))
 
 
@@ -119,27 +119,27 @@ class Row:
 
     @property
     def expected(self) -> float:
-        """How many times faster one kernel is expected to be."""
+        """Expected speedup of the fused form."""
         return self.apart_expected_us / self.fused_expected_us
 
     @property
     def measured(self) -> float:
-        """How many times faster one kernel is."""
+        """Measured speedup of the fused form."""
         return self.apart_us / self.fused_us
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is one kernel, although that is slower."""
+        """Whether the chain is fused although the fused form is slower."""
         return self.expected >= 1 and self.fused_us > (1 + NOISE) * self.apart_us
 
     @property
     def off(self) -> float:
-        """How far both are from each other, 1 or more."""
+        """Error of the expected speedup as a ratio, 1 or more."""
         return max(self.expected / self.measured, self.measured / self.expected)
 
 
 def chains(names: Sequence[str] = ()) -> Iterator[Chain]:
-    """Every chain, and the two of its gradients where they are divided; those of the names alone, if there are any."""
+    """Every chain, and the two chains of its divided gradients; `names` selects by prefix."""
     for name, text in PROGRAMS.items():
         if names and not any(name.startswith(wanted) for wanted in names):
             continue
@@ -148,7 +148,7 @@ def chains(names: Sequence[str] = ()) -> Iterator[Chain]:
 
 
 def _chains(name: str, text: str, nodes: int, edges: int, heads: int, features: int) -> Iterator[Chain]:
-    """A chain of one size and those of its gradients."""
+    """Chain of one size, and the chains of its gradients."""
     extents = {"i": nodes, "j": nodes, "h": heads, "f": features, "k": features, "0": 1}
     generator = torch.Generator().manual_seed(0)
     operands: dict[str, Any] = {"A": uniform(nodes, nodes, edges)}
@@ -183,7 +183,7 @@ def _chains(name: str, text: str, nodes: int, edges: int, heads: int, features: 
 
 
 def measured(chain: Chain) -> Row | None:
-    """Both forms of a chain, which give the same; `None` where no schedule is known for one kernel."""
+    """Times of both forms of a chain, with equal results; `None` if one kernel has no schedule."""
     expected = chain.expected()
     if expected is None or expected.fused_us is None or expected.apart_us is None:
         return None
@@ -203,13 +203,13 @@ def measured(chain: Chain) -> Row | None:
 
 
 def _results(kernel: Kernel, given: tuple[Any, ...]) -> list[Tensor]:
-    """The results of a form."""
+    """Results of a form."""
     known = kernel.run(given)
     return [known[name] for name in kernel.program.outputs]
 
 
 def _least_us(kernel: Kernel, given: tuple[Any, ...]) -> float:
-    """The least time on the processor of a call, of those within `SECONDS`."""
+    """Minimum thread time of a call in microseconds, over `SECONDS` of calls."""
     call: Callable[[tuple[Any, ...]], Any] = kernel.run
     least, end = float("inf"), time.thread_time() + SECONDS
     while True:
@@ -222,7 +222,7 @@ def _least_us(kernel: Kernel, given: tuple[Any, ...]) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; 0."""
+    """Runs the command; exit status 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", nargs="+", default=[], help="how names begin")
     parser.add_argument("--out", type=Path, help="write CSV here")

@@ -17,7 +17,7 @@ from sparsify.bench.harness import Clock
 from sparsify.bench.place import Place
 from sparsify.bench.table import CLOCKS, measured
 
-# Per tokens and block the ratios asked against compiled FlexAttention and against the mask.
+# Target ratios against compiled FlexAttention and against the mask, by tokens and block.
 BLOCKED: Final[Mapping[tuple[int, int], tuple[float | None, float | None]]] = {
     (1024, 16): (2.4, 9.0),
     (2048, 32): (1.8, 9.0),
@@ -63,12 +63,12 @@ MEMORY: Final = {"attention-memory-16384-64": partial(peak, 16384, 64)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; 0, or 2 when no row has such a name."""
+    """Runs the command; exit status 0, or 2 if no row matches."""
     return command.main(argv, run_row, (*CASES, *MEMORY), "fusion")
 
 
 def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
-    """What was measured for one row, as plain data."""
+    """Measurements of one row as plain data."""
     if name in MEMORY:
         return MEMORY[name](place, quick, clock)
     return measured(CASES[name](place), quick, clock)

@@ -1,4 +1,4 @@
-"""Mixtures of experts by a top-k gate, against the implementations that transformers has.
+"""Mixtures of experts by a top-k gate, against the implementations of transformers.
 
 In: `experts(8, place)`, `step(8, place)`. Out: a `Case` whose result is checked against float64, of a call or of a
 step of training.
@@ -16,17 +16,17 @@ from torch.nn.functional import linear, silu
 
 import sparsify
 from sparsify.bench.harness import Case, Target
-from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.bench.products import ITEM, against, row, scaled
 from sparsify.bench.roofline import Work
+from sparsify.runner.peers.installed import Call
 
 TOKENS: Final = 1024
 WIDTH: Final = 512
 HIDDEN: Final = 1024
 CHOSEN: Final = 2
-# transformers' names of its implementations: a loop over experts, and torch's grouped product. The third one,
-# "batched_mm", copies the matrices of the experts for each token: gigabytes here.
+# Implementations by transformers' names: a loop over experts, and torch's grouped product. The third one,
+# "batched_mm", copies the matrices of the experts for each token: gigabytes for this benchmark.
 IMPLEMENTATIONS: Final = ("eager", "grouped_mm")
 TEXT: Final = """
 H[t,e,h] = G[t,e] * silu(sum(d, X[t,d] * U[e,0,h,d])) * sum(d, X[t,d] * U[e,1,h,d])
@@ -35,7 +35,7 @@ Y[t,o] += H[t,e,h] * V[e,o,h]
 
 
 def experts(count: int, place: Place, ratio: float | None = None) -> Case:
-    """Experts with gated units, of which a gate chooses two for each token."""
+    """Experts with gated units; the gate chooses two experts for each token."""
     given = _Given.of(count, place)
     case = given.row(f"experts-{count}", 1)
     case.expected = lambda: given.double().looped()
@@ -43,7 +43,7 @@ def experts(count: int, place: Place, ratio: float | None = None) -> Case:
 
 
 def step(count: int, place: Place, ratio: float | None = None) -> Case:
-    """The same forwards and backwards: gradients of tokens, weights of the gate and all matrices, side by side."""
+    """Forward and backward: gradients of tokens and gate weights, concatenated; matrix gradients are computed too."""
     given = _Given.of(count, place)
     case = given.row(f"experts-step-{count}", 3)
     trained = given.trained()
@@ -56,7 +56,7 @@ def step(count: int, place: Place, ratio: float | None = None) -> Case:
 def _asked(
     case: Case, ours: Call, theirs: Mapping[str, Callable[[], Any] | None], ratio: float | None
 ) -> Case:
-    """The case with its contenders; the fastest of theirs is what a ratio is asked against."""
+    """Case with its contenders; the target ratio is against the fastest implementation of transformers."""
     case = against(case, ours, theirs)
     present = tuple(name for name, call in theirs.items() if call is not None)
     case.targets = [Target("sparsify", present, ratio, "the fastest of transformers'")] if present else []
@@ -65,14 +65,14 @@ def _asked(
 
 @dataclass(frozen=True)
 class _Given:
-    """What a mixture reads.
+    """Operands of a mixture of experts.
 
     Attributes:
-        x: [tokens, channels].
-        up: [experts, 2 * inside, channels].
-        down: [experts, channels, inside].
-        weights: of the chosen experts, [tokens, CHOSEN].
-        chosen: these experts, of the same shape.
+        x: token features [tokens, channels].
+        up: first matrices [experts, 2 * inside, channels].
+        down: second matrices [experts, channels, inside].
+        weights: gate weights of the chosen experts, [tokens, CHOSEN].
+        chosen: numbers of the chosen experts, [tokens, CHOSEN].
     """
 
     x: Tensor
@@ -83,7 +83,7 @@ class _Given:
 
     @classmethod
     def of(cls, count: int, place: Place) -> "_Given":
-        """Random ones."""
+        """Random operands of a mixture with `count` experts."""
         tokens, width, hidden = (scaled(size, place) for size in (TOKENS, WIDTH, HIDDEN))
         numbers = torch.Generator().manual_seed(0)
         x = torch.randn(tokens, width, generator=numbers)
@@ -93,7 +93,7 @@ class _Given:
         return cls(x, up, down, weights, chosen)
 
     def row(self, name: str, passes: int) -> Case:
-        """The case without contenders; each pass does the work of the first one."""
+        """Case without contenders; each pass counts the work of one forward pass."""
         (tokens, width), (count, _, hidden) = self.x.shape, self.down.shape
         size = ITEM * (self.up.numel() + self.down.numel())
         return row(
@@ -109,20 +109,20 @@ class _Given:
         )
 
     def double(self) -> "_Given":
-        """The same numbers in float64."""
+        """Operands in float64."""
         return self._with(Tensor.double)
 
     def trained(self) -> "_Given":
-        """The same, with gradients."""
+        """Operands as leaves with gradients."""
         return self._with(lambda tensor: tensor.clone().requires_grad_())
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> "_Given":
-        """The same with all numbers changed."""
+        """Operands with `change` applied to each floating point tensor."""
         x, up, down, weights = map(change, (self.x, self.up, self.down, self.weights))
         return _Given(x, up, down, weights, self.chosen)
 
     def gradients(self, call: Call) -> Call:
-        """The gradients of tokens and weights through a call; those of the matrices are computed on the way."""
+        """Gradients of tokens and gate weights through a call; gradients of the matrices are computed too."""
         leaves = (self.x, self.up, self.down, self.weights)
         numbers = torch.Generator().manual_seed(1)
         gradient = torch.randn(self.x.shape, generator=numbers).to(self.x.dtype)
@@ -134,7 +134,7 @@ class _Given:
         return called
 
     def ours(self) -> Tensor:
-        """One kernel over the entries of a gate that lists the tokens of each expert."""
+        """One kernel over the entries of a gate in CSC: the tokens of each expert."""
         (tokens, _), (count, width, hidden) = self.x.shape, self.down.shape
         token = torch.arange(tokens).repeat_interleave(CHOSEN)
         places = torch.stack((token, self.chosen.flatten()))
@@ -144,9 +144,9 @@ class _Given:
         return found
 
     def looped(self) -> Tensor:
-        """One expert after the other, on the tokens that chose it."""
+        """Mixture by a loop over experts, each on its own tokens."""
         result = torch.zeros_like(self.x)
-        # Taken apart at once: the gradient of a single matrix would be as large as all of them.
+        # `unbind` once: the gradient of an indexed matrix would be as large as the whole stack.
         for expert, (up, down) in enumerate(zip(self.up.unbind(), self.down.unbind(), strict=True)):
             token, place = torch.where(self.chosen == expert)
             gate, rows = linear(self.x[token], up).chunk(2, -1)
@@ -155,11 +155,11 @@ class _Given:
         return result
 
     def theirs(self) -> dict[str, Call | None]:
-        """The implementations of transformers; `None` without it."""
+        """Implementations of transformers by name; `None` without transformers."""
         return {name: self._of(name) for name in IMPLEMENTATIONS}
 
     def _of(self, name: str) -> Call | None:
-        """The experts of transformers' Mixtral with one of its implementations."""
+        """Experts of transformers' Mixtral with one of its implementations."""
         try:
             module: Any = import_module("transformers.models.mixtral.modeling_mixtral")
         except ImportError:
@@ -174,7 +174,7 @@ class _Given:
         )
         with torch.device("meta"):
             found = module.MixtralExperts(config)
-        # Its parameters are these tensors, so that their gradients are.
+        # Parameters are replaced by the operands, so that gradients reach the operands.
         del found.gate_up_proj, found.down_proj
         found.gate_up_proj, found.down_proj = self.up, self.down
         return lambda: found(self.x, self.chosen, self.weights)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import sparsify
 from experiments import graphs
 from sparsify.bench.harness import Case, Contender, Target
-from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
+from sparsify.runner.peers.installed import Call
 from sparsify.runtime.buffers import POOL
 
 HEADS: Final = 8
@@ -31,7 +31,7 @@ RECIPE: Final[Mapping[str, Any]] = {
 
 
 def layer(graph: str, kind: str, place: Place, pyg_ratio: float | None = None) -> Case:
-    """One layer of eight heads in inference, from features to features."""
+    """Inference of one layer with eight heads."""
     case, model, sparse, x, edges = _case(f"{kind.lower()}-{graph}", graph, kind, place, trainable=False)
     case.expected = lambda: _without_gradients(copy.deepcopy(model).double(), x.double(), edges)()
     return _against(
@@ -40,7 +40,7 @@ def layer(graph: str, kind: str, place: Place, pyg_ratio: float | None = None) -
 
 
 def step(graph: str, kind: str, place: Place, pyg_ratio: float | None = None) -> Case:
-    """One layer of eight heads forwards and backwards: the gradient of its features."""
+    """Forward and backward of one layer with eight heads: gradient of the features."""
     case, model, sparse, x, edges = _case(f"{kind.lower()}-step-{graph}", graph, kind, place, trainable=True)
     case.expected = lambda: _gradient(copy.deepcopy(model).double(), x.double(), edges)
     case.tolerance = STEP_TOLERANCE
@@ -50,9 +50,9 @@ def step(graph: str, kind: str, place: Place, pyg_ratio: float | None = None) ->
 def _case(
     name: str, graph: str, kind: str, place: Place, *, trainable: bool
 ) -> tuple[Case, nn.Module, nn.Module, Tensor, Tensor]:
-    """A case without contenders, the layer, its sparse form, features and edges."""
+    """Case without contenders, the layer, its sparse form, features and edges."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch-geometric uses parts of torch that are to go
+        warnings.simplefilter("ignore")  # torch-geometric uses deprecated parts of torch
         from torch_geometric import nn as geometric
     found, source = graphs.graph(graph, place.root, place.scale)
     x = torch.randn(found.nodes, 128, generator=torch.Generator().manual_seed(0))
@@ -68,7 +68,7 @@ def _case(
 
 
 def _without_gradients(model: nn.Module, x: Tensor, edges: Tensor) -> Call:
-    """A call of a layer that keeps nothing for gradients."""
+    """Call of a layer under `no_grad`."""
 
     def call() -> Tensor:
         with torch.no_grad():
@@ -79,7 +79,7 @@ def _without_gradients(model: nn.Module, x: Tensor, edges: Tensor) -> Call:
 
 
 def _gradient(model: nn.Module, x: Tensor, edges: Tensor) -> Tensor:
-    """The gradient of the features; those of the parameters are computed on the way."""
+    """Gradient of the features; gradients of the parameters are computed too."""
     x = x.detach().requires_grad_()
     model(x, edges).square().sum().backward()
     assert x.grad is not None, "features have a gradient"
@@ -87,7 +87,7 @@ def _gradient(model: nn.Module, x: Tensor, edges: Tensor) -> Tensor:
 
 
 def _against(case: Case, ours: Call, theirs: Call, ratio: float | None) -> Case:
-    """The case with one call of ours, pooled and fresh, against torch-geometric's."""
+    """Case with sparsify's call, pooled and fresh, against torch-geometric's."""
     case.prepare("first call", ours)
     case.contenders += [
         Contender("sparsify", ours, baseline=False),

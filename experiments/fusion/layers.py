@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.bench.harness import Case, Contender, Target
-from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.bench.products import row, scaled
 from sparsify.models.autoencoder import Autoencoder
 from sparsify.passes.rules.prune import prune
+from sparsify.runner.peers.installed import Call
 
-# Rows of a batch as in Scorch; the share of what is not 0, as in images of digits; the share of zeros of weights.
+# Batch size of Scorch; density of the batch, as in images of digits; sparsity of weights.
 BATCH: Final = 64
 DENSITY: Final = 0.19
 SPARSITY: Final = 0.9
@@ -37,7 +37,7 @@ BAGS: Final[Mapping[str, Any]] = {
 
 
 def autoencoder(features: int, place: Place) -> Case:
-    """Rows of so many features, mostly 0, through both layers: with pruned weights, and given as a sparse matrix.
+    """Autoencoder on a mostly zero batch: with pruned weights, and with the batch as a sparse matrix.
 
     Source: Scorch, section 5.2; its images have 784 (MNIST), 3072 (CIFAR) and 4096 features (CelebA).
     """
@@ -69,7 +69,7 @@ def autoencoder(features: int, place: Place) -> Case:
     by_batch = case.prepare("apply to batches", lambda: apply(batch))
 
     def torch_sparse(first: Tensor) -> Tensor:
-        """Both layers by torch's product of its CSR with dense matrices."""
+        """Both layers by torch's product of CSR with dense matrices; the batch is CSR."""
         h = torch.relu(torch.addmm(encoder.bias, first, encoder.weight.T))
         return torch.sigmoid(torch.addmm(decoder.bias[:, None], weights[1], h.T).T)
 
@@ -95,7 +95,7 @@ def autoencoder(features: int, place: Place) -> Case:
 
 
 def bags(mode: str, place: Place, *, is_step: bool = False) -> Case:
-    """Bags of rows of a large table, whose indices are new in every call; with `is_step` the gradient of the table."""
+    """Embedding bags over a large table with new indices in every call; with `is_step` the gradient of the table."""
     rows, examples = scaled(ROWS, place), scaled(EXAMPLES, place)
     draws = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -110,7 +110,7 @@ def bags(mode: str, place: Place, *, is_step: bool = False) -> Case:
     calls = [_step(m, indices) if is_step else _without_gradients(m, indices) for m in (sparse, table)]
 
     def renew() -> None:
-        """What was made of the indices does not hold any more."""
+        """Invalidates caches keyed by the index array, by writing to it in place."""
         indices.copy_(indices)
 
     case.contenders += [
@@ -122,7 +122,7 @@ def bags(mode: str, place: Place, *, is_step: bool = False) -> Case:
 
 
 def _step(model: nn.Module, indices: Tensor) -> Call:
-    """The gradients of the parameters of a model."""
+    """Call for the gradients of a model's parameters."""
 
     def call() -> Tensor:
         found = model(indices)
@@ -133,7 +133,7 @@ def _step(model: nn.Module, indices: Tensor) -> Call:
 
 
 def _without_gradients(model: Callable[..., Tensor], *inputs: Any) -> Call:
-    """A call of a model or function that keeps nothing for gradients."""
+    """Call of a model or function under `no_grad`."""
 
     def call() -> Tensor:
         with torch.no_grad():
@@ -143,7 +143,7 @@ def _without_gradients(model: Callable[..., Tensor], *inputs: Any) -> Call:
 
 
 def _csr(matrix: Tensor) -> Tensor:
-    """A matrix in torch's CSR layout."""
+    """Matrix in torch's CSR layout."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR layout a beta
         return matrix.to_sparse_csr()

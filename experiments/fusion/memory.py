@@ -1,7 +1,7 @@
-"""The memory of attention over long texts, forward and backward, against that of its operands and results.
+"""Memory of attention over long texts, forward and backward, relative to the memory of operands and results.
 
-In: `peak(16384, 64, place)`. Out: a row with the bytes that live at the peak of a call, in percent of the operands,
-the results and the scores of one row of blocks. All scores of 16,384 tokens and 12 heads would take 12 GiB.
+In: `peak(16384, 64, place, quick, clock)`. Out: a row with the live bytes at the peak of a call, in percent of the
+operands, the results and the scores of one row of blocks. All scores of 16,384 tokens and 12 heads would take 12 GiB.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from sparsify.bench.suites import limit
 from sparsify.runner.measure import peak_once
 from sparsify.runtime.buffers import POOL
 
-# What lives at a peak, of operands, results and the scores of one row of blocks.
+# Maximum live bytes at the peak, relative to operands, results and the scores of one row of blocks.
 ASKED: Final = 1.3
 LENGTHS: Final = (1, 2)
 
 
 def peak(tokens: int, block: int, place: Place, quick: bool, clock: Clock) -> dict[str, Any]:
-    """What lives at the peak of a call, forward and backward, and how it grows with what is stored."""
+    """Live bytes at the peak of a call, forward and backward, and their growth with the number of stored blocks."""
     tokens = scaled(tokens, place) // (2 * block) * 2 * block
     parts = {length: _parts(tokens // length, block) for length in LENGTHS}
     (forward, backward, stored), (half_forward, half_backward, half_stored) = parts.values()
@@ -58,7 +58,7 @@ def peak(tokens: int, block: int, place: Place, quick: bool, clock: Clock) -> di
 
 
 def _parts(tokens: int, block: int) -> tuple[tuple[int, int], tuple[int, int], int]:
-    """Of a call and of its gradients the bytes that live at the peak and those that must; the blocks stored."""
+    """(Peak, minimum) live bytes of a call and of its gradients, and the number of stored blocks."""
     M = patterns.bigbird(tokens, block=block)
     leaves = torch.randn(3, HEADS, tokens, CHANNELS, generator=torch.Generator().manual_seed(0)).unbind()
     Q, K, V = (leaf.clone() for leaf in leaves)
@@ -70,7 +70,7 @@ def _parts(tokens: int, block: int) -> tuple[tuple[int, int], tuple[int, int], i
         found: Tensor = sparsify.evaluate(TEXT, "Y", M=M, Q=Q, K=K, V=V)
         return found
 
-    call()  # what is prepared once, and buffers that are kept
+    call()  # one-time preparation and persistent buffers
     forward = 3 * size + _raised(call), 4 * size + row_of_blocks
     operands = [operand.requires_grad_() for operand in (Q, K, V)]
     result = call()
@@ -85,7 +85,7 @@ def _parts(tokens: int, block: int) -> tuple[tuple[int, int], tuple[int, int], i
 
 
 def _raised(call: Callable[[], Any]) -> int:
-    """How far a call raises the memory of the process: the least of three, none of which finds memory to reuse."""
+    """Increase of the process's memory by a call: minimum of three, each with an empty buffer pool."""
     found = []
     for _ in range(3):
         POOL.clear()

@@ -25,7 +25,7 @@ RECIPE = {
 
 
 class Encoder(nn.Module):
-    """The layers of BERT alone: hidden states in, hidden states out."""
+    """Encoder layers of BERT without embeddings: hidden states in, hidden states out."""
 
     def __init__(self, layers: int, hidden: int, heads: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Encoder(nn.Module):
         self.encoder = BertModel(BertConfig(**sizes, intermediate_size=4 * hidden)).encoder
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, tokens, hidden]."""
+        """Hidden states [batch, tokens, hidden]."""
         found: Tensor = self.encoder(x).last_hidden_state
         return found
 
@@ -43,7 +43,7 @@ class Encoder(nn.Module):
 def bert(
     weight: Weight, place: Place, *, torch_ratio: float | None = None, onednn_ratio: float | None = None
 ) -> Case:
-    """All linear layers of the encoder with the zeros of `weight`, and the ratios asked of whole passes."""
+    """All linear layers of the encoder with the zeros of `weight`; target ratios are of whole passes."""
     layers, heads = max(1, round(LAYERS * place.scale)), max(1, round(HEADS * place.scale))
     hidden, tokens = HIDDEN // HEADS * heads, max(16, round(TOKENS * place.scale))
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from sparsify.bench.linear import Weight, linear
 from sparsify.bench.place import Place
 from sparsify.bench.table import CLOCKS, measured
 
-# Per rows of the input and weight the ratios asked against torch's and against oneDNN's dense product.
+# Target ratios against torch's and against oneDNN's dense product, by rows of the input and weight.
 ASKED: Mapping[tuple[int, Weight], tuple[float | None, float | None]] = {
     (1024, Weight(50)): (2.0, 0.95),
     (1024, Weight(70)): (3.2, 1.5),
@@ -55,7 +55,7 @@ ASKED: Mapping[tuple[int, Weight], tuple[float | None, float | None]] = {
     (1, Weight(50, dtype="int8")): (1.6, None),
     (1, Weight(90, dtype="int8")): (6.0, None),
 }
-# The same of whole encoders of BERT.
+# Target ratios of whole encoders of BERT.
 BERTS: Mapping[Weight, tuple[float | None, float | None]] = {
     Weight(60): (1.6, 1.05),
     Weight(80): (2.2, 1.4),
@@ -63,7 +63,7 @@ BERTS: Mapping[Weight, tuple[float | None, float | None]] = {
     Weight(50, (16, 1), of=0): (1.0, 1.0),
     Weight(50, (8, 1)): (1.0, 1.0),
 }
-# By images and per cent of zeros the same of ResNet-50 against torch.
+# Target ratios of ResNet-50 against torch, by images and per cent of zeros.
 RESNETS: Mapping[tuple[int, int], float] = {(1, 80): 1.3, (1, 90): 1.8, (8, 80): 1.3, (8, 90): 1.8}
 CASES: Mapping[str, command.Make] = (
     {
@@ -81,7 +81,7 @@ CASES: Mapping[str, command.Make] = (
         for (batch, zeros), asked in RESNETS.items()
     }
 )
-# On one thread: what its authors report of n:m:g against MKL is less.
+# One thread; targets exceed the ratios against MKL reported by the authors of n:m:g.
 ALONE: Mapping[str, command.Make] = {
     "nmg-50": partial(nmg, 2, 4, torch_ratio=1.7),
     "nmg-90": partial(nmg, 1, 10, torch_ratio=4.8),
@@ -90,12 +90,12 @@ ROWS = (*CASES, *ALONE, "compile")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; 0, or 2 when no row has such a name."""
+    """Runs the command; exit status 0, or 2 if no row matches."""
     return command.main(argv, run_row, ROWS, "kernels")
 
 
 def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
-    """What was measured for one row, as plain data."""
+    """Measurements of one row as plain data."""
     if name == "compile":
         return compile_times.row()
     if name in ALONE:

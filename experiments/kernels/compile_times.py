@@ -1,9 +1,8 @@
-"""Kernels of tiled and packed weights, and of attention in blocks: the processor time from schedule to loaded code.
+"""Compile times of kernels for tiled and packed weights and for block attention: from schedule to loaded code.
 
-In: nothing. Out: a row with the median and the worst kind of kernel, of our own part and of the C++ compiler.
-
-A process of its own calls each kind once, in a directory without kernels. Operands are packed before, and what every
-process needs once, the imports and the way into kernels, is had before, too.
+In: nothing. Out: a row with the median and the slowest kind of kernel, of code generation and of the C++ compiler, in
+processor time. A separate process calls each kind once, in a directory without kernels. Operands are packed, modules
+imported and the kernel runtime loaded before the measurement.
 """
 
 import json
@@ -41,7 +40,7 @@ LAYERS: Final = (
 
 
 def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Names and calls of the kinds; operands are made before they are called."""
+    """Names and calls of the kinds; operands are built before the call."""
     import torch
 
     import sparsify
@@ -67,7 +66,7 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def compile_times() -> dict[str, tuple[float, float]]:
-    """For each kind the milliseconds of this process and of the compilers that it ran, where there are any."""
+    """Milliseconds of this process and of its compiler subprocesses by kind; kinds without compilation are left out."""
     import torch
 
     import sparsify
@@ -93,7 +92,7 @@ def _children() -> float:
 
 
 def row() -> dict[str, Any]:
-    """The row of the table, in processor time."""
+    """Row of the table, in processor time."""
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as directory:
         environment = {**os.environ, "SPARSIFY_CACHE_DIR": directory}
         line = [sys.executable, "-m", "experiments.kernels.compile_times"]
@@ -128,7 +127,7 @@ def _target(label: str, reached: float, *, asked: float | None = None) -> dict[s
 
 
 def _worst(label: str, times: dict[str, float]) -> dict[str, Any]:
-    """The slowest kind, by name."""
+    """Target of the slowest kind, with its name."""
     name = max(times, key=times.__getitem__)
     return {**_target(label, times[name]), "data": name}
 

@@ -1,7 +1,7 @@
-"""Weights pruned n:m:g, and unstructured ones that keep as much of their magnitude, on one thread.
+"""Weights pruned n:m:g, and unstructured weights of equal retained magnitude, on one thread.
 
-In: `nmg(2, 4, place, torch_ratio=1.7)`. Out: a `Case` whose results are checked against float64; ratios are against
-torch's dense product, which both weights would have.
+In: `nmg(2, 4, place, torch_ratio=1.7)`. Out: a `Case` whose results are checked against float64; the baseline of both
+weights is torch's dense product.
 """
 
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ import sparsify
 from sparsify.bench.harness import Case, Contender, Target
 from sparsify.bench.linear import COLUMNS, OUTPUTS, RECIPE
 from sparsify.bench.place import Place
-from sparsify.sparsification.grouped import grouped_mask
-from sparsify.sparsification.largest import largest
+from sparsify.sparsification.rules.grouped import grouped_mask
+from sparsify.sparsification.rules.largest import largest
 
 ROWS, GROUP = 1024, 16
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A block in which kernels and torch use one thread."""
+    """Context in which kernels and torch use one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -33,11 +33,12 @@ def one_thread() -> Iterator[None]:
 
 
 def nmg(keep: int, of: int, place: Place, *, torch_ratio: float) -> Case:
-    """`Y[t,n] = X[t,k] * W[n,k] + b[n]` with W pruned in both ways, each asked for the ratio.
+    """`Y[t,n] = X[t,k] * W[n,k] + b[n]` with W pruned in both ways; both have the target ratio.
 
     Args:
-        keep, of, place: n, m, and how large the weight is.
-        torch_ratio: asked against torch's dense product.
+        keep, of: n and m of the pattern.
+        place: data root and scale of the sizes.
+        torch_ratio: target ratio against torch's dense product.
     """
     columns, outputs = (max(32, round(size * place.scale) // 32 * 32) for size in (COLUMNS, OUTPUTS))
     rows, group = max(1, round(ROWS * place.scale)), max(1, round(GROUP * place.scale))
@@ -73,7 +74,7 @@ def nmg(keep: int, of: int, place: Place, *, torch_ratio: float) -> Case:
 
 
 def as_much(weight: Tensor, mask: Tensor) -> Tensor:
-    """The fewest of the largest entries that keep as much of the magnitude of a weight as a mask does."""
+    """Mask of the fewest largest entries with at least the magnitude retained by `mask`."""
     held = weight.abs().flatten().double().sort(descending=True).values.cumsum(0)
     wanted = (weight.abs() * mask).double().sum()
     count = min(int(torch.searchsorted(held, wanted)) + 1, weight.numel())

@@ -1,7 +1,7 @@
 """ResNet-50 with pruned convolutions, as `sparsify.apply` runs it, against torch's convolutions, which are oneDNN's.
 
-In: `resnet(80, 1, place)`. Out: a `Case` whose result is checked against float64. torch runs the pruned model as it is,
-and with its normalisations folded into the weights, its images with neighbouring pixels or channels.
+In: `resnet(80, 1, place)`. Out: a `Case` whose result is checked against float64. torch runs the pruned model
+unmodified, and with its normalisations folded into the weights, for contiguous and channels-last images.
 """
 
 import copy
@@ -20,12 +20,12 @@ from sparsify.runtime.buffers import POOL
 
 BLOCKS, CHANNELS, IMAGE = (3, 4, 6, 3), 64, 224
 TORCH = ("torch", "torch, folded", "torch, folded, channels last")
-# Relative, of sums over more than fifty layers.
+# Relative error of sums over more than fifty layers.
 TOLERANCE = 1e-4
 
 
 def resnet(zeros: int, batch: int, place: Place, *, asked: float | None = None) -> Case:
-    """All convolutions but the first with so many per cent of zeros, and the ratio asked of whole passes."""
+    """All convolutions but the first with `zeros` per cent of zeros; the target ratio is of whole passes."""
     image = max(32, round(IMAGE * place.scale))
     sizes = {
         "blocks": tuple(max(1, round(count * place.scale)) for count in BLOCKS),
@@ -64,7 +64,7 @@ def resnet(zeros: int, batch: int, place: Place, *, asked: float | None = None) 
 
 
 def folded(model: nn.Module) -> nn.Module:
-    """A copy of the model whose normalisations are in the weights of the convolutions before them."""
+    """Copy of the model with each normalisation folded into the convolution before it."""
     copied = copy.deepcopy(model)
     for part in copied.modules():
         if isinstance(part, nn.Sequential):

@@ -2,7 +2,7 @@
 
 In: `run("scorch", ["figure5"], setting, out)`. Out: a table, a CSV and a picture for each figure, and a manifest.
 
-A figure is an entry of `registry.py`; what it states is in `figure.py`. `run.py` measures its rows one by one,
-`store.py` keeps each finished row, so that an interrupted run continues, `table.py` and `picture.py` show them,
-`manifest.py` says with what, where and from which data they were made. Figures lie in `experiments/scorch` and beside.
+`registry.py` lists the figures; `figure.py` defines their data. `run.py` measures the rows one by one, `store.py` keeps
+finished rows, so that an interrupted run continues, `table.py` and `picture.py` print and draw figures, `manifest.py`
+records versions, machine and data. The figures themselves are in `experiments/scorch` and `experiments/sten`.
 """

@@ -1,6 +1,6 @@
 """A figure of a paper: its rows, the measurement of a row, and the numbers of the paper.
 
-In: a row of Figure 5 and a `Setting`. Out: its `Outcome`: times of ours and of peers, facts such as accuracies.
+In: a row of Figure 5 and a `Setting`. Out: its `Outcome`: times of sparsify and of peers, facts such as accuracies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,12 @@ Fact = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The setting of a measurement.
+    """Setting of a measurement.
 
     Attributes:
-        root: the folder of real data, only read; `None` without one.
+        root: folder of real data, only read; `None` without one.
         quick: small: few epochs, few turns, few rows.
-        seed: of weights, batches and generated operands.
+        seed: seed of weights, batches and generated operands.
     """
 
     root: Path | None = None
@@ -33,10 +33,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """The median of the runs in milliseconds, with the interval of the median.
+    """Median of the runs in milliseconds, with the confidence interval of the median.
 
     Attributes:
-        difference: of the result from float64, of the largest value; `None` where results were not compared.
+        difference: largest difference of the result from float64, relative to the largest value; `None` if unchecked.
     """
 
     median_ms: float
@@ -47,13 +47,13 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a row.
+    """Result of a row.
 
     Attributes:
-        times: by contender, ours among them.
-        missing: peers that are not installed, and how to get each.
+        times: times by contender, sparsify included.
+        missing: reasons by unmeasured peer: "not installed: pip install sparse".
         facts: further columns: accuracies, sizes.
-        note: what a reader must know of the row.
+        note: remarks for readers of the row.
     """
 
     times: Mapping[str, Time]
@@ -62,18 +62,18 @@ class Outcome:
     note: str = ""
 
     def ratio(self, peer: str) -> float:
-        """The time of a peer over that of sparsify; NaN where the latter is 0, too short for the clock."""
+        """Time of a peer over the time of sparsify; NaN if the latter is 0, too short for the clock."""
         if not self.times[OURS].median_ms:
             return nan
         return self.times[peer].median_ms / self.times[OURS].median_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Outcome as plain data."""
         return asdict(self)
 
     @staticmethod
     def of(stored: Mapping[str, Any]) -> "Outcome":
-        """The outcome that `to_dict` wrote."""
+        """Outcome from the plain data of `to_dict`."""
         times = {name: Time(**time) for name, time in stored["times"].items()}
         return Outcome(times, stored["missing"], stored["facts"], stored["note"])
 
@@ -83,11 +83,11 @@ class Row:
     """One row: one data set of a figure.
 
     Attributes:
-        name: of the row, unique in its figure.
-        data: what it runs on, in words.
-        measure: its outcome; raises `DataError` where data are missing.
-        files: what it reads, as patterns below the data root; their hashes go into the manifest.
-        seconds: that it takes, roughly, for the expected end.
+        name: name of the row, unique in its figure.
+        data: description of the data.
+        measure: measurement of the outcome; raises `DataError` if data are missing.
+        files: files read by the row, as patterns below the data root; the manifest has their hashes.
+        seconds: rough duration, for the estimated end of a run.
     """
 
     name: str
@@ -102,18 +102,18 @@ class Figure:
     """A figure or a table of a paper.
 
     Attributes:
-        name: how the command calls it, `figure5`.
-        title: in words.
-        rows: what is measured.
-        against: the contender that the paper compares itself with.
-        cited: what the paper reports, on its authors' machine.
-        numbers: the same row by row, where the paper gives numbers.
-        facts: the columns of facts, in order.
-        why: by contender, the reason where it is the faster one.
-        kind: of the picture: bars of times a row; times against the fact `across`, points log-log, lines by a plain
-            scale across.
-        across: that fact.
-        panels: of pictures of points and lines: the panel of a row.
+        name: name on the command line, `figure5`.
+        title: title in words.
+        rows: rows to measure.
+        against: baseline of the paper.
+        cited: result reported by the paper, on its authors' machine.
+        numbers: reported result by row, if the paper gives numbers.
+        facts: columns of facts, in order.
+        why: reason for a faster contender, by contender or by panel and contender ("SpMV scipy").
+        kind: kind of the picture: bars of times a row; times against the fact `across`, as points on log-log axes or as
+            lines over a linear axis.
+        across: fact on the horizontal axis.
+        panels: panel of a row, for pictures of points and lines.
     """
 
     name: str
@@ -131,12 +131,12 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row and what became of it: an outcome, or the reason why there is none.
+    """A row with its outcome, or with the reason for a missing outcome.
 
     Attributes:
-        failed: whether the row was wrong, and not merely without its data.
-        hashes: SHA-256 of the files that it read, by their names below the data root.
-        reused: whether an earlier run had measured it.
+        failed: whether the row was wrong, not merely without data.
+        hashes: SHA-256 of the row's files, by name below the data root.
+        reused: whether an earlier run measured the row.
     """
 
     row: str
@@ -149,7 +149,7 @@ class Record:
 
 
 def timed(case: Case, setting: Setting, *, seconds: float = 8.0, runs: int = 50) -> dict[str, Time]:
-    """The times of all contenders of a case, in turns in one process; every result is checked first."""
+    """Times of all contenders of a case, measured in turns in one process; every result is checked first."""
     if setting.quick:
         seconds, runs = min(seconds, 1.0), 5
     found = measure(case, seconds=seconds, least=3 if setting.quick else 5, most=runs)

@@ -1,4 +1,4 @@
-"""With what the numbers of a run were made: versions, processor, threads, seeds, hashes of data.
+"""Provenance of a run's numbers: versions, processor, threads, seeds, hashes of data.
 
 In: a setting and the records of a run. Out: the contents of `manifest.json`.
 """
@@ -13,6 +13,7 @@ from typing import Any, Final
 import sparsify.models
 import sparsify.recipes
 from sparsify.bench.environment import facts
+from sparsify.bench.table import command
 from sparsify.runtime.machine import version
 
 from .figure import Record, Setting
@@ -26,12 +27,12 @@ EXPERIMENTS: Final = Path(__file__).resolve().parents[1]
 
 
 def versions() -> dict[str, str]:
-    """The installed versions of what rows may use, "not installed" for the others."""
+    """Installed versions of the packages that rows may use; "not installed" for absent packages."""
     return {name: version(name) or "not installed" for name in PACKAGES}
 
 
 def hashes(root: Path | None, patterns: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of the files that patterns name below the data root, by name; none without a root."""
+    """SHA-256 of the files below the data root matching patterns, by name; empty without a root."""
     if root is None:
         return {}
     files = sorted({file for pattern in patterns for file in root.glob(pattern) if file.is_file()})
@@ -39,9 +40,9 @@ def hashes(root: Path | None, patterns: Sequence[str]) -> dict[str, str]:
 
 
 def sources(*folders: Path) -> str:
-    """A digest of the sources that rows run: edited code is measured anew.
+    """Digest of the sources behind the rows, so that edited code is measured anew.
 
-    Without an argument those of sparsify, its models and recipes, and of the experiments.
+    Default: the sources of sparsify, its models and recipes, and of the experiments.
     """
     packages = [Path(place) for m in (sparsify, sparsify.models, sparsify.recipes) for place in m.__path__]
     roots = folders or [*packages, EXPERIMENTS]
@@ -55,7 +56,7 @@ def sources(*folders: Path) -> str:
 
 @cache
 def digest(file: Path, changed: int) -> str:
-    """SHA-256 of a file as it was at a time."""
+    """SHA-256 of a file, memoized by its modification time."""
     found = hashlib.sha256()
     with file.open("rb") as stream:
         while block := stream.read(BLOCK):
@@ -66,12 +67,12 @@ def digest(file: Path, changed: int) -> str:
 def manifest(
     paper: str, setting: Setting, records: Mapping[str, Sequence[Record]], conditions: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Versions, machine, seeds and digests of data, with which a reader can repeat the numbers."""
+    """Versions, machine, seeds and digests of data, sufficient to repeat the numbers."""
     every = [record for found in records.values() for record in found]
     return {
         "schema": 1,
         "paper": paper,
-        "command": " ".join(sys.argv),
+        "command": command(sys.orig_argv),
         "quick": setting.quick,
         "seed": setting.seed,
         "data_root": None if setting.root is None else str(setting.root),

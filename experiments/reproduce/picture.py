@@ -1,12 +1,11 @@
-"""Times as a picture: bars of each row, or points and lines against a size; as SVG without any library.
+"""Pictures of times: bars of each row, or points and lines against a size; as SVG without any library.
 
-In: a `Figure` and its records. Out: `svg(...)`, a text; `write_png(...)`, a file, where matplotlib is installed.
+In: a `Figure` and its records. Out: `svg(...)`, a text; `png.py` makes PNG of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, inf, log10
-from pathlib import Path
+from math import ceil, floor, inf, log10, radians, sin
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
@@ -15,15 +14,17 @@ from .table import contenders
 
 COLOURS: Final = ("#2a78b8", "#c8553d", "#3d8c40", "#8a5fb0", "#b08a2a", "#666666")
 TEN: Final = 10
+# Pixels of a letter, and the angle in degrees of labels too wide for their bars.
+LETTER, SLANT = 6, 35
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 460, 320, 62, 58, 48, 12
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One drawing: by contender its points; the places of bars are 0, 1, 2 ... with `labels` below.
+    """One drawing: points by contender; bars stand at 0, 1, 2 ... with `labels` below.
 
-    Points that `is_joined` joins to a line stand on a plain scale, others on a logarithmic one.
+    Joined points (`is_joined`) have a linear horizontal axis, others a logarithmic one.
     """
 
     title: str
@@ -34,7 +35,7 @@ class Panel:
 
 
 def panels(figure: Figure, records: Sequence[Record]) -> list[Panel]:
-    """The panels of a figure; neither rows that were not measured nor numbers without a logarithm are drawn."""
+    """Panels of a figure; unmeasured rows and numbers without a logarithm are left out."""
     measured = [record for record in records if record.outcome is not None]
     groups = list(dict.fromkeys(figure.panels(record.row) for record in measured))
     found = []
@@ -59,7 +60,7 @@ def panels(figure: Figure, records: Sequence[Record]) -> list[Panel]:
 
 
 def decades(values: Sequence[float]) -> tuple[int, int]:
-    """The powers of ten around all values.
+    """Powers of ten around all values.
 
     >>> decades([0.02, 3.0])
     (-2, 1)
@@ -69,17 +70,25 @@ def decades(values: Sequence[float]) -> tuple[int, int]:
 
 
 def svg(figure: Figure, records: Sequence[Record]) -> str:
-    """The drawing of all panels side by side."""
+    """Drawing of all panels side by side."""
     drawn = panels(figure, records)
-    whole = max(1, len(drawn)) * WIDTH
+    whole, tall = max(1, len(drawn)) * WIDTH, HEIGHT + max(map(overhang, drawn), default=0)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {HEIGHT}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {tall}" font-family="sans-serif" '
         'font-size="11">',
-        f'<rect width="{whole}" height="{HEIGHT}" fill="white"/>',
+        f'<rect width="{whole}" height="{tall}" fill="white"/>',
     ]
     for at, panel in enumerate(drawn):
         parts += [f'<g transform="translate({at * WIDTH},0)">', *_panel(panel), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
+
+
+def overhang(panel: Panel) -> int:
+    """Height of slanted labels below a panel; 0 if the labels fit side by side."""
+    longest = max(map(len, panel.labels), default=0) * LETTER
+    if longest * len(panel.labels) <= WIDTH - LEFT - RIGHT:
+        return 0
+    return max(1, ceil(longest * sin(radians(SLANT)) + 2 * LETTER - BOTTOM + 16))
 
 
 def _panel(panel: Panel) -> list[str]:
@@ -98,7 +107,8 @@ def _panel(panel: Panel) -> list[str]:
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
     for at, name in enumerate(panel.series):
         x = LEFT + at * wide / max(1, len(panel.series))
-        parts.append(f'<text x="{x:.0f}" y="32" fill="{COLOURS[at % len(COLOURS)]}">{escape(name)}</text>')
+        parts.append(f'<rect x="{x:.0f}" y="24" width="9" height="9" fill="{COLOURS[at % len(COLOURS)]}"/>')
+        parts.append(f'<text x="{x + 13:.0f}" y="32">{escape(name)}</text>')
     return [*parts, *(_bars(panel, up, wide) if panel.labels else _points(panel, up, wide))]
 
 
@@ -114,16 +124,17 @@ def _bars(panel: Panel, up: Any, wide: float) -> list[str]:
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{bar:.1f}" height="{HEIGHT - BOTTOM - y:.1f}" '
                 f'fill="{COLOURS[at % len(COLOURS)]}"><title>{value:.4g} ms</title></rect>'
             )
+    is_slanted, down = overhang(panel) > 0, HEIGHT - BOTTOM + 16
     for place, label in enumerate(panel.labels):
-        x = LEFT + group * (place + 0.5)
-        parts.append(
-            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{escape(label)}</text>'
-        )
+        middle = f"{LEFT + group * (place + 0.5):.1f}"
+        turned = f'text-anchor="end" transform="rotate(-{SLANT} {middle} {down})"'
+        how = turned if is_slanted else 'text-anchor="middle"'
+        parts.append(f'<text x="{middle}" y="{down}" {how}>{escape(label)}</text>')
     return parts
 
 
 def _points(panel: Panel, up: Any, wide: float) -> list[str]:
-    """A point for each row, against a size; joined to lines where the panel says so."""
+    """A point for each row, against a size; joined by lines if `is_joined`."""
     ticks, across = _scale(panel, wide)
     parts = []
     for value, text in ticks:
@@ -146,7 +157,7 @@ def _points(panel: Panel, up: Any, wide: float) -> list[str]:
 
 
 def _scale(panel: Panel, wide: float) -> tuple[list[tuple[float, str]], Callable[[float], float]]:
-    """The ticks across with their texts, and where a size stands."""
+    """Ticks of the horizontal axis with their texts, and the map from sizes to coordinates."""
     sizes = [x for points in panel.series.values() for x, _ in points]
     if panel.is_joined:
         low, high = TEN * floor(min(sizes) / TEN), TEN * ceil(max(sizes) / TEN)
@@ -156,33 +167,3 @@ def _scale(panel: Panel, wide: float) -> tuple[list[tuple[float, str]], Callable
     left, right = decades(sizes)
     powers = [(10.0**power, f"1e{power}") for power in range(left, right + 1)]
     return powers, lambda size: LEFT + wide * (log10(size) - left) / (right - left)
-
-
-def write_png(figure: Figure, records: Sequence[Record], file: Path) -> bool:
-    """Draws the same with matplotlib; `False` where it is not installed."""
-    try:
-        from matplotlib.figure import Figure as Drawing
-    except ImportError:
-        return False
-    drawn = panels(figure, records)
-    drawing = Drawing(figsize=(5.2 * max(1, len(drawn)), 3.6), layout="constrained")
-    for axes, panel in zip(drawing.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
-        for at, (name, points) in enumerate(panel.series.items()):
-            xs, ys = [x for x, _ in points], [y for _, y in points]
-            colour = COLOURS[at % len(COLOURS)]
-            if panel.labels:
-                width = 0.8 / len(panel.series)
-                axes.bar([x + width * at for x in xs], ys, width, label=name, color=colour)
-            else:
-                axes.plot(xs, ys, "o-" if panel.is_joined else "o", label=name, color=colour, markersize=4)
-        axes.set_yscale("log")
-        axes.set_ylabel("ms")
-        axes.set_title(panel.title, fontsize=9)
-        if panel.labels:
-            axes.set_xticks([n + 0.3 for n in range(len(panel.labels))], panel.labels, fontsize=8)
-        else:
-            axes.set_xscale("linear" if panel.is_joined else "log")
-            axes.set_xlabel(panel.across)
-        axes.legend(fontsize=7)
-    drawing.savefig(file, dpi=150)
-    return True

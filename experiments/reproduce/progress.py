@@ -1,4 +1,4 @@
-"""How far a run is, on standard error: a bar with the expected end on a terminal, a line a row in a file.
+"""Progress of a run on standard error: a bar with the expected end on a terminal, a line a row in a file.
 
 In: the expected seconds of the rows. Out: `5 of 36 rows, ends about 14:32`.
 """
@@ -15,10 +15,12 @@ from sparsify.options import current
 
 
 class Steps:
-    """The rows of a run as they are finished.
+    """Counter of finished rows of a run.
 
     Args:
-        seconds: that each row is expected to take; scaled by what the finished ones took.
+        seconds: expected duration of each row; scaled by the actual durations of finished rows.
+        bar: progress bar of a terminal, or `None`.
+        console: console for lines, or `None` to be quiet.
     """
 
     def __init__(self, seconds: Sequence[float], bar: Progress | None, console: Console | None) -> None:
@@ -28,13 +30,13 @@ class Steps:
         self.started = time.monotonic()
 
     def end(self) -> str:
-        """When the last row is expected to be finished, as a time of day."""
+        """Expected end of the last row, as a time of day."""
         left = sum(self.seconds[self.done :])
         scale = self.spent / self.expected if self.expected else 1.0
         return (datetime.now() + timedelta(seconds=left * scale)).strftime("%H:%M")
 
     def begin(self, name: str) -> None:
-        """Says which row comes."""
+        """Announces the next row."""
         self.started = time.monotonic()
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, description=name, end=f"ends about {self.end()}")
@@ -45,7 +47,7 @@ class Steps:
             )
 
     def finish(self, reused: bool) -> None:
-        """Counts a row; those of earlier runs say nothing about how long the others take."""
+        """Counts a row; rows reused from earlier runs do not affect the time estimate."""
         if not reused:
             self.spent += time.monotonic() - self.started
             self.expected += self.seconds[self.done]
@@ -56,7 +58,7 @@ class Steps:
 
 @contextmanager
 def steps(seconds: Sequence[float]) -> Iterator[Steps]:
-    """The progress of a run; nothing is shown where options say quiet."""
+    """Progress of a run; nothing is shown if options say quiet."""
     console = Console(stderr=True)
     if current().quiet or not console.is_terminal:
         yield Steps(seconds, None, None if current().quiet else console)

@@ -1,7 +1,7 @@
-"""The figures and tables that can be reproduced, by paper and name.
+"""Reproducible figures and tables, by paper and name.
 
-In: `find("scorch", "figure5")`. Out: its `Figure`. A new one is one line here and one module; listing imports no torch.
-A further paper has a folder beside `scorch`, which `setup.py` and `tests/test_house.py` list as shipped.
+In: `find("scorch", "figure5")`. Out: its `Figure`. A new figure is one line of FIGURES and one module; listing imports
+no torch. A further paper has a folder beside `scorch`, listed as shipped in `setup.py` and `tests/test_house.py`.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from sparsify.errors import SparsifyError
 
 from .figure import Figure
 
-# This package is `experiments` in a checkout and `sparsify.experiments` where it is installed.
+# This package is `experiments` in a checkout and `sparsify.experiments` in an installation.
 ROOT: Final = __name__.rpartition(".reproduce.")[0]
-# By paper: the name of the figure and the module that has it as FIGURE.
+# By paper: the name of the figure and the module with its FIGURE.
 FIGURES: Final[Mapping[str, Mapping[str, str]]] = {
     "scorch": {
         "figure5": "scorch.figure5",
@@ -28,12 +28,13 @@ FIGURES: Final[Mapping[str, Mapping[str, str]]] = {
         "figure2": "sten.figure2",
         "table1": "sten.table1",
         "finetuning": "sten.finetuning",
+        "texts": "sten.texts",
     },
 }
 
 
 def named(text: str) -> str:
-    """A figure as people write it.
+    """Canonical name of a figure from a user's spelling.
 
     >>> named("Figure 5"), named("5"), named("table-1")
     ('figure5', 'figure5', 'table1')
@@ -43,7 +44,7 @@ def named(text: str) -> str:
 
 
 def names(paper: str, wanted: str | None = None) -> list[str]:
-    """The figures of a paper, or the one that is wanted.
+    """All figures of a paper, or only the wanted figure.
 
     Raises:
         SparsifyError: there is no such paper or figure.
@@ -62,6 +63,6 @@ def names(paper: str, wanted: str | None = None) -> list[str]:
 
 
 def find(paper: str, name: str) -> Figure:
-    """The figure of a paper."""
+    """Figure of a paper."""
     found: Figure = import_module(f"{ROOT}.{FIGURES[paper.lower()][name]}").FIGURE
     return found

@@ -1,4 +1,4 @@
-"""The rows of figures measured one by one; finished rows are kept, so that an interrupted run continues.
+"""Measurement of figures row by row; finished rows are kept, so that an interrupted run continues.
 
 In: `run("scorch", ["figure5"], Setting(root), out)`. Out: the records by figure; in `out` a CSV, a picture and the
 text of each figure, and `manifest.json`.
@@ -15,7 +15,7 @@ from sparsify.bench.harness import WrongResultError
 from sparsify.errors import DataError, SparsifyError
 from sparsify.runtime.machine import machine
 
-from . import manifest, picture, registry, table
+from . import manifest, picture, png, registry, table
 from .figure import Figure, Record, Row, Setting
 from .progress import steps
 from .store import Store, key_of
@@ -24,14 +24,14 @@ Records = dict[str, list[Record]]
 
 
 def run(paper: str, names: Sequence[str], setting: Setting, out: Path, *, fresh: bool = False) -> Records:
-    """The records of the figures with these names.
+    """Records of the named figures.
 
     Args:
-        paper: of `registry.FIGURES`.
-        names: its figures.
+        paper: key of `registry.FIGURES`.
+        names: names of figures of the paper.
         setting: data root, quick or not, seed.
-        out: the folder for everything that is written.
-        fresh: measure rows that an earlier run has finished, too.
+        out: folder of all written files.
+        fresh: measure rows finished by an earlier run, too.
     """
     figures = {name: registry.find(paper, name) for name in names}
     rows = {name: list(figure.rows(setting)) for name, figure in figures.items()}
@@ -56,7 +56,7 @@ def run(paper: str, names: Sequence[str], setting: Setting, out: Path, *, fresh:
 
 
 def conditions_of(setting: Setting) -> dict[str, Any]:
-    """The conditions of all rows of a run; a stored row is reused while its conditions are equal."""
+    """Conditions of all rows of a run; a stored row is reused while its conditions are equal."""
     return {
         "quick": setting.quick,
         "seed": setting.seed,
@@ -69,7 +69,7 @@ def conditions_of(setting: Setting) -> dict[str, Any]:
 def measured(
     figure: str, row: Row, setting: Setting, store: Store, conditions: Mapping[str, Any], fresh: bool
 ) -> Record:
-    """The record of a row: of an earlier run, measured now, or the reason why not."""
+    """Record of a row: from an earlier run, measured now, or with the reason for a missing outcome."""
     hashes = manifest.hashes(setting.root, row.files)
     key = key_of({**conditions, "hashes": hashes})
     if not fresh and (kept := store.read(figure, row.name, key)) is not None:
@@ -88,9 +88,10 @@ def measured(
 
 
 def write(figure: Figure, records: Sequence[Record], out: Path) -> None:
-    """Writes what is shown of a figure."""
+    """Writes CSV, text and pictures of a figure."""
     table.write_csv(figure, records, out / f"{figure.name}.csv")
     (out / f"{figure.name}.txt").write_text(table.text(figure, records) + "\n", encoding="utf-8")
     if picture.panels(figure, records):
-        (out / f"{figure.name}.svg").write_text(picture.svg(figure, records), encoding="utf-8")
-        picture.write_png(figure, records, out / f"{figure.name}.png")
+        drawing = out / f"{figure.name}.svg"
+        drawing.write_text(picture.svg(figure, records), encoding="utf-8")
+        png.write(figure, records, drawing, drawing.with_suffix(".png"))

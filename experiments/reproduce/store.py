@@ -1,6 +1,6 @@
-"""Finished rows on disk: what an interrupted run continues from.
+"""Finished rows on disk, from which an interrupted run continues.
 
-In: `Store(folder).write(figure, row, key, outcome)`. Out: `read` gives the outcome back as long as the key is the same.
+In: `Store(folder).write(figure, row, key, outcome)`. Out: `read` returns the outcome as long as the key is the same.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ SCHEMA = 1
 
 
 class Store:
-    """The rows below a folder, one file each."""
+    """Rows below a folder, one file each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def place(self, figure: str, row: str) -> Path:
-        """The file of a row, another one for each name; names of matrices have slashes."""
+        """File of a row, distinct for each name; names of matrices have slashes."""
         return self.folder / figure / f"{quote(row, safe='')}.json"
 
     def read(self, figure: str, row: str, key: str) -> Outcome | None:
-        """The outcome of a row that was measured under the same conditions, `None` without one."""
+        """Outcome of a row measured under the same conditions, or `None`."""
         try:
             stored = json.loads(self.place(figure, row).read_text(encoding="utf-8"))
             return Outcome.of(stored["outcome"]) if stored["key"] == key else None
@@ -35,7 +35,7 @@ class Store:
             return None
 
     def write(self, figure: str, row: str, key: str, outcome: Outcome) -> None:
-        """Keeps an outcome; readers find a whole file or none."""
+        """Writes an outcome atomically: readers find a whole file or none."""
         file = self.place(figure, row)
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
@@ -45,6 +45,6 @@ class Store:
 
 
 def key_of(conditions: Mapping[str, Any]) -> str:
-    """A digest of what a row depends on: settings, versions, threads, hashes of its files."""
+    """Cache key of a row: digest of settings, versions, threads and file hashes."""
     text = json.dumps(conditions, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

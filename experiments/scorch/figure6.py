@@ -1,8 +1,7 @@
-"""Figure 6: autoencoders on MNIST, CIFAR-10, CIFAR-100 and faces; the batch is turned to CSR within the time.
+"""Figure 6: autoencoders on MNIST, CIFAR-10, CIFAR-100 and faces; times include the conversion of the batch to CSR.
 
-In: a `Setting`. Out: the figure: ours, torch's CSR product and torch's dense layers, each with its reconstruction loss.
-
-Settings as in appendix E.3 (table 2). Olivetti faces stand in for CelebA, whose terms forbid redistribution.
+In: a `Setting`. Out: the figure: sparsify, torch's CSR product and torch's dense layers, each with its reconstruction
+loss. Settings as in appendix E.3 (table 2). Olivetti faces replace CelebA, whose terms forbid redistribution.
 """
 
 import copy
@@ -54,7 +53,7 @@ DATA: Final = {
 
 
 def train(model: Autoencoder, rows: Tensor, epochs: int, seed: int) -> None:
-    """Adam on the mean squared error; the model ends in evaluation mode."""
+    """Trains with Adam on the mean squared error; the model ends in evaluation mode."""
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     for _ in range(epochs):
@@ -67,7 +66,7 @@ def train(model: Autoencoder, rows: Tensor, epochs: int, seed: int) -> None:
 
 
 def measure(name: str, setting: Setting) -> Outcome:
-    """The times and losses on one data set."""
+    """Times and losses on one data set."""
     train_rows, test = rows_of(name, setting.root)
     test = test[:TEST_ROWS].contiguous()
     epochs = 1 if setting.quick else EPOCHS
@@ -105,21 +104,21 @@ def by_value(rows: Tensor) -> sparsify.SparseTensor:
 
 
 def _by_torch(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The first layer by torch's CSR product, the conversion included."""
+    """First layer by torch's CSR product, with the conversion."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR layout a beta
         return torch.addmm(bias, rows.to_sparse_csr(), weight)
 
 
 def _with_loss(call: Callable[[], Tensor], rows: Tensor) -> Tensor:
-    """The reconstruction, its loss computed as the paper's time includes it."""
+    """Reconstruction; the loss is computed too, because the paper's time includes it."""
     found = call()
     F.mse_loss(found, rows)
     return found
 
 
 def rows(setting: Setting) -> Sequence[Row]:
-    """The four data sets."""
+    """Rows of the four data sets."""
     seconds = {"mnist": 90.0, "cifar10": 25.0, "cifar100": 25.0, "faces": 40.0}
     quick = dict.fromkeys(seconds, 15.0)
     expected = quick if setting.quick else seconds

@@ -1,10 +1,10 @@
 """Figure 7: text classification with BigBird on IMDB, AG News and Yahoo! Answers, inference.
 
-In: a `Setting`. Out: the figure: ours, transformers' block-sparse layer and full attention, with accuracies.
+In: a `Setting`. Out: the figure: sparsify, transformers' block-sparse layer and full attention, with accuracies.
 
-Sizes and training as in appendix E.4 (table 3). The pattern is that of transformers' layer: its window has three blocks
-and its global blocks are the first and the last one. Weights are learned with full attention on shorter texts, which
-these layers share, since transformers' block-sparse layer takes hours to train on a CPU; the note of each row says so.
+Sizes and training as in appendix E.4 (table 3). The pattern is transformers': windows of three blocks, first and last
+block global. Weights are trained with full attention on shorter texts and shared by all contenders, since training
+transformers' block-sparse layer takes hours on a CPU; the note of each row says so.
 """
 
 import warnings
@@ -71,7 +71,7 @@ def classifier(classes: int, vocabulary: int, attention: str) -> Any:
 
 
 def train(model: Any, part: Part, epochs: int, seed: int) -> None:
-    """AdamW on the cross entropy; the model ends in evaluation mode."""
+    """Trains with AdamW on the cross entropy; the model ends in evaluation mode."""
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     model.train()
@@ -87,7 +87,7 @@ def train(model: Any, part: Part, epochs: int, seed: int) -> None:
 
 
 def accuracy(model: Any, part: Part, batch: int) -> float:
-    """The share of texts whose class has the largest score."""
+    """Share of correctly classified texts, over whole batches."""
     right = 0
     for tokens, mask, classes in zip(
         part.tokens.split(batch), part.mask.split(batch), part.classes.split(batch), strict=True
@@ -103,7 +103,7 @@ def _logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def measure(name: str, setting: Setting) -> Outcome:
-    """The times and accuracies on one data set."""
+    """Times and accuracies on one data set."""
     batch = QUICK_BATCH if setting.quick else BATCH
     most = QUICK_TEXTS if setting.quick else None
     part, test, classes = texts(name, setting.root, SEQ[name], most)
@@ -116,7 +116,7 @@ def measure(name: str, setting: Setting) -> Outcome:
     model.load_state_dict(full.state_dict())
     inputs = {"input_ids": test.tokens[:batch], "attention_mask": test.mask[:batch]}
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of transformers, about parts that are to go
+        warnings.simplefilter("ignore")  # deprecation warnings of transformers
         sparse = sparsify.apply(model, RECIPE, (inputs["input_ids"], inputs["attention_mask"]))
         expected = _logits(model, **_named(inputs)).double()
         case = Case(
@@ -135,12 +135,12 @@ def measure(name: str, setting: Setting) -> Outcome:
 
 
 def _named(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs by the names of `_logits`."""
+    """Inputs by the parameter names of `_logits`."""
     return {"tokens": inputs["input_ids"], "mask": inputs["attention_mask"]}
 
 
 def rows(setting: Setting) -> Sequence[Row]:
-    """The three data sets."""
+    """Rows of the three data sets."""
     seconds = 60.0 if setting.quick else 300.0
     return [
         Row(name, name, partial(measure, name), (f"{folder}/*.csv.gz", VOCABULARY), seconds)

@@ -1,9 +1,9 @@
 """Figure 8: SpMV, SpMM, SpMSpM and SDDMM over matrices of the SuiteSparse collection, time against stored entries.
 
-In: a `Setting`. Out: the figure: ours, torch's sparse operators, scipy and pydata/sparse.
+In: a `Setting`. Out: the figure: sparsify, torch's sparse operators, scipy and pydata/sparse.
 
-As in appendix E.1: 10 runs, CSR, for SpMSpM coordinates; matrices that are not square are cut to squares there and
-multiplied with their transpose.
+As in appendix E.1: 10 runs, CSR, for SpMSpM coordinates; for SpMSpM, non-square matrices are cut to squares, and each
+matrix is multiplied with its transpose.
 """
 
 import warnings
@@ -23,23 +23,24 @@ from sparsify.bench import peers
 from sparsify.bench.harness import Case, Contender, nothing
 from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.errors import DataError
+from sparsify.runner.peers import installed
 
 from ..reproduce.figure import OURS, Figure, Outcome, Row, Setting, timed
 
 OPERATIONS: Final = ("SpMV", "SpMM", "SpMSpM", "SDDMM")
-COLUMNS: Final = 64  # of dense matrices, which the paper does not say
+COLUMNS: Final = 64  # columns of dense matrices; the paper does not state them
 SMALL: Final = ("HB/west0479", "Bai/olm1000", "HB/bcsstk13", "Hamm/memplus")
 TORCH, SCIPY, PYDATA = "torch.sparse", "scipy", "pydata/sparse"
 FOLDER: Final = "suitesparse"
-# Values whose squares, and sums of some thousands of these, are numbers of float32.
+# Largest value whose squares, and sums of thousands of squares, are finite in float32.
 LARGEST: Final = 1e15
-# Dense products of SDDMM by torch take so many bytes at most.
+# Maximum bytes of torch's dense products for SDDMM.
 DENSE_BYTES: Final = 1 << 30
 
 
 @cache
 def matrix(file: Path) -> "scipy.sparse.csr_array":
-    """A matrix in float32 and CSR, its stored zeros as they are; divided by its largest value where products overflow.
+    """Matrix in float32 and CSR, stored zeros included; scaled by its largest value if products could overflow.
 
     Raises:
         DataError: the file cannot be read.
@@ -57,7 +58,7 @@ def matrix(file: Path) -> "scipy.sparse.csr_array":
 
 
 def csr_of(matrix: "scipy.sparse.csr_array") -> Tensor:
-    """The same for torch."""
+    """Matrix in torch's CSR layout with int64 coordinates."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR layout a beta
         return torch.sparse_csr_tensor(
@@ -69,7 +70,7 @@ def csr_of(matrix: "scipy.sparse.csr_array") -> Tensor:
 
 
 def square(matrix: "scipy.sparse.csr_array") -> "scipy.sparse.csr_array":
-    """A matrix cut to a square."""
+    """Matrix cut to its leading square."""
     size = min(matrix.shape)
     found = scipy.sparse.csr_array(matrix[:size, :size])
     found.sort_indices()
@@ -77,16 +78,16 @@ def square(matrix: "scipy.sparse.csr_array") -> "scipy.sparse.csr_array":
 
 
 def measure(operation: str, file: Path, name: str, setting: Setting) -> Outcome:
-    """The times of one operation on one matrix."""
+    """Times of one operation on one matrix."""
     found = matrix(file)
     draw = torch.Generator().manual_seed(setting.seed)
     case = Case(f"{operation} {name}", name, name, [], [], tolerance=1e-4)
     make = {"SpMV": _spmv, "SpMM": _spmm, "SpMSpM": _spmspm, "SDDMM": _sddmm}[operation]
     calls, case.expected, note = make(found, draw)
-    # A pattern that an earlier call has found is found again.
+    # Clears the memo of result patterns, so that every call computes the pattern.
     before = KNOWN.clear if operation == "SpMSpM" else nothing
     case.contenders += [
-        # Results of torch and of peers in their own orders of entries are not compared value by value.
+        # Peers' sparse results have other orders of entries, so their values are not compared.
         Contender(
             who,
             call,
@@ -98,7 +99,7 @@ def measure(operation: str, file: Path, name: str, setting: Setting) -> Outcome:
         if call is not None
     ]
     times = timed(case, setting, seconds=1.0, runs=10)
-    missing = {PYDATA: "pip install sparse"} if calls.get(PYDATA, True) is None else {}
+    missing = {who: installed.reason(who) for who, call in calls.items() if call is None}
     facts = {"nonzeros": int(found.nnz), "rows": int(found.shape[0]), "columns": int(found.shape[1])}
     return Outcome(times, missing, facts, note)
 
@@ -119,7 +120,7 @@ def _spmm(found: "scipy.sparse.csr_array", draw: torch.Generator) -> Made:
 
 
 def _dense_product(found: "scipy.sparse.csr_array", B: Tensor, subscripts: str) -> Made:
-    """A product with a dense vector or matrix."""
+    """Product with a dense vector or matrix."""
     A, theirs = sparsify.tensor(found, "csr"), csr_of(found)
     calls: Calls = {
         OURS: lambda: sparsify.einsum(subscripts, A, B),
@@ -130,7 +131,7 @@ def _dense_product(found: "scipy.sparse.csr_array", B: Tensor, subscripts: str) 
 
 
 def _spmspm(found: "scipy.sparse.csr_array", draw: torch.Generator) -> Made:
-    """`C[i,k] = A[i,j] * B[j,k]`, B the transpose, all in coordinates for torch."""
+    """`C[i,k] = A[i,j] * B[j,k]`, B the transpose of A; torch's operands are in coordinate format."""
     cut = square(found)
     other = scipy.sparse.csr_array(cut.T.tocsr())
     other.sort_indices()
@@ -152,12 +153,12 @@ def _spmspm(found: "scipy.sparse.csr_array", draw: torch.Generator) -> Made:
 
 
 def _ones(matrix: "scipy.sparse.csr_array") -> "scipy.sparse.csr_array":
-    """A matrix of ones at the entries of another."""
+    """Matrix of ones at the entries of another matrix."""
     return scipy.sparse.csr_array((np.ones(matrix.nnz), matrix.indices, matrix.indptr), shape=matrix.shape)
 
 
 def _values_at(result: "scipy.sparse.csr_array", pattern: "scipy.sparse.csr_array") -> Tensor:
-    """The values of a result at the entries of a pattern, row by row."""
+    """Values of a result at the entries of a pattern, row by row."""
     result.sort_indices()
     pattern.sort_indices()
     if result.nnz == pattern.nnz:
@@ -186,7 +187,7 @@ def _sddmm(found: "scipy.sparse.csr_array", draw: torch.Generator) -> Made:
 
 
 def rows(setting: Setting) -> Sequence[Row]:
-    """Each operation on each matrix, small ones first; a few of them when quick."""
+    """Each operation on each matrix, small matrices first; a subset when quick."""
     folder = None if setting.root is None else setting.root / FOLDER
     files = [] if folder is None else sorted(folder.glob("*/*.mtx.gz"), key=lambda file: file.stat().st_size)
     named = {f"{file.parent.name}/{file.name.removesuffix('.mtx.gz')}": file for file in files}
@@ -208,7 +209,7 @@ def rows(setting: Setting) -> Sequence[Row]:
 
 
 def _nothing(folder: Path | None, setting: Setting) -> Outcome:
-    """The error where there is no matrix."""
+    """Raises the error of a missing collection."""
     raise DataError(
         f"there are no matrices: looked for */*.mtx.gz in {folder or 'no data root'}",
         f"unpack matrices of sparse.tamu.edu as {FOLDER}/GROUP/NAME.mtx.gz below --data-root DIR",
@@ -223,8 +224,11 @@ FIGURE = Figure(
     "like PyTorch for SpMV and SpMSpM, ahead for SpMM beyond 10^2 nonzeros, orders of magnitude for SDDMM beyond 10^3.",
     facts=("nonzeros", "rows", "columns"),
     why={
-        SCIPY: "its C loops run without threads and without the checks of a call, which counts for small matrices",
-        TORCH: "its call costs less for small matrices, and its product of two sparse matrices is MKL's",
+        SCIPY: "it runs on one thread, which waits for no other, and takes operands unchecked",
+        f"SpMSpM {SCIPY}": "its rows are not sorted; ours are, and their pattern is found anew in each call",
+        TORCH: "its call on the threads that it has is cheaper than the start of ours",
+        f"SpMSpM {TORCH}": "MKL's product; ours counts the entries of each row before it fills them",
+        PYDATA: "its product does not sort the coordinates of its result",
     },
     kind="points",
     across="nonzeros",

@@ -1,4 +1,4 @@
-"""Images as grey rows of numbers from 0 to 1, as appendix E.3 prepares them.
+"""Images as rows of grey values from 0 to 1, as prepared in appendix E.3.
 
 In: `rows_of("cifar10", root)`. Out: rows for training [n, 1024] and for test [m, 1024].
 """
@@ -26,7 +26,7 @@ SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 
 
 def rows_of(name: str, root: Path | None) -> tuple[Tensor, Tensor]:
-    """The images of a data set, for training and for test.
+    """Images of a data set, for training and for test.
 
     Raises:
         DataError: files are missing or cannot be read.
@@ -44,7 +44,7 @@ def rows_of(name: str, root: Path | None) -> tuple[Tensor, Tensor]:
 
 
 def _folder(name: str, folder: str, root: Path | None, witness: str) -> Path:
-    """Where a data set lies."""
+    """Folder of a data set."""
     place = None if root is None else find((folder, "."), root, witness)
     if place is None:
         raise DataError(
@@ -55,7 +55,7 @@ def _folder(name: str, folder: str, root: Path | None, witness: str) -> Path:
 
 
 def _photographs(file: Path) -> Tensor:
-    """The grey rows [n, 1024] of a batch of CIFAR."""
+    """Grey rows [n, 1024] of a batch of CIFAR."""
     try:
         with file.open("rb") as stream:
             loaded = Arrays(stream, encoding="bytes").load()
@@ -75,7 +75,7 @@ def _photographs(file: Path) -> Tensor:
 
 
 def _faces(folder: Path) -> Tensor:
-    """The rows [n, 4096] of the images below a folder."""
+    """Rows [n, 4096] of the images below a folder."""
     files = sorted(folder.glob("*/*.png"))
     if not files:
         raise DataError(f"{folder} has no images", "fetch the set again")
@@ -83,7 +83,7 @@ def _faces(folder: Path) -> Tensor:
 
 
 def grey_png(file: Path) -> Tensor:
-    """The pixels [height, width] of a grey PNG of 8 bits that is not interlaced.
+    """Pixels [height, width] of a grey 8-bit PNG without interlacing.
 
     Raises:
         DataError: any other file.
@@ -110,7 +110,7 @@ def grey_png(file: Path) -> Tensor:
 def _unfiltered(
     raw: "np.ndarray[tuple[int, int], np.dtype[np.uint8]]",
 ) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    """The pixels of lines that begin with the number of their filter."""
+    """Pixels of filtered scan lines; each line begins with its filter's number."""
     height, width = raw.shape[0], raw.shape[1] - 1
     found = np.zeros((height + 1, width + 1), np.int64)  # a line and a column of zeros before the image
     for y in range(1, height + 1):
@@ -123,5 +123,5 @@ def _unfiltered(
 
 
 def _paeth(left: int, up: int, corner: int) -> int:
-    """The neighbour that is closest to `left + up - corner`."""
+    """Paeth predictor: the neighbour closest to `left + up - corner`."""
     return min((left, up, corner), key=lambda value: abs(left + up - corner - value))

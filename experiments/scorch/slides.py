@@ -1,6 +1,7 @@
-"""The models of the slides: a mixture of experts with a gate by `one_hot`, and a recommender with bags of table rows.
+"""Models of the slides: a mixture of experts with a gate by `one_hot`, and a recommender with bags of table rows.
 
-In: a `Setting`. Out: the figure: ours, the listing itself in our namespace, and torch, on generated operands.
+In: a `Setting`. Out: the figure: sparsify, the listing itself in sparsify's namespace, and torch, on generated
+operands.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ BAGS: Final = {
 
 
 class Mixture(nn.Module):
-    """The listing of the slides as a module, in torch's own words."""
+    """Mixture of experts of the slides as a module of torch operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class Mixture(nn.Module):
         self.E = nn.Parameter(torch.randn(EXPERTS, WIDTH, OUT) / WIDTH**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[tokens, OUT] of x [tokens, WIDTH]: one expert for each token."""
+        """Outputs [tokens, OUT] of x [tokens, WIDTH]: one expert for each token."""
         gates = functional.one_hot(self.router(x).argmax(1), EXPERTS).to(x.dtype)
         x_dispatch = x.unsqueeze(1).expand(-1, EXPERTS, -1)
         y_experts = torch.einsum("bnd,ndh->bnh", x_dispatch, self.E)
@@ -51,7 +52,7 @@ class Mixture(nn.Module):
 
 
 def listing(model: Mixture, x: Tensor) -> Tensor:
-    """The listing by the namespace: its products one after the other."""
+    """Listing of the slides in sparsify's namespace: one product per statement."""
     gates = drop_in.nn.functional.one_hot(model.router(x).argmax(1), EXPERTS)
     x_dispatch = drop_in.rearrange(x, "bd->bnd", n=EXPERTS)
     y_experts = drop_in.einsum("bnd,ndh->bnh", x_dispatch, model.E)
@@ -59,7 +60,7 @@ def listing(model: Mixture, x: Tensor) -> Tensor:
 
 
 def mixture(setting: Setting) -> Outcome:
-    """The times of a mixture of experts."""
+    """Times of a mixture of experts."""
     tokens = QUICK_TOKENS if setting.quick else TOKENS
     model = Mixture().eval().requires_grad_(False)
     x = torch.randn(tokens, WIDTH)
@@ -67,7 +68,7 @@ def mixture(setting: Setting) -> Outcome:
 
 
 def recommender(setting: Setting) -> Outcome:
-    """The times of a recommender."""
+    """Times of a recommender."""
     entry = registry.find("dlrm")
     model = entry.make({}, setting.seed).eval().requires_grad_(False)
     inputs, _ = sample(entry, model, QUICK_TOKENS if setting.quick else None, None, setting.seed)
@@ -81,7 +82,7 @@ def _compared(
     setting: Setting,
     others: dict[str, Callable[[], Any]],
 ) -> Outcome:
-    """The times of a model: as `apply` makes it, as it is, and by others."""
+    """Times of a model: by `apply`, by torch, and by `others`."""
     with torch.no_grad():
         sparse = sparsify.apply(model, recipe, inputs)
         calls = {OURS: lambda: sparse(*inputs), **others, TORCH: lambda: model(*inputs)}
@@ -93,7 +94,7 @@ def _compared(
 
 
 def rows(setting: Setting) -> Sequence[Row]:
-    """The two models."""
+    """Rows of the two models."""
     return [
         Row("mixture of experts", "generated", mixture, (), 20.0),
         Row("recommender", "generated", recommender, (), 30.0),

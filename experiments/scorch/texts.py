@@ -23,7 +23,7 @@ VOCABULARY: Final = "vocab/bert-base-uncased-vocab.txt"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tokens [n, seq], 1 where a token is no padding [n, seq], and classes [n] from 0."""
+    """Tokens [n, seq], mask [n, seq] with 0 at padding, and classes [n] from 0."""
 
     tokens: Tensor
     mask: Tensor
@@ -31,7 +31,7 @@ class Part:
 
 
 def texts(name: str, root: Path | None, seq: int, most: int | None = None) -> tuple[Part, Part, int]:
-    """The two parts of a data set, at most so many texts each, and the number of classes.
+    """Training and test part of a data set, at most `most` texts each, and the number of classes.
 
     Raises:
         DataError: files are missing or cannot be read.
@@ -50,7 +50,7 @@ def texts(name: str, root: Path | None, seq: int, most: int | None = None) -> tu
 
 
 def _tokenizer(vocabulary: Path) -> Any:
-    """BERT's tokenizer, from its vocabulary alone."""
+    """BERT's tokenizer, from its vocabulary file alone."""
     try:
         from transformers import BertTokenizer
     except ImportError as error:
@@ -62,7 +62,7 @@ def _tokenizer(vocabulary: Path) -> Any:
 
 
 def _part(file: Path, tokenizer: Any, seq: int, most: int | None) -> Part:
-    """The texts of a file: the class first, then the columns of the text, in IMDB one alone."""
+    """Texts of a CSV file with the class first, followed by the columns of the text (one column in IMDB)."""
     try:
         content = gzip.decompress(file.read_bytes()).decode(errors="replace")
         read = [row for row in csv.reader(io.StringIO(content)) if row][:most]

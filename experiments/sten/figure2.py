@@ -1,7 +1,6 @@
 """Figure 2: a forward pass of one encoder layer of BERT-base over sparsities, structures of zeros and formats.
 
-In: a `Setting`. Out: the figure: ours as `apply` chooses and in each format, torch's layers, oneDNN's.
-
+In: a `Setting`. Out: the figure: sparsify as `apply` chooses and in each format, torch's layers, oneDNN's.
 Sizes as in section 4: 8 texts of 128 tokens, a random fraction of the entries of all linear layers, biases dense.
 """
 
@@ -34,7 +33,7 @@ SHARE: Final = "zeros, %"
 
 
 class Stored(nn.Module):
-    """A linear layer whose weight torch stores in a sparse layout."""
+    """A linear layer with its weight in one of torch's sparse layouts."""
 
     def __init__(self, layer: nn.Linear, layout: torch.layout) -> None:
         super().__init__()
@@ -45,7 +44,7 @@ class Stored(nn.Module):
         self.bias = layer.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., outputs]."""
+        """Outputs [..., outputs]."""
         product = (self.stored @ x.flatten(0, -2).T).T + self.bias
         return product.reshape(*x.shape[:-1], -1)
 
@@ -70,7 +69,7 @@ def encoder_layer() -> nn.Module:
 
 
 def sparse(model: nn.Module, x: Tensor, format: str | None, setting: Setting) -> Any:
-    """The layer by `apply`, its weights in the format, or in what it chooses."""
+    """Sparse layer by `apply`, with weights in `format` or in the format chosen by `apply`."""
     rule: dict[str, Any] = {"targets": ["param:*.weight"], "types": ["Linear"], "source": "given"}
     rule |= {"role": "weight"} | ({} if format is None else {"format": format})
     seconds = options.current().tune_seconds
@@ -81,7 +80,7 @@ def sparse(model: nn.Module, x: Tensor, format: str | None, setting: Setting) ->
 
 
 def by_torch(model: nn.Module, layout: torch.layout) -> nn.Module:
-    """A copy of the layer with torch's sparse products."""
+    """Copy of the layer with torch's sparse products."""
     copied = copy.deepcopy(model)
     for name, layer in linears(copied).items():
         owner, _, own = name.rpartition(".")
@@ -90,7 +89,7 @@ def by_torch(model: nn.Module, layout: torch.layout) -> nn.Module:
 
 
 def hidden(model: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-    """The hidden states [batch, tokens, hidden], which some versions return in a tuple."""
+    """Hidden states [batch, tokens, hidden]; some versions return a tuple with the states first."""
     with torch.no_grad():
         found = model(x)
     states: Tensor = found[0] if isinstance(found, tuple) else found
@@ -98,13 +97,13 @@ def hidden(model: Callable[[Tensor], Any], x: Tensor) -> Tensor:
 
 
 def chosen(report: Any) -> str:
-    """The format that most weights have, and how many."""
+    """Most frequent formats of the weights, with their counts."""
     counts = Counter(text for region in report.regions for text in region.formats.values())
     return "; ".join(f"{text} ({count})" for text, count in counts.most_common(2)) or "dense"
 
 
 def measure(structure: Structure, percent: int, setting: Setting) -> Outcome:
-    """The times at one share of zeros."""
+    """Times at one sparsity."""
     model = encoder_layer()
     for at, layer in enumerate(linears(model).values()):
         outputs, inputs = layer.weight.shape
@@ -136,12 +135,12 @@ def measure(structure: Structure, percent: int, setting: Setting) -> Outcome:
 
 
 def name_of(structure: Structure) -> str:
-    """The contender of ours in the format of a structure."""
+    """Name of sparsify's contender in the format of a structure."""
     return {"unstructured": "sparsify csr", "n:m:g": "sparsify n:m", "blocked": "sparsify bcsr"}[structure]
 
 
 def rows(setting: Setting) -> Sequence[Row]:
-    """Each structure at each share of zeros; a few of them when quick."""
+    """Each structure at each sparsity; a subset when quick."""
     every = tuple((structure, percent) for structure in STRUCTURES for percent in PERCENT)
     seconds = 20.0 if setting.quick else 60.0
     return [

@@ -1,16 +1,15 @@
-"""Fine-tuning under zeros: a trained ResNet-20 is pruned while it learns, then runs in sparse kernels.
+"""Fine-tuning under zeros: a trained ResNet-20 is pruned during training, then runs in sparse kernels.
 
 In: a `Setting`. Out: the table: unstructured, n:m:g and blocked zeros (filters), accuracies, times of inference.
-
-Entries and blocks (filters: all weights of an output channel) go by gradual magnitude pruning. Groups n:m:g have their
-share at once, so the stages of the network are pruned one after the other. Steps are those of `sparsify train`.
+A filter is the set of all weights of an output channel. Steps are those of `sparsify train`, recipes those of
+`gradual.py`.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -25,64 +24,26 @@ from sparsify.runner.train.settings import Settings, resolve
 from sparsify.runner.train.task import task_of
 
 from ..reproduce.figure import OURS, Fact, Figure, Outcome, Row, Setting, timed
+from .gradual import Structure, given, recipe, rows_of
 
 MODEL, DATASET = "resnet20", "cifar10"
 CHECKPOINT: Final = "pretrained/resnet_cifar10/resnet20-12fca82f.th"
 FILES: Final = (CHECKPOINT, "cifar-10-batches-py/*_batch*")
-STEPS, QUICK_STEPS, BATCH, UPDATES = 140, 9, 64, 20
-# By the percentage of zeros: the groups that have it.
-GROUPS: Final = {50: "2:4:4", 75: "1:4:4", 90: "1:10:4"}
+STEPS, QUICK_STEPS, BATCH = 140, 9, 64
+PERCENT: Final = (50, 75, 90)
 QUICK_PERCENT: Final = 75
-Structure = Literal["unstructured", "n:m:g", "filters"]
 STRUCTURES: Final[tuple[Structure, ...]] = ("unstructured", "n:m:g", "filters")
 STAGES: Final = ("layer1", "layer2", "layer3")
+TYPES: Final = "Conv2d"
 TUNE_SECONDS: Final = 0.3  # for candidates of a region when quick
 DENSE: Final = "torch dense"
-GIVEN: Final = {
-    "schema": 1,
-    "name": "fine-tuned",
-    "sparsify": [
-        {"targets": ["param:layer*.weight"], "types": ["Conv2d"], "role": "weight", "source": "given"}
-    ],
-}
-
-
-def recipe(structure: Structure, percent: int, count: int) -> dict[str, Any]:
-    """The recipe of a training of so many steps; masks change until three quarters of them."""
-    end = max(1, count * 3 // 4)
-    if structure == "n:m:g":
-        rules = [
-            _rule(
-                stage,
-                {"method": "magnitude", "pattern": GROUPS[percent]},
-                {"kind": "oneshot", "start": start},
-            )
-            for stage, start in zip(STAGES, (0, end // 2, end), strict=True)
-        ]
-    else:
-        pattern = {"pattern": "row"} if structure == "filters" else {}
-        prune = {"method": "gmp", "sparsity": percent / 100, **pattern}
-        every = max(1, end // UPDATES)
-        rules = [_rule("layer", prune, {"kind": "cubic", "from": 0.0, "end": end, "every": every})]
-    return {"schema": 1, "name": f"{structure}-{percent}", "seed": 0, "sparsify": rules}
-
-
-def _rule(layers: str, prune: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, Any]:
-    """A rule over the convolutions of layers whose names begin so."""
-    return {
-        "targets": [f"param:{layers}*.weight"],
-        "types": ["Conv2d"],
-        "role": "weight",
-        "prune": dict(prune),
-        "schedule": dict(schedule),
-    }
 
 
 def settings_of(structure: Structure, percent: int, setting: Setting) -> Settings:
-    """The settings of a training.
+    """Settings of a training.
 
     Raises:
-        DataError: the weights or the images are not there.
+        DataError: the weights or the images are missing.
     """
     place = None if setting.root is None else setting.root / CHECKPOINT
     if place is None or not place.is_file():
@@ -93,7 +54,7 @@ def settings_of(structure: Structure, percent: int, setting: Setting) -> Setting
     count = QUICK_STEPS if setting.quick else STEPS
     return resolve(
         MODEL,
-        recipe=recipe(structure, percent, count),
+        recipe=recipe(structure, percent, count, STAGES, TYPES),
         overrides={"checkpoint": str(Path(place))},
         dataset=DATASET,
         data_root=setting.root,
@@ -105,7 +66,7 @@ def settings_of(structure: Structure, percent: int, setting: Setting) -> Setting
 
 
 def measure(structure: Structure, percent: int, setting: Setting) -> Outcome:
-    """The accuracy after fine-tuning and the times of inference."""
+    """Accuracy after fine-tuning, and times of inference."""
     settings = settings_of(structure, percent, setting)
     net = new_model(settings)
     task = task_of(settings, net)
@@ -118,7 +79,7 @@ def measure(structure: Structure, percent: int, setting: Setting) -> Outcome:
     images = next(iter(task.validation()))[0][:BATCH]
     seconds = options.current().tune_seconds
     with options.override(tune_seconds=min(seconds, TUNE_SECONDS) if setting.quick else seconds):
-        sparse = sparsify.apply(model, GIVEN, (images,))
+        sparse = sparsify.apply(model, given(STAGES, TYPES), (images,))
         sparse(images)
     times = timed(_case(model, sparse, images, percent), setting)
     assert trained.pruner is not None, "the recipe prunes"
@@ -149,14 +110,14 @@ def _case(model: nn.Module, sparse: Any, images: Tensor, percent: int) -> Case:
 
 
 def _logits(model: Any, images: Tensor) -> Tensor:
-    """The result of a model, without gradients."""
+    """Result of a model, without gradients."""
     with torch.no_grad():
         found: Tensor = model(images)
     return found
 
 
 def accuracy(model: Any, task: Any) -> float:
-    """The share of right answers, by batches of the size that the model was applied with."""
+    """Share of correct answers, in batches of the size given to `apply`."""
     right = count = 0
     for images, labels in task.validation():
         for part, classes in zip(images.split(BATCH), labels.split(BATCH), strict=True):
@@ -166,14 +127,9 @@ def accuracy(model: Any, task: Any) -> float:
 
 
 def rows(setting: Setting) -> Sequence[Row]:
-    """Each structure at each share of zeros; one share when quick."""
-    shares = (QUICK_PERCENT,) if setting.quick else tuple(GROUPS)
-    seconds = 25.0 if setting.quick else 150.0
-    return [
-        Row(f"{structure} {percent} %", DATASET, partial(measure, structure, percent), FILES, seconds)
-        for structure in STRUCTURES
-        for percent in shares
-    ]
+    """Each structure at each sparsity; one sparsity when quick."""
+    percents, seconds = ((QUICK_PERCENT,), 25.0) if setting.quick else (PERCENT, 150.0)
+    return rows_of(STRUCTURES, percents, measure, DATASET, FILES, seconds)
 
 
 FIGURE = Figure(

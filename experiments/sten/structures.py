@@ -1,6 +1,6 @@
-"""Random zeros of a weight by structure: entries anywhere, groups n:m:g, blocks.
+"""Random zeros of a weight by structure: unstructured, groups n:m:g, blocks.
 
-In: `zeros("n:m:g", 90, (3072, 768), seed=0)`. Out: truth values [3072, 768], `True` where an entry stays.
+In: `zeros("n:m:g", 90, (3072, 768), seed=0)`. Out: boolean mask [3072, 768], `True` at a kept entry.
 """
 
 from itertools import combinations
@@ -14,7 +14,7 @@ from sparsify import sparsifiers
 Structure = Literal["unstructured", "n:m:g", "blocked"]
 STRUCTURES: Final[tuple[Structure, ...]] = ("unstructured", "n:m:g", "blocked")
 BLOCK: Final = 16
-# By the percentage of zeros: entries that stay, entries of a block, blocks that share a pattern.
+# By percentage of zeros: kept entries of a block, entries of a block, blocks with one pattern.
 GROUPS: Final = {
     50: (2, 4, 16),
     60: (2, 5, 16),
@@ -28,7 +28,7 @@ PERCENT: Final = tuple(GROUPS)
 
 
 def zeros(structure: Structure, percent: int, shape: tuple[int, int], seed: int) -> Tensor:
-    """Where the entries of a weight [outputs, inputs] are that stay, drawn at random."""
+    """Random boolean mask of a weight [outputs, inputs], `True` at kept entries."""
     draw = torch.Generator().manual_seed(seed)
     if structure == "n:m:g":
         return groups(*GROUPS[percent], shape, draw)
@@ -40,9 +40,9 @@ def zeros(structure: Structure, percent: int, shape: tuple[int, int], seed: int)
 
 
 def groups(keep: int, of: int, group: int, shape: tuple[int, int], draw: torch.Generator) -> Tensor:
-    """A random n:m:g mask: in each chunk of inputs every choice of `keep` of `of` outputs occurs `group` times.
+    """Random n:m:g mask: in each chunk of inputs, each choice of `keep` of `of` outputs occurs `group` times.
 
-    Source: STen, section 4, performance: blocks along the mode that the product does not sum over.
+    Source: STen, section 4, performance: blocks along the outer mode (not summed over by the product).
 
     >>> int(groups(1, 2, 2, (2, 4), torch.Generator().manual_seed(0)).sum())
     4
@@ -57,7 +57,7 @@ def groups(keep: int, of: int, group: int, shape: tuple[int, int], draw: torch.G
 
 
 def stored_as(structure: Structure, percent: int) -> str:
-    """The format of its own that a structure has."""
+    """Format matching a structure."""
     if structure == "n:m:g":
         keep, of, _ = GROUPS[percent]
         return f"i/{of}: dense, j: dense, i%{of}: grouped({keep})"

@@ -1,6 +1,6 @@
-"""Table 1: sparsifiers measured: passes and memory as declared, beside the time of an entry and the peak of a call.
+"""Table 1: sparsifiers measured: declared passes and memory, beside the time of an entry and the peak of a call.
 
-In: a `Setting`. Out: the table: each sparsifier on one weight, stored in CSR, against the same rule in torch's words.
+In: a `Setting`. Out: the table: each sparsifier on one weight, stored in CSR, against the same rule in torch operators.
 """
 
 import warnings
@@ -34,9 +34,9 @@ class Entry:
     """A sparsifier of the table.
 
     Attributes:
-        paper: the row of the paper's table.
-        make: the sparsifier for a weight.
-        mask: the same rule in torch's words; `None` where torch has none.
+        paper: row of the paper's table.
+        make: maker of the sparsifier for a weight.
+        mask: the same rule in torch operators; `None` without an equivalent.
         is_equal: whether both keep the same entries; random draws differ.
     """
 
@@ -47,46 +47,46 @@ class Entry:
 
 
 def top(scores: Tensor, zeros: float) -> Tensor:
-    """Where the largest scores are, by one selection over all."""
+    """Mask of the largest scores, by one selection over all scores."""
     return scores > scores.flatten().kthvalue(round(scores.numel() * zeros)).values
 
 
 def blocks(weight: Tensor) -> Tensor:
-    """Blocks with the largest sums of magnitudes."""
+    """Mask of the blocks with the largest sums of magnitudes."""
     sums = weight.abs().unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).sum((1, 3))
     return top(sums, ZEROS).repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
 
 
 def per_block(weight: Tensor) -> Tensor:
-    """The largest of each few neighbours of a row."""
+    """Mask of the largest entries of each `OF` consecutive entries of a row."""
     grouped = weight.abs().unflatten(1, (-1, OF))
     kept = torch.zeros_like(grouped, dtype=torch.bool)
     return kept.scatter_(2, grouped.topk(KEEP, dim=2).indices, True).flatten(1)
 
 
 def per_row(weight: Tensor) -> Tensor:
-    """The largest of each row."""
+    """Mask of the largest entries of each row."""
     kept = torch.zeros_like(weight, dtype=torch.bool)
     return kept.scatter_(1, weight.abs().topk(_row(weight), dim=1).indices, True)
 
 
 def _row(weight: Tensor) -> int:
-    """How many of a row stay."""
+    """Number of kept entries of a row."""
     return max(1, round(weight.shape[1] * (1 - ZEROS)))
 
 
 def scores(weight: Tensor) -> Tensor:
-    """Scores as movement pruning sums them up, here drawn at random."""
+    """Random stand-in for the accumulated scores of movement pruning."""
     return torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
 
 
 def even(weight: Tensor) -> Tensor:
-    """The entries that a reference stores."""
+    """Mask of a reference with uniformly random entries."""
     return torch.rand(weight.shape, generator=torch.Generator().manual_seed(2)) >= ZEROS
 
 
 def entries(weight: Tensor) -> dict[str, Entry]:
-    """The sparsifiers by the row that shows them; what rules read besides the weight is made here, untimed."""
+    """Sparsifiers by name of the row; further operands of rules are built in advance, untimed."""
     moved, reference = scores(weight), even(weight)
     stored = sparsifiers.ScalarThreshold(0.5)(reference.float(), "csr")
     return {
@@ -132,7 +132,7 @@ NAMES: Final = (
 
 
 def measure(name: str, setting: Setting) -> Outcome:
-    """The time and the memory of a sparsifier."""
+    """Time and memory of a sparsifier."""
     weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(setting.seed))
     entry = entries(weight)[name]
     sparsifier = entry.make(weight)
@@ -161,14 +161,14 @@ def measure(name: str, setting: Setting) -> Outcome:
 
 
 def _by_torch(weight: Tensor, rule: Rule) -> Tensor:
-    """The entries that stay, in torch's CSR."""
+    """Kept entries in torch's CSR."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR layout a beta
         return (weight * rule(weight)).to_sparse_csr()
 
 
 def raised(call: Callable[[], Any]) -> int | None:
-    """The bytes at the peak of a call beside its result; the least of three, `None` where nobody counts."""
+    """Peak bytes of a call minus its result, minimum of three; `None` without a memory counter."""
     found = []
     for _ in range(3):
         POOL.clear()
@@ -179,7 +179,7 @@ def raised(call: Callable[[], Any]) -> int | None:
 
 
 def size_of(result: Any) -> int:
-    """The bytes of a sparse result."""
+    """Bytes of a sparse result."""
     if isinstance(result, SparseTensor):
         arrays = [result.values(), *result.pattern.pos, *result.pattern.crd]
     else:
@@ -188,13 +188,13 @@ def size_of(result: Any) -> int:
 
 
 def _shown(extra: Mapping[str, int | None], weight: Tensor) -> dict[str, float]:
-    """The memory beside results, in weights."""
+    """Extra memory of each contender, in units of the weight's size."""
     whole = weight.numel() * weight.element_size()
     return {f"extra of {who}, weights": peak / whole for who, peak in extra.items() if peak is not None}
 
 
 def rows(setting: Setting) -> Sequence[Row]:
-    """The sparsifiers in the order of the paper's table."""
+    """Rows of the sparsifiers in the order of the paper's table."""
     seconds = 5.0 if setting.quick else 10.0
     return [Row(name, "generated", partial(measure, name), (), seconds) for name in NAMES]
 

@@ -1,8 +1,7 @@
-"""SparseLab's linear layer, where it is installed: padded CSR on the processor.
+"""SparseLab's linear layer (padded CSR on the CPU), if installed.
 
 In: a linear layer with zeros. Out: SparseLab's layer with the same pattern, weights and bias, or `None`.
-
-Installed apart from the project: `pip install --no-deps --target DIR sparselab==0.2.2`, and DIR in PYTHONPATH.
+Installed separately: `pip install --no-deps --target DIR sparselab==0.2.2`, and DIR in PYTHONPATH.
 """
 
 from importlib import import_module
@@ -16,7 +15,7 @@ NAME: Final = "SparseLab"
 
 
 def layer(linear: nn.Linear) -> Any:
-    """The layer, `None` where the package is missing."""
+    """SparseLab's layer, `None` if the package is missing."""
     try:
         package = import_module("sparselab")
     except ImportError:

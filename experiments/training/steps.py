@@ -1,7 +1,6 @@
 """Training steps of pruned layers with fixed patterns, against dense steps of torch and against SparseLab.
 
 In: `linear(90, place)`. Out: a `Case` whose gradients were compared with those of the masked dense layer in float64.
-
 oneDNN's product with packed weights has no gradient in torch: torch's dense step, which calls oneDNN, stands for both.
 """
 
@@ -23,19 +22,19 @@ from sparsify.storage.tensor import SparseTensor
 ROWS: Final = 1024
 TEXTS: Final = (8, 128)
 TOLERANCE: Final = 3e-5
-# The largest entry of a gradient that is told from 0, of the largest one.
+# Gradients below this share of the largest gradient count as rounding errors of 0.
 NOUGHT: Final = 1e-4
-# Of a step of the never-slower grid.
+# Minimum ratio of a step in the never-slower grid.
 LEAST: Final = 0.97
-# The dense layer whose gradient torch multiplies with the mask, so that zeros stay.
+# Dense layer of torch with its weight gradient multiplied by the mask, so that zeros stay.
 UNDER_MASK: Final = "torch, masked"
-RULE: Final = {"targets": ["param:*.weight", "param:weight"], "types": ["Linear"], "role": "weight"}
+RULE: Final = {"targets": "param:*weight", "types": ["Linear"], "role": "weight"}
 RECIPE: Final = {"schema": 1, "name": "fixed", "sparsify": [{**RULE, "source": "given"}]}
 RATE: Final = 1e-5
 
 
 def linear(zeros: int, place: Place, *, asked: float | None = None, has_optimizer: bool = False) -> Case:
-    """Forward and backward of 1024 x 768 -> 3072, with AdamW where that is asked for."""
+    """Forward and backward of 1024 x 768 -> 3072, with AdamW if `has_optimizer`."""
     columns, outputs, rows = (scaled(size, place) for size in (COLUMNS, OUTPUTS, ROWS))
     layer = masked(nn.Linear(columns, outputs), zeros)
     kind = "adamw" if has_optimizer else "step"
@@ -43,7 +42,7 @@ def linear(zeros: int, place: Place, *, asked: float | None = None, has_optimize
 
 
 def square(zeros: int, rows: int, features: int, place: Place) -> Case:
-    """Forward and backward of a square layer with few zeros, which dense products may compute faster."""
+    """Forward and backward of a square layer with few zeros, where dense products may be faster."""
     width = max(8, scaled(features, place))
     layer = masked(nn.Linear(width, width), zeros)
     name = f"grid-{zeros}-{rows}-{features}"
@@ -59,7 +58,7 @@ def square(zeros: int, rows: int, features: int, place: Place) -> Case:
 
 
 def encoder(zeros: int, place: Place, *, asked: float | None = None) -> Case:
-    """A step of one layer of BERT-base, and of the dense one under autocast to bfloat16."""
+    """A step of one layer of BERT-base, and of the dense layer under autocast to bfloat16."""
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertLayer
 
@@ -77,7 +76,7 @@ def encoder(zeros: int, place: Place, *, asked: float | None = None) -> Case:
 
 
 def gradient(zeros: int, place: Place, *, asked: float | None = None) -> Case:
-    """The gradient of a weight on its pattern alone, against the dense product."""
+    """Gradient of a weight on its pattern alone, against the dense product."""
     columns, outputs, rows = (scaled(size, place) for size in (COLUMNS, OUTPUTS, ROWS))
     W = sparsify.tensor(masked(nn.Linear(columns, outputs), zeros).get_parameter("weight").detach(), "csr")
     G, X = torch.randn(rows, outputs), torch.randn(rows, columns)
@@ -98,7 +97,7 @@ def gradient(zeros: int, place: Place, *, asked: float | None = None) -> Case:
 
 
 def masked(model: nn.Module, zeros: int) -> nn.Module:
-    """The model, in training, with so many percent of zeros in the weights of its linear layers."""
+    """The model in training mode, with `zeros` percent of zeros in the weights of its linear layers."""
     for layer in (module for module in model.modules() if isinstance(module, nn.Linear)):
         with torch.no_grad():
             layer.weight *= Weight(zeros).mask(*layer.weight.shape)
@@ -106,7 +105,7 @@ def masked(model: nn.Module, zeros: int) -> nn.Module:
 
 
 class Step:
-    """Forward and backward of a model, with the optimizer's step where there is one."""
+    """Forward and backward of a model, with the optimizer's step if given."""
 
     def __init__(
         self,
@@ -134,7 +133,7 @@ class Step:
             self.optimizer.step()
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients of a step by the names of parameters, and that of the input."""
+        """Gradients of a step by parameter name, and the gradient of the input."""
         self()
         found = {name: value.grad for name, value in self.model.named_parameters()}
         return {
@@ -143,15 +142,15 @@ class Step:
 
 
 def dense(value: Tensor) -> Tensor:
-    """A tensor with all its entries."""
+    """Dense form of a tensor."""
     return value.to_dense() if isinstance(value, SparseTensor) else value
 
 
 def _case(name: str, layer: nn.Module, x: Tensor, asked: float | None, has_optimizer: bool = False) -> Case:
-    """The case of a layer whose zeros are there already."""
+    """Case of a layer with zeros in place."""
     stored = sum(int(module.weight.count_nonzero()) for module in linears(layer))
     case = Case(name, f"{' x '.join(map(str, x.shape))}, {stored} entries", "generated", [], [])
-    # In place: pruned weights become sparse parameters, which are not shared with a dense model.
+    # In place: pruned weights become sparse parameters, not shared with a dense model.
     ours = case.prepare(
         "apply", lambda: sparsify.apply(copy.deepcopy(layer), RECIPE, x, verify=False, inplace=True)
     )
@@ -178,19 +177,19 @@ def _case(name: str, layer: nn.Module, x: Tensor, asked: float | None, has_optim
 
 
 def linears(model: nn.Module) -> Iterable[nn.Linear]:
-    """Its linear layers."""
+    """Linear layers of a model."""
     return (module for _, module in paths(model))
 
 
 def paths(model: nn.Module) -> Iterable[tuple[str, nn.Linear]]:
-    """Its linear layers by name."""
+    """Linear layers of a model by name."""
     return ((path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear))
 
 
 def _compare(
     name: str, who: str, found: Mapping[str, Tensor], exact: Mapping[str, Tensor], kept: Mapping[str, Tensor]
 ) -> None:
-    """Compares gradients with exact ones, those of pruned weights on their patterns."""
+    """Compares gradients with exact gradients; gradients of pruned weights on their patterns only."""
     pairs = {key: (found[key], exact[key]) for key in exact if key in found}
     on = {
         key: tuple(part * kept[key] if key in kept else part for part in pair) for key, pair in pairs.items()
@@ -199,10 +198,10 @@ def _compare(
 
 
 def _require(name: str, who: str, pairs: Mapping[str, tuple[Tensor, ...]]) -> None:
-    """Raises where a tensor is not the expected one."""
+    """Raises if a tensor differs from the expected tensor."""
     largest = max(float(expected.abs().max()) for _, expected in pairs.values())
     for key, (found, expected) in pairs.items():
-        # Gradients that are 0 but for rounding, as that of a bias of keys, are measured by the others.
+        # Gradients that vanish except for rounding (bias of keys) are scaled by the largest gradient.
         scale = min(1.0, float(expected.abs().max()) / (largest * NOUGHT))
         if not (error := difference(found, expected) * scale) <= TOLERANCE:
             raise WrongResultError(f"{name}: {key} of {who} differs from float64 by {error:.3g}")

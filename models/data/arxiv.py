@@ -1,8 +1,7 @@
 """ogbn-arxiv: citations among arXiv papers on computer science.
 
-In: `arxiv(Path("/data"))`, where `/data/ogbn_arxiv/raw/` holds `node-label.csv.gz`, `node_year.csv.gz`,
-`adj_full.npz` (scipy CSR) or OGB's own `edge.csv.gz`, and perhaps `node-feat.csv.gz`. Out: a `Graph`.
-
+In: `arxiv(Path("/data"))`; `/data/ogbn_arxiv/raw/` holds `node-label.csv.gz`, `node_year.csv.gz`,
+`adj_full.npz` (scipy CSR) or OGB's own `edge.csv.gz`, and optionally `node-feat.csv.gz`. Out: a `Graph`.
 Source: Hu et al., Open Graph Benchmark: datasets for machine learning on graphs, NeurIPS 2020.
 """
 
@@ -25,11 +24,11 @@ VALIDATION_YEAR = 2018
 
 
 def arxiv(root: Path | None = None, seed: int = 0) -> Graph:
-    """The citation graph with every citation in both directions, 40 classes and the split by year.
+    """Citation graph with every citation in both directions, 40 classes and the split by year.
 
     Args:
-        root: the folder that holds `ogbn_arxiv/`, or is it; it is only read.
-        seed: of features made from the graph, where `node-feat.csv.gz` is missing.
+        root: parent folder of `ogbn_arxiv/`, or the folder itself; only read.
+        seed: seed of features generated from the graph if `node-feat.csv.gz` is missing.
 
     Raises:
         DataError: a file is missing or does not fit the others.
@@ -65,14 +64,14 @@ def arxiv(root: Path | None = None, seed: int = 0) -> Graph:
 
 
 def column(file: Path) -> NDArray[np.int64]:
-    """The numbers of a compressed file with one a line."""
+    """Numbers of a compressed file with one number per line."""
     if not file.is_file():
         raise DataError(f"{file} is missing", "fetch the set anew")
     return np.loadtxt(file, dtype=np.int64, delimiter=",", ndmin=1)
 
 
 def citations(raw: Path, nodes: int) -> "scipy.sparse.csr_array":
-    """Who cites whom, [n, n]."""
+    """Directed citations, [n, n]: citing paper by cited paper."""
     if (raw / "adj_full.npz").is_file():
         return scipy.sparse.csr_array(scipy.sparse.load_npz(raw / "adj_full.npz"))
     if (raw / "edge.csv.gz").is_file():
@@ -84,7 +83,7 @@ def citations(raw: Path, nodes: int) -> "scipy.sparse.csr_array":
 
 
 def undirected(adjacency: "scipy.sparse.csr_array") -> "scipy.sparse.csr_array":
-    """The adjacency with both directions of every entry, no self loops and ones as values."""
+    """Adjacency with both directions of every entry, no self loops and ones as values."""
     entries = adjacency.tocoo()
     apart = entries.row != entries.col
     row, col = entries.row[apart], entries.col[apart]
@@ -100,7 +99,7 @@ def undirected(adjacency: "scipy.sparse.csr_array") -> "scipy.sparse.csr_array":
 def node_features(
     raw: Path, adjacency: "scipy.sparse.csr_array", seed: int
 ) -> tuple[NDArray[np.float32], str]:
-    """Features [n, 128] and what they are: those of the benchmark when they are there."""
+    """Features [n, 128] and their description; the benchmark's features if present."""
     file = raw / "node-feat.csv.gz"
     if not file.is_file():
         return fastrp(adjacency, 128, seed), "made from the graph by FastRP, not the benchmark's own"
@@ -111,5 +110,5 @@ def node_features(
 
 
 def positions(chosen: NDArray[np.bool_]) -> torch.Tensor:
-    """Where `chosen` is true."""
+    """Positions of true entries."""
     return torch.from_numpy(np.flatnonzero(chosen))

@@ -1,6 +1,6 @@
-"""Node features made from the graph alone.
+"""Node features generated from the graph alone.
 
-In: an adjacency [n, n]. Out: features [n, dimensions] in which nodes with common neighbours are alike.
+In: an adjacency [n, n]. Out: features [n, dimensions], similar for nodes with common neighbours.
 """
 
 import numpy as np
@@ -15,13 +15,13 @@ def fastrp(adjacency: "scipy.sparse.csr_array", dimensions: int = 128, seed: int
     """Random projections of the 2 to 4-step neighbourhoods of every node, [n, dimensions].
 
     A Gaussian matrix, its rows scaled by a power of the degrees, is averaged over neighbours hop by hop; the rows of
-    hops 2, 3 and 4 are normalised and added, and all is scaled to unit variance. No labels and no given features
-    go in.
+    hops 2, 3 and 4 are normalised and added, and the sum is scaled to unit variance. Labels and given features are not
+    used.
 
     Args:
         adjacency: A [n, n], undirected, without weights.
         dimensions: columns of the result.
-        seed: of the projection.
+        seed: seed of the projection.
 
     Source: Chen, Sultan, Tian, Chen and Skiena, Fast and accurate network embeddings via very sparse random
     projection, CIKM 2019 (Gaussian instead of very sparse projections).

@@ -1,4 +1,4 @@
-"""Where the files of a data set are, and a copy of them that may be written to.
+"""Locations of data sets on disk, and writable copies of their files.
 
 In: `find(("Planetoid/Cora", "Cora"), root, "raw/ind.cora.x")`. Out: `/data/Planetoid/Cora`, or `None`.
 """
@@ -10,7 +10,7 @@ from sparsify.models import cache
 
 
 def find(names: Sequence[str], root: Path, witness: str) -> Path | None:
-    """The first of the folders `names` under `root` that holds the file `witness`; letter case is ignored."""
+    """First of the folders `names` under `root` with a file `witness`; letter case is ignored."""
     for name in names:
         place = spelled(root, Path(name).parts)
         if place is not None and (place / witness).is_file():
@@ -19,7 +19,7 @@ def find(names: Sequence[str], root: Path, witness: str) -> Path | None:
 
 
 def spelled(root: Path, parts: Iterable[str]) -> Path | None:
-    """The folder `root/parts...` as it is spelled on disk, letter case aside."""
+    """Folder `root/parts...` in its spelling on disk; letter case is ignored."""
     place = root
     for part in parts:
         if (place / part).is_dir():
@@ -36,7 +36,7 @@ def spelled(root: Path, parts: Iterable[str]) -> Path | None:
 
 
 def copy_files(files: Iterable[Path], target: Path) -> Path:
-    """`target`, a folder with copies of `files`; those there already stay, half a copy never shows."""
+    """Copies `files` into the folder `target` and returns `target`; complete copies are kept, writes are atomic."""
     target.mkdir(parents=True, exist_ok=True)
     for file in files:
         place = target / file.name

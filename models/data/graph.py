@@ -20,11 +20,11 @@ class Graph:
         x: features [nodes, features] float32.
         edge_index: sources and targets [2, edges] int64; every edge in both directions, no self loops.
         y: classes [nodes] int64.
-        train: the nodes to learn from, as positions [t] int64.
-        val: the nodes that decide when to stop.
-        test: the nodes that accuracy is reported on.
+        train: training nodes, as positions [t] int64.
+        val: validation nodes, for early stopping.
+        test: test nodes, for the reported accuracy.
         classes: the number of classes.
-        features: what the features are, in words.
+        features: description of the features.
     """
 
     name: str
@@ -39,22 +39,22 @@ class Graph:
 
     @property
     def nodes(self) -> int:
-        """The number of nodes."""
+        """Number of nodes."""
         return self.x.shape[0]
 
     @property
     def edges(self) -> int:
-        """The number of directed edges."""
+        """Number of directed edges."""
         return self.edge_index.shape[1]
 
     @cached_property
     def feature_density(self) -> float:
-        """The fraction of features that is not zero."""
+        """Fraction of nonzero features."""
         return float(torch.count_nonzero(self.x)) / max(1, self.x.numel())
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all arrays: graphs with equal fingerprints have equal contents."""
+        """Digest of all arrays: graphs with equal fingerprints have equal contents."""
         digest = hashlib.blake2b(digest_size=16)
         for tensor in (self.x, self.edge_index, self.y, self.train, self.val, self.test):
             digest.update(str(tuple(tensor.shape)).encode())
@@ -69,5 +69,5 @@ class Graph:
 
 
 def normalised_rows(x: Tensor) -> Tensor:
-    """`x` [n, f] with every row divided by its sum; rows of zeros stay."""
+    """`x` [n, f] with every row divided by its sum; rows of zeros are unchanged."""
     return x / x.sum(dim=1, keepdim=True).clamp(min=1.0)

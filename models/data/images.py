@@ -1,4 +1,4 @@
-"""Images with classes: MNIST and CIFAR-10 from files, or generated ones.
+"""Images with classes: MNIST and CIFAR-10 from files, or generated images.
 
 In: `images("mnist", Path("/data"))`. Out: an `Images` of pixels [n, channels, height, width] and classes, for training
 and for validation.
@@ -21,7 +21,7 @@ from sparsify.models.data.folders import find
 MNIST: Final = ("MNIST/raw", "MNIST", "raw", ".")
 PARTS: Final = {"train": "train", "val": "t10k"}
 CIFAR: Final = ("cifar-10-batches-py", ".")
-# Of the pixels of ImageNet, as the weights that are around for CIFAR-10 take them.
+# Mean and deviation of ImageNet's pixels, assumed by published weights for CIFAR-10.
 MEAN: Final = (0.485, 0.456, 0.406)
 SPREAD: Final = (0.229, 0.224, 0.225)
 GENERATED: Final = (2000, 500)
@@ -30,7 +30,7 @@ NOISE: Final = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Pixels and classes to learn from and to validate on, where they come from, and how they were split."""
+    """Pixels and classes for training and validation, the name of the source, and the split in words."""
 
     name: str
     train: tuple[Tensor, Tensor]
@@ -44,7 +44,7 @@ def images(
     seed: int = 0,
     shape: tuple[int, int, int] = (1, 28, 28),
 ) -> Images:
-    """The images called `name`; generated ones have this shape and 10 classes.
+    """Images called `name`; generated images have the given shape and 10 classes.
 
     Raises:
         DataError: files are missing or cannot be read.
@@ -60,13 +60,13 @@ def images(
 
 
 def is_there(name: str, root: Path) -> bool:
-    """Whether a folder of data sets has the images of this name."""
+    """Whether a folder of data sets contains the images `name`."""
     folders, witness = (MNIST, "train-images-idx3-ubyte.gz") if name == "mnist" else (CIFAR, "data_batch_1")
     return find(folders, root, witness) is not None
 
 
 def mnist(root: Path | None) -> Images:
-    """The digits, numbers from 0 to 1."""
+    """Digits of MNIST, pixels from 0 to 1."""
     folder = None if root is None else find(MNIST, root, "train-images-idx3-ubyte.gz")
     if folder is None:
         raise DataError(
@@ -84,7 +84,7 @@ def mnist(root: Path | None) -> Images:
 
 
 def idx(file: Path, modes: int) -> Tensor:
-    """The bytes of a file whose header says how many there are along each mode.
+    """Bytes of an IDX file, shaped by its header with the extent of each mode.
 
     Raises:
         DataError: it is missing or no such file.
@@ -101,7 +101,7 @@ def idx(file: Path, modes: int) -> Tensor:
 
 
 def cifar10(root: Path | None) -> Images:
-    """Small photographs of ten kinds of things, normalised as ImageNet's; as many batches as there are."""
+    """Photographs of CIFAR-10, normalised by ImageNet's mean and deviation; all batches present in the folder."""
     folder = None if root is None else find(CIFAR, root, "data_batch_1")
     if folder is None:
         raise DataError(
@@ -115,10 +115,10 @@ def cifar10(root: Path | None) -> Images:
 
 
 class Arrays(pickle.Unpickler):
-    """Reads a pickle that holds arrays and built-in values alone."""
+    """Unpickler restricted to arrays and built-in values."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class that a pickle names, if it is one of arrays or built-in values."""
+        """Class named by a pickle, restricted to classes of arrays and built-in values."""
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "_codecs") and name in (
             "ndarray",
             "dtype",
@@ -138,7 +138,7 @@ def photographs(file: Path) -> tuple[Tensor, Tensor]:
     try:
         with file.open("rb") as stream:
             loaded = Arrays(stream, encoding="bytes").load()
-        # Archives that Python 2 has written have bytes as keys, others texts.
+        # Keys are bytes in archives written by Python 2, texts in others.
         stored = {key.decode() if isinstance(key, bytes) else key: value for key, value in loaded.items()}
         pixels = torch.from_numpy(np.array(stored["data"], np.uint8)).view(-1, 3, 32, 32).float() / 255
         classes = torch.tensor(stored["labels"])
@@ -158,7 +158,7 @@ def photographs(file: Path) -> tuple[Tensor, Tensor]:
 
 
 def generated(seed: int, shape: tuple[int, int, int], classes: int = 10) -> Images:
-    """Noise around one pattern for each class."""
+    """Random images: noise around one pattern for each class."""
     draw = torch.Generator().manual_seed(seed)
     patterns = torch.rand(classes, *shape, generator=draw)
 

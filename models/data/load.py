@@ -1,6 +1,6 @@
 """Data sets by name.
 
-In: `load("cora", "/data")`. Out: a `Graph`, or a `DataError` that says where it looked.
+In: `load("cora", "/data")`. Out: a `Graph`, or a `DataError` with the searched places.
 """
 
 from pathlib import Path
@@ -15,15 +15,15 @@ NAMES = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
 
 
 def load(name: str = "synthetic", data_root: str | Path | None = None, seed: int = 0) -> Graph:
-    """The graph called `name`.
+    """Graph called `name`.
 
     Args:
         name: one of `NAMES`.
-        data_root: the folder where real data lies; it is only read.
-        seed: of `synthetic`, and of features made from the graph.
+        data_root: folder of real data, only read.
+        seed: seed of `synthetic`, and of features generated from the graph.
 
     Raises:
-        DataError: the name is unknown, or the files are neither there nor to be had.
+        DataError: the name is unknown, or the files are neither present nor available for download.
     """
     root = None if data_root is None else Path(data_root).expanduser()
     if root is not None and not root.is_dir():

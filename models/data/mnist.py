@@ -1,4 +1,4 @@
-"""The test images of MNIST as rows of numbers from 0 to 1; four fifths of them are 0.
+"""Test images of MNIST as rows of numbers from 0 to 1; four fifths of the numbers are 0.
 
 In: `mnist("/data")`. Out: a tensor [10000, 784].
 """
@@ -16,15 +16,15 @@ from sparsify.models.data.folders import find
 
 FILE: Final = "t10k-images-idx3-ubyte.gz"
 FOLDERS: Final = ("MNIST/raw", "MNIST", "raw", ".")
-# Of a file of images: a number that says so, and how many there are, of which height and width; each of 4 bytes.
+# Bytes of the header: magic number, number of images, height and width, 4 bytes each.
 HEADER: Final = 16
 
 
 def mnist(root: Path | None) -> Tensor:
-    """The test images, row by row.
+    """Test images, one image per row.
 
     Raises:
-        DataError: the file is not there, or is no file of images.
+        DataError: the file is missing, or is no file of images.
     """
     folder = None if root is None else find(FOLDERS, root, FILE)
     if folder is None:

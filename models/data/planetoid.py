@@ -1,8 +1,7 @@
 """Cora, CiteSeer and PubMed, the citation graphs of the Planetoid benchmark.
 
-In: `planetoid("cora", Path("/data"))`, where `/data/Planetoid/Cora/raw/ind.cora.*` lie. Out: a `Graph` with
-row-normalised features and the public split. The files are read by torch-geometric from a copy in the cache.
-
+In: `planetoid("cora", Path("/data"))` with files `/data/Planetoid/Cora/raw/ind.cora.*`. Out: a `Graph` with
+row-normalised features and the public split. torch-geometric reads the files from a copy in the cache.
 Source: Yang, Cohen and Salakhutdinov, Revisiting semi-supervised learning with graph embeddings, 2016.
 """
 
@@ -24,7 +23,7 @@ PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 URL = "https://github.com/kimiyoung/planetoid/raw/master/data"
 TIMEOUT_S = 10.0
 
-# One digest over all parts of a set: the files are pickles, which run code when they are read.
+# One digest over all parts of a set: the files are pickles, and reading a pickle runs code.
 DIGESTS = {
     "cora": "0c183620d48cfe70c51c162cfa4d2d0288a5d6c0cdeac5b857fc92e212546749",
     "citeseer": "83ff60944e8dfba3343ea36b5e26e4c2ac3c9100ce059b3a61bbd6e20e63da91",
@@ -33,15 +32,15 @@ DIGESTS = {
 
 
 def planetoid(name: str, root: Path | None = None) -> Graph:
-    """The citation graph `name`: cora, citeseer or pubmed.
+    """Citation graph `name`: cora, citeseer or pubmed.
 
     Args:
-        name: in lower case.
-        root: the folder that holds `Planetoid/`, or is it. Where it is not given or lacks the set, an earlier copy
-            in the cache is used, else the files are downloaded.
+        name: name in lower case.
+        root: parent folder of `Planetoid/`, or the folder itself. Without a root, or without the set in the root, an
+            earlier copy in the cache is used, else the files are downloaded.
 
     Raises:
-        DataError: the files are not there and cannot be downloaded, or are not those of the benchmark.
+        DataError: the files are missing and cannot be downloaded, or are not those of the benchmark.
     """
     folder = cache.folder("datasets") / "Planetoid"
     raw = folder / SPELLING[name] / "raw"
@@ -57,18 +56,18 @@ def planetoid(name: str, root: Path | None = None) -> Graph:
 
 
 def file_names(name: str) -> list[str]:
-    """The files of a set."""
+    """Names of the files of a set."""
     return [f"ind.{name}.{part}" for part in PARTS]
 
 
 def locate(name: str, root: Path) -> Path | None:
-    """The folder under `root` with the `raw/` files of a set."""
+    """Folder under `root` with the `raw/` files of a set."""
     places = [f"Planetoid/{SPELLING[name]}", SPELLING[name], f"data/Planetoid/{SPELLING[name]}"]
     return find(places, root, f"raw/ind.{name}.x")
 
 
 def download(name: str, raw: Path, looked_in: Path | None) -> None:
-    """Fetches the files of a set into `raw`; whole files only, and never waits long for an answer."""
+    """Downloads the missing files of a set into `raw`, each atomically, with a short timeout."""
     raw.mkdir(parents=True, exist_ok=True)
     for file in file_names(name):
         if (raw / file).is_file():
@@ -82,7 +81,7 @@ def download(name: str, raw: Path, looked_in: Path | None) -> None:
 
 
 def missing(name: str, looked_in: Path | None, raw: Path, error: OSError) -> str:
-    """What was looked for, and where."""
+    """Error text: the searched places."""
     under = (
         f"no {SPELLING[name]}/raw/ind.{name}.x under {looked_in} (nor under its Planetoid/), "
         if looked_in
@@ -92,7 +91,7 @@ def missing(name: str, looked_in: Path | None, raw: Path, error: OSError) -> str
 
 
 def remedy(name: str) -> str:
-    """How to get a set."""
+    """Error text: ways to get a set."""
     return (
         f"give the folder that holds Planetoid/{SPELLING[name]}/raw/ by --data-root DIR, or connect to the "
         "network; --dataset synthetic needs no files"
@@ -117,7 +116,7 @@ def digest(name: str, raw: Path) -> str:
 
 
 def read(name: str, folder: Path) -> Graph:
-    """The graph whose raw files lie under `folder`."""
+    """Graph from the raw files under `folder`."""
     data = loaded(name, folder)
     return Graph(
         name=name,
@@ -133,7 +132,7 @@ def read(name: str, folder: Path) -> Graph:
 
 
 def loaded(name: str, folder: Path) -> Any:
-    """What torch-geometric's loader reads; it keeps a processed copy beside the raw files."""
+    """Result of torch-geometric's loader, which writes a processed copy beside the raw files."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old pickles name modules of numpy and scipy that have moved
         try:

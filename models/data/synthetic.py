@@ -1,4 +1,4 @@
-"""A graph from a seed: power-law degrees, classes that show in edges and in words; nothing is downloaded.
+"""Generated graph with power-law degrees and classes correlated with edges and words; nothing is downloaded.
 
 In: `synthetic(seed=0)`. Out: a `Graph` of about PubMed's size, the same bits on every run.
 """
@@ -24,18 +24,18 @@ WORD_DENSITY = 0.09
 def synthetic(
     nodes: int = 19_717, edges: int = 88_648, features: int = 500, classes: int = 3, seed: int = 0
 ) -> Graph:
-    """A degree-corrected stochastic block model whose nodes carry class-dependent bags of words.
+    """A degree-corrected stochastic block model with class-dependent bags of words as node features.
 
     Each end of an edge is drawn with a probability that follows a power law over the nodes, and most edges
     stay inside a class. Every class prefers a tenth of the words. The split is that of the citation graphs:
-    20 nodes of each class to learn from, 500 to validate, 1000 to test (fewer where the graph is small).
+    20 training nodes of each class, 500 validation nodes, 1000 test nodes (fewer in a small graph).
 
     Args:
         nodes: n of x [n, features].
         edges: directed edges, twice the undirected ones.
         features: words.
         classes: blocks of the model.
-        seed: of everything that is drawn.
+        seed: seed of all random numbers.
 
     Source: Karrer and Newman, Stochastic blockmodels and community structure in networks, 2011.
 
@@ -61,7 +61,7 @@ def synthetic(
 
 
 def undirected_edges(rng: np.random.Generator, y: Integers, count: int) -> tuple[Integers, Integers]:
-    """`count` different edges (low, high) with low < high between nodes of classes `y`."""
+    """`count` distinct edges (low, high) with low < high between nodes of classes `y`."""
     nodes = len(y)
     possible = nodes * (nodes - 1) // 2
     if count > possible // 4:
@@ -78,7 +78,7 @@ def undirected_edges(rng: np.random.Generator, y: Integers, count: int) -> tuple
 
 
 def drawn_pairs(rng: np.random.Generator, y: Integers, propensity: Floats, count: int) -> Integers:
-    """About `count` pairs of different nodes, each as `low * nodes + high`; pairs may repeat."""
+    """About `count` pairs of distinct nodes, each as `low * nodes + high`; pairs may repeat."""
     nodes = len(y)
     everywhere = np.cumsum(propensity)
     first = drawn(rng, everywhere, np.zeros(count), np.full(count, everywhere[-1]))
@@ -95,7 +95,7 @@ def drawn_pairs(rng: np.random.Generator, y: Integers, propensity: Floats, count
 
 
 def drawn(rng: np.random.Generator, cumulative: Floats, low: Floats, high: Floats) -> Integers:
-    """Positions of `cumulative` [n], as likely as their steps are high, between the sums `low` and `high`."""
+    """Random positions of `cumulative` [n] between the sums `low` and `high`, with probabilities by step height."""
     found = np.searchsorted(cumulative, low + rng.random(len(low)) * (high - low), side="right")
     return np.minimum(found, len(cumulative) - 1)
 
@@ -107,7 +107,7 @@ def both_directions(low: Integers, high: Integers, nodes: int) -> Integers:
 
 
 def bags_of_words(rng: np.random.Generator, y: Integers, features: int) -> NDArray[np.float32]:
-    """Which words each node has, [nodes, features], about one in eleven."""
+    """Random bags of words [nodes, features]; about one in eleven entries is 1."""
     common = (np.arange(features) + 1.0) ** -WORD_EXPONENT
     common *= WORD_DENSITY / common.mean()
     likelihood = np.empty((y.max() + 1, features))

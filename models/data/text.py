@@ -1,4 +1,4 @@
-"""Texts as bytes for models of characters: of a data set, of any file, or generated.
+"""Texts as bytes for character models: of a data set, of any file, or generated.
 
 In: `text("ag_news", Path("/data"))`. Out: a `Text` of tokens for training [n] and for validation [m], int64 below 256.
 """
@@ -18,7 +18,7 @@ from sparsify.errors import DataError
 from sparsify.models.data.folders import find
 
 FOLDERS: Final = {"ag_news": "ag_news_csv", "imdb": "imdb_csv"}
-# Of a file the last tenth is for validation.
+# Training share of a file; the last tenth is for validation.
 SHARE: Final = 0.9
 WORDS: Final = 400
 SENTENCES: Final = 6000
@@ -26,7 +26,7 @@ SENTENCES: Final = 6000
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens to learn from, tokens to validate on, where they come from, and how they were split."""
+    """Tokens for training and validation, the name of the source, and the split in words."""
 
     name: str
     train: Tensor
@@ -35,7 +35,7 @@ class Text:
 
 
 def text(name: str = "synthetic", root: Path | None = None, seed: int = 0) -> Text:
-    """The text called `name`, or that of a file with such a path.
+    """Text called `name`, or the text of a file with such a path.
 
     Raises:
         DataError: files are missing, cannot be read, or are too short.
@@ -63,12 +63,12 @@ def text(name: str = "synthetic", root: Path | None = None, seed: int = 0) -> Te
 
 
 def is_there(name: str, root: Path) -> bool:
-    """Whether a folder of data sets has the text of this name."""
+    """Whether a folder of data sets contains the text `name`."""
     return find((FOLDERS[name], "."), root, "train.csv.gz") is not None
 
 
 def rows(file: Path) -> list[str]:
-    """The texts of a compressed CSV whose first column is a class, and, in IMDB, whose third names a file.
+    """Texts of a compressed CSV; column 1 is a class, and in IMDB column 3 is a file name.
 
     Raises:
         DataError: it cannot be read.
@@ -82,7 +82,7 @@ def rows(file: Path) -> list[str]:
 
 
 def tokens(written: str) -> Tensor:
-    """The bytes of a text, int64."""
+    """Bytes of a text, int64."""
     return of_bytes(written.encode())
 
 
@@ -94,14 +94,14 @@ def of_bytes(content: bytes) -> Tensor:
 
 
 def cut(name: str, content: bytes) -> Text:
-    """A text whose last tenth is for validation."""
+    """Text split into training and, for the last tenth, validation."""
     found = of_bytes(content)
     at = int(SHARE * len(found))
     return Text(name, found[:at], found[at:], "the last tenth")
 
 
 def generated(seed: int, sentences: int = SENTENCES) -> str:
-    """Sentences of made-up words, each of which is followed by few others: a text that has something to learn."""
+    """Generated sentences of random words with few possible successors of each word: a learnable text."""
     draw = torch.Generator().manual_seed(seed)
     letters = "etaoinshrdlu"
 

@@ -1,1 +1,1 @@
-"""Measurements: contenders in turns, suites of them, tables; behind `sparsify bench`."""
+"""Measurements for `sparsify bench`: contenders in turns, suites of cases, tables."""

@@ -1,6 +1,6 @@
-"""Attention of one head to neighbours in the text, against torch's with a mask and compiled FlexAttention.
+"""Sliding-window attention of one head, against torch's masked attention and compiled FlexAttention.
 
-In: `attention(2048, 64, place)`. Out: a `Case` whose result is checked against float64.
+In: `attention(2048, 64, place)`. Out: a `Case` with a result checked against float64.
 """
 
 import warnings
@@ -12,16 +12,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sparsify
 from sparsify.bench.harness import Case
-from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.bench.products import ENTRY, ITEM, against, row, scaled
 from sparsify.bench.roofline import Work
+from sparsify.runner.peers.installed import Call
 
 CHANNELS = 64
 
 
 def attention(tokens: int, reach: int, place: Place) -> Case:
-    """`softmax(M * (Q K^T)) V`, where M keeps `reach` tokens on each side."""
+    """`softmax(M * (Q K^T)) V`; M keeps `reach` tokens on each side."""
     tokens = scaled(tokens, place) // 32 * 32
     at = torch.arange(tokens)
     kept = (at[:, None] - at).abs() <= reach
@@ -50,7 +50,7 @@ def masked(Q: Tensor, K: Tensor, V: Tensor, kept: Tensor) -> Tensor:
 
 
 def flex(case: Case, Q: Tensor, K: Tensor, V: Tensor, reach: int) -> Call | None:
-    """torch's FlexAttention, compiled for this mask; `None` where torch lacks it or cannot compile it here."""
+    """torch's FlexAttention, compiled for the mask; `None` if not available or not compilable."""
     try:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     except ImportError:
@@ -68,7 +68,7 @@ def flex(case: Case, Q: Tensor, K: Tensor, V: Tensor, reach: int) -> Call | None
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch's compiler says of itself
+            warnings.simplefilter("ignore")  # warnings of torch's compiler about itself
             made: Call = case.prepare("FlexAttention compiles", build)
     except (RuntimeError, NotImplementedError):
         return None

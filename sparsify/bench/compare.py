@@ -1,8 +1,8 @@
-"""Two runs of the same rows: what became slower.
+"""Comparison of two runs of the same rows, to find slowdowns.
 
-In: a file of an earlier run, the rows of this one. Out: `Change("spmm-2708-5-128", "torch CSR", 2.9, 2.1)`.
+In: a file of an earlier run, the rows of the new run. Out: `Change("spmm-2708-5-128", "torch CSR", 2.9, 2.1)`.
 
-Ratios against the baseline of the same run are compared: a machine that is busier, or another one, slows down both.
+Compared are ratios against the baseline of the same run: a busier or another machine slows down both contenders.
 """
 
 import json
@@ -27,7 +27,7 @@ class Change:
 
     @property
     def slower(self) -> float:
-        """The factor by which it is slower, relative to the baseline; below 1 it is faster."""
+        """Slowdown factor relative to the baseline; below 1 for a speedup."""
         return self.before / self.now
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,11 +39,11 @@ def read(file: Path, names: Collection[str]) -> list[Mapping[str, Any]]:
     """The rows of an earlier run.
 
     Args:
-        file: that has them.
-        names: of the rows that will be compared with them.
+        file: file of the earlier run.
+        names: names of the rows to compare.
 
     Raises:
-        SparsifyError: it has none of these rows.
+        SparsifyError: the file has no measurements, or none of the named rows.
     """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))["rows"]
@@ -58,13 +58,13 @@ def read(file: Path, names: Collection[str]) -> list[Mapping[str, Any]]:
 
 
 def changes(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """The rows that both runs have measured."""
+    """Changes of the rows measured in both runs."""
     known = dict(_ratios(before))
     return [Change(*key, known[key], reached) for key, reached in _ratios(now) if key in known]
 
 
 def _ratios(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, str], float]]:
-    """The ratios by row and label; of limits, which must be low, their inverse."""
+    """Ratios by row and label; for limits (lower is better), the inverse."""
     for row in rows:
         for target in row["targets"]:
             reached = float(target["reached"])

@@ -1,4 +1,4 @@
-"""Threads pinned to cores, and what a reader must know of the machine to judge a timing.
+"""Threads pinned to cores, and facts on the machine needed to judge a timing.
 
 In: nothing. Out: `GOMP_CPU_AFFINITY` set before torch is loaded, and
 `{"cpu": "AMD EPYC", "l2_kib": 512, "affinity": "0 1", "compiler": "g++ 12.2", ...}`.
@@ -9,17 +9,15 @@ import sys
 from pathlib import Path
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# The cores of the process, before OpenMP pins the thread that loads torch.
-CORES = frozenset(os.sched_getaffinity(0))
 
 
 def pin_threads(threads: int | None = None) -> None:
-    """One OpenMP thread a core, each on its own; without this both may share a core and wait for each other.
+    """Pins one OpenMP thread to each core; unpinned threads may share a core and wait for each other.
 
     Args:
-        threads: how many; `None` for `OMP_NUM_THREADS`, else one a core. A single one may run on any core.
+        threads: number of threads; `None` for `OMP_NUM_THREADS`, else one a core. A single thread is not pinned.
 
-    The OpenMP runtime reads these variables when it is loaded: call this before torch is imported.
+    The OpenMP runtime reads the variables on loading: call `pin_threads` before torch is imported.
     """
     assert "torch" not in sys.modules, "torch has loaded its OpenMP runtime already"
     cores = sorted(os.sched_getaffinity(0))
@@ -48,7 +46,7 @@ def facts() -> dict[str, str | int | float]:
 
 
 def cache_sizes() -> dict[str, int]:
-    """The sizes of the data caches as one core sees them, in KiB."""
+    """The sizes of one core's data caches in KiB."""
     found = {}
     for place in sorted(CACHES.glob("index*")):
         if (place / "type").read_text().strip() != "Instruction":

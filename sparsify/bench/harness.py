@@ -1,7 +1,7 @@
 """Contenders measured in one process: in turns, checked first, medians with intervals.
 
-In: a `Case` of contenders with the ratios that are asked. Out: a `Measured` case, whose `outcomes` say which
-ratios were reached, against which baseline.
+In: a `Case` of contenders with required ratios. Out: a `Measured` case; `outcomes` has the reached ratios and the
+baselines.
 """
 
 import math
@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import scipy.sparse
@@ -18,17 +19,18 @@ from sparsify.bench.roofline import Limit, Work, limit
 from sparsify.compiler import calibrate
 from sparsify.compiler.cpp.toolchain import cache
 from sparsify.options import current
+from sparsify.runner.peers.installed import reason
 from sparsify.storage.tensor import SparseTensor
 
-# One sample of a short call is the mean over so many calls that it takes about this long.
+# Target duration of a sample: a sample of short calls is the mean over many calls.
 SAMPLE_US = 1000.0
-# Calls that take longer than this need no others before them.
+# Long calls, without a warming call before each sample.
 LONG_US = 1e6
 Clock = Callable[[], int]
 
 
 def nothing() -> None:
-    """The preparation of contenders that need none."""
+    """Empty preparation of a contender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,11 @@ class Contender:
     """One way to do the work of a case.
 
     Attributes:
-        name: as the table shows it.
-        call: does the work and returns the result.
-        baseline: somebody else's, to be compared with.
-        before: runs before each call, untimed.
-        is_checked: whether its result is compared with the expected one.
+        name: name in the table.
+        call: function that does the work and returns the result.
+        baseline: whether the contender is another project's, to compare with.
+        before: untimed preparation before each call.
+        is_checked: whether the result is compared with the expected one.
     """
 
     name: str
@@ -52,7 +54,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A ratio that is asked of `ours` against the fastest of `baselines`; `None` where none is asked."""
+    """A required ratio (`asked`) of `ours` against the fastest of `baselines`; `None` without a requirement."""
 
     ours: str
     baselines: tuple[str, ...]
@@ -65,17 +67,17 @@ class Case:
     """Contenders for one row of the table.
 
     Attributes:
-        name: of the row.
+        name: name of the row.
         work: sizes of the operands, for the reader.
-        data: where they come from, real or generated.
-        contenders: in the order of a turn.
-        targets: the ratios asked.
-        expected: the result in float64; `None` when nothing is compared.
-        tolerance: of the largest difference, relative to the largest expected value.
-        prepared_ms: what was spent before and is not part of the timings, by name; what of it the compiler took
-            stands behind it.
-        least: what a call cannot do without; `None` where it is not known.
-        missing: contenders that are not installed.
+        data: origin of the operands, real or generated.
+        contenders: contenders in the order of a turn.
+        targets: required ratios.
+        expected: the result in float64; `None` without comparison.
+        tolerance: bound of the largest difference, relative to the largest expected value.
+        prepared_ms: untimed preparation by name, each followed by the compiler's share.
+        least: the least work of a call; `None` if unknown.
+        missing: contenders not installed, or not runnable on this machine.
+        why: reasons for faster contenders, by name.
     """
 
     name: str
@@ -88,9 +90,10 @@ class Case:
     prepared_ms: dict[str, float] = field(default_factory=dict)
     least: Work | None = None
     missing: list[str] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
 
     def prepare(self, name: str, make: Callable[[], Any]) -> Any:
-        """The result of `make`; its time is noted under `name`, and what of it the compiler took."""
+        """The result of `make`; records the time under `name`, and the compiler's share."""
         compiled = cache.compile_seconds()
         started = time.perf_counter_ns()
         made = make()
@@ -102,9 +105,9 @@ class Case:
 
 @dataclass(slots=True)
 class Times:
-    """The samples of one contender in microseconds, its first call and its error against float64.
+    """Samples of one contender in microseconds, the first call and the error against float64.
 
-    Calls that take long are timed one by one, with nothing before them.
+    Long calls are timed one by one, without a warming call.
     """
 
     name: str
@@ -139,7 +142,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A ratio that was reached: of medians, with the interval of the ratios turn by turn."""
+    """A reached ratio of medians, with the interval of the ratios turn by turn."""
 
     label: str
     ours: str
@@ -151,7 +154,7 @@ class Outcome:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether it is what was asked; `None` when nothing was."""
+        """Whether the required ratio is reached; `None` without a requirement."""
         return None if self.asked is None else self.reached >= self.asked
 
 
@@ -164,12 +167,12 @@ class Measured:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Every target with what was reached, against the fastest of its baselines."""
+        """The outcome of every target, against the fastest of the target's baselines."""
         return [self._outcome(target) for target in self.case.targets]
 
     @property
     def limit(self) -> Limit | None:
-        """The least time that the machine allows, by its figures as measured or, else, assumed."""
+        """The least time on the machine, by measured (else assumed) machine figures; None if the work is unknown."""
         return None if self.case.least is None else limit(self.case.least, calibrate.known(current()))
 
     def _outcome(self, target: Target) -> Outcome:
@@ -191,6 +194,8 @@ class Measured:
             "prepared_ms": self.case.prepared_ms,
             "limit": None if (least := self.limit) is None else {"us": least.us, "bound": least.bound},
             "missing": self.case.missing,
+            "reasons": {name: why for name in self.case.missing if (why := reason(name))},
+            "why": self.case.why,
             "contenders": [times.to_dict() for times in self.times.values()],
             "targets": [
                 {**{name: getattr(outcome, name) for name in fields}, "met": outcome.is_met}
@@ -200,7 +205,7 @@ class Measured:
 
 
 class WrongResultError(AssertionError):
-    """A contender's result is not the expected one: there is nothing to time."""
+    """A contender's result differs from the expected one; nothing is timed."""
 
 
 def measure(
@@ -214,14 +219,14 @@ def measure(
     """The times of all contenders of a case: checked, then run in turns.
 
     Args:
-        case: what to measure.
-        seconds: after which no further turn starts, once `least` are done.
-        least: turns at least.
-        most: turns at most.
-        clock: in nanoseconds; `time.thread_time_ns` for one thread on a machine that others use too.
+        case: case to measure.
+        seconds: time budget; no further turn starts once it is spent and `least` turns are done.
+        least: minimum number of turns.
+        most: maximum number of turns.
+        clock: clock in nanoseconds; `time.thread_time_ns` for one thread on a shared machine.
 
     Raises:
-        WrongResultError: a result is further from float64 than the case allows.
+        WrongResultError: the difference of a result from float64 exceeds the case's tolerance.
     """
     times = {c.name: Times(c.name, c.baseline) for c in case.contenders}
     expected = case.expected() if case.expected is not None else None
@@ -260,7 +265,7 @@ def _first_call(
 
 
 def _sample(contender: Contender, times: Times, clock: Clock) -> None:
-    """One more sample, after a call that warms the caches unless calls take long."""
+    """Takes one more sample, after a cache-warming call unless calls are long."""
     if not times.is_long:
         contender.call()
     if contender.before is nothing and times.calls_a_sample > 1:
@@ -274,7 +279,7 @@ def _sample(contender: Contender, times: Times, clock: Clock) -> None:
 
 
 def _timed(contender: Contender, clock: Clock) -> float:
-    """The microseconds of one call, the preparation aside; the result is freed inside, as a caller's would be."""
+    """Microseconds of one call without preparation, including the release of the result."""
     contender.before()
     started = clock()
     contender.call()
@@ -293,14 +298,16 @@ def difference(found: Any, expected: torch.Tensor) -> float:
 
 
 def plain(found: Any) -> torch.Tensor:
-    """A result as a dense tensor of numbers: of a sparse one, its stored values by ascending coordinates.
+    """A result as a dense tensor; for a sparse result, the stored values by ascending coordinates.
 
-    Those of several, one after the other, are a vector.
+    Several results are concatenated into a vector.
     """
     if isinstance(found, tuple):
         return torch.cat([plain(part).flatten() for part in found])
     if isinstance(found, SparseTensor):
         return found.values().detach()
+    if type(found).__module__.startswith("graphblas."):
+        found = import_module("graphblas").io.to_scipy_sparse(found)
     if hasattr(found, "to_scipy_sparse"):
         found = found.to_scipy_sparse().tocsr()
     if scipy.sparse.issparse(found):
@@ -318,7 +325,7 @@ def plain(found: Any) -> torch.Tensor:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median of a sample, from its order statistics; the range when it is small.
+    """The 95 % interval of a sample's median, from order statistics; the range for small samples.
 
     Source: Conover, Practical nonparametric statistics, 1999, section 3.2.
 

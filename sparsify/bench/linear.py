@@ -1,6 +1,6 @@
 """Linear layers with pruned weights, as `sparsify.apply` runs them, against dense products of torch and oneDNN.
 
-In: `linear(Weight(90), 1024, place)`. Out: a `Case` whose result is checked against float64.
+In: `linear(Weight(90), 1024, place)`. Out: a `Case` with a result checked against float64.
 """
 
 import copy
@@ -12,15 +12,16 @@ import torch
 from torch import nn
 
 import sparsify
+from sparsify.bench import peers
 from sparsify.bench.harness import Case, Contender, Target
 from sparsify.bench.place import Place
 from sparsify.bench.roofline import Work
 from sparsify.compiler.ir import dtypes
 from sparsify.runtime.buffers import POOL
-from sparsify.sparsification.rounding import rounded
+from sparsify.sparsification.rules.rounding import rounded
 
 COLUMNS, OUTPUTS = 768, 3072
-# Asked of square blocks against torch's product with them.
+# Required ratio for square blocks against torch's BSR product.
 BSR_RATIO = 2.5
 RULES = [{"targets": ["param:weight"], "role": "weight", "source": "given"}]
 RECIPE = {"schema": 1, "name": "pruned", "sparsify": RULES}
@@ -28,13 +29,13 @@ RECIPE = {"schema": 1, "name": "pruned", "sparsify": RULES}
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The mask of entries that are zero.
+    """The zeros of a weight.
 
     Attributes:
-        zeros: percent of them.
-        block: rows and columns that are zero together.
-        of: of so many neighbours in a row as many are kept as `zeros` leaves; 0 for any.
-        dtype: that values are stored in, `same` for that of the weight.
+        zeros: percent of zeros.
+        block: rows and columns of a block of zeros.
+        of: size of groups of neighbours in a row, each with `zeros` percent of zeros; 0 for unstructured zeros.
+        dtype: dtype of stored values, `same` for the weight's dtype.
     """
 
     zeros: int
@@ -54,12 +55,12 @@ class Weight:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The function that makes a layer sparse whose weight has these zeros."""
+        """The recipe for a layer with zeros of this kind."""
         rules = [{**rule, "dtype": self.dtype} for rule in RULES]
         return {**RECIPE, "sparsify": rules}
 
     def mask(self, outputs: int, columns: int) -> torch.Tensor:
-        """[outputs, columns]: where the weight is not zero."""
+        """Mask [outputs, columns] of the nonzeros of the weight."""
         height, width = self.block
         drawn = torch.rand(outputs // height, columns // width, generator=torch.Generator().manual_seed(0))
         if self.of:
@@ -117,6 +118,7 @@ def linear(
     csr = right.to_sparse_csr()
     case.contenders.append(Contender("torch CSR", lambda: (csr @ left.T).T + bias))
     case.targets.append(Target("sparsify", ("torch CSR",), None, "torch CSR"))
+    add_sparselab(case, layer, left)
     if weight.block[1] > 1:
         bsr = right.to_sparse_bsr(weight.block)
         case.contenders.append(Contender("torch BSR", lambda: (bsr @ left.T).T + bias))
@@ -128,8 +130,18 @@ def linear(
     return case
 
 
+def add_sparselab(case: Case, layer: nn.Linear, x: torch.Tensor) -> None:
+    """Adds SparseLab's layer with the same weight as a contender, if installed."""
+    made = peers.sparse_linear(layer)
+    if made is None:
+        case.missing.append("SparseLab")
+        return
+    case.contenders.append(Contender("SparseLab", lambda: made(x)))
+    case.targets.append(Target("sparsify", ("SparseLab",), None, "SparseLab"))
+
+
 def packed_work(stored: int, rows: int, extents: int, item_bytes: int = 4) -> Work:
-    """The least memory traffic of layers: values with 16-bit coordinates, inputs and results of so many columns."""
+    """The least memory traffic of layers: values with 16-bit coordinates, inputs and results of `extents` columns."""
     return Work(2.0 * stored * rows, (item_bytes + 2.0) * stored + 4.0 * rows * extents)
 
 
@@ -139,7 +151,7 @@ def value_bytes(dtype: str) -> int:
 
 
 class Prepacked(nn.Module):
-    """A linear layer whose weight oneDNN has brought into its own order for so many rows."""
+    """A linear layer with a weight prepacked by oneDNN for a number of rows."""
 
     def __init__(self, layer: nn.Linear, rows: int) -> None:
         super().__init__()
@@ -158,7 +170,7 @@ def linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def prepacked(model: nn.Module, rows: int) -> nn.Module:
-    """A copy of the model whose linear layers are oneDNN's."""
+    """A copy of the model with linear layers prepacked by oneDNN."""
     copied = copy.deepcopy(model)
     for name, layer in linears(copied).items():
         owner, _, own = name.rpartition(".")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The folder of real data sets, `None` without one, and the scale of what is generated instead.
+    """The folder of real data sets or `None`, and the scale of generated data.
 
-    A scale below 1 generates everything: small sizes for trying the rows out.
+    With a scale below 1 all data is generated: small sizes to try the rows out.
     """
 
     root: Path | None = None

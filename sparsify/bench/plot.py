@@ -14,10 +14,10 @@ BAR_INCHES = 0.22
 
 
 def plot(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Writes the picture, in the format that the name of the file says.
+    """Writes the picture, in the format of the file's suffix.
 
     Raises:
-        SparsifyError: as `check`, or there are no ratios to draw.
+        SparsifyError: as `check`, or no ratios to draw.
     """
     check(file)
     from matplotlib.figure import Figure
@@ -43,10 +43,10 @@ def plot(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def check(file: Path) -> None:
-    """Whether a picture can be drawn into a file, before there is one.
+    """Checks in advance that a picture can be drawn into a file.
 
     Raises:
-        SparsifyError: matplotlib is missing, or does not know the format.
+        SparsifyError: matplotlib is missing, or does not support the format.
     """
     try:
         from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ def check(file: Path) -> None:
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[str]]:
-    """Places of bars from top to bottom, with room for the row's name above its first, and their labels."""
+    """Positions of bars from top to bottom, with a gap for the name above the first bar of a row, and labels."""
     places: list[float] = []
     names: list[str] = []
     for number, row in enumerate(rows):
@@ -82,7 +82,7 @@ def _firsts(rows: Sequence[Mapping[str, Any]], places: Sequence[float]) -> list[
 
 
 def _bar(axes: Any, place: float, target: Mapping[str, Any]) -> None:
-    """One ratio from 1 to what was reached, its interval, and its number."""
+    """Draws one ratio as a bar from 1 to the reached value, with interval and number."""
     reached = target["reached"]
     low, high = min(target["low"], reached), max(target["high"], reached)
     axes.barh(place, reached - 1, left=1, height=0.8, color=FASTER if reached >= 1 else SLOWER)
@@ -95,7 +95,7 @@ def _bar(axes: Any, place: float, target: Mapping[str, Any]) -> None:
 
 
 def _scale(axes: Any, bars: Sequence[Mapping[str, Any]]) -> None:
-    """Twice as fast is as far from 1 as half as fast."""
+    """Sets a logarithmic axis of ratios: 2x and 0.5x are equally far from 1."""
     ends = [target[key] for target in bars for key in ("reached", "low", "high")]
     least, most = min(ends), max(ends)
     axes.set_xscale("log", base=2)

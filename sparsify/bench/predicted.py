@@ -1,6 +1,6 @@
 """Predicted against measured times, over kernels of all kinds.
 
-In: nothing. Out: `Prediction("spmm-2708-5-128", 150.0, 139.0)` for each kernel, and their median ratio.
+In: nothing. Out: `Prediction("spmm-2708-5-128", 150.0, 139.0)` for each kernel, and the median ratio.
 """
 
 import statistics
@@ -19,7 +19,7 @@ from sparsify.compiler.schedule.cost.machine import Machine
 from sparsify.compiler.schedule.cost.statement import estimate_us
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.options import current
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.tensor import SparseTensor
 
 HEADERS: Final = ("kernel", "predicted us", "measured us", "predicted / measured")
@@ -32,14 +32,14 @@ SPMV: Final = "y[i] = A[i,j] * x[j]"
 SPGEMM: Final = "C[i,k] = A[i,j] * B[j,k]"
 ADD: Final = "C[i,k] = A[i,k] + B[i,k]"
 DENSE: Final = "Y[t,n] = X[t,k] * W[n,k]"
-# Percent of the entries that a weight stores, rows of its blocks, its format.
+# Stored percent of a weight's entries, rows of a block, format.
 LAYERS: Final = ((50, 1, PANELS), (10, 1, PANELS), (5, 1, "dense, compressed"), (20, 4, BLOCKS))
 Operands = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One kernel: its name, what was expected and what the least call took."""
+    """One kernel: name, predicted time, and time of the fastest call."""
 
     name: str
     predicted_us: float
@@ -47,7 +47,7 @@ class Prediction:
 
     @property
     def ratio(self) -> float:
-        """Expected by measured."""
+        """Predicted over measured time."""
         return self.predicted_us / self.measured_us
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,14 +131,14 @@ def uniform(rows: int, columns: int, stored: int, seed: int = 0) -> SparseTensor
 
 
 def layer(rows: int, percent: int, height: int, form: str, outputs: int) -> Operands:
-    """The operands of a linear layer of 768 columns whose weight stores so many percent."""
+    """The operands of a linear layer of 768 columns with `percent` of the weight's entries stored."""
     drawn = torch.rand(outputs // height, 768, generator=torch.Generator().manual_seed(0))
     weight = (drawn < percent / 100).float().repeat_interleave(height, 0)
     return {"X": torch.ones(rows, 768), "W": tensor(weight, form), "b": torch.ones(outputs)}
 
 
 def median_ratio(found: Sequence[Prediction]) -> float:
-    """The factor by which expectations are off in the median, 1 or more: too much and too little count alike."""
+    """Median factor of misprediction, at least 1: over- and underestimates count alike."""
     return statistics.median(max(one.ratio, 1 / one.ratio) for one in found)
 
 

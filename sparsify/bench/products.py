@@ -1,6 +1,6 @@
 """Products of sparse matrices against torch, scipy and other projects.
 
-In: `spmm(2708, 5, 128, place)`. Out: a `Case` whose results are checked against float64.
+In: `spmm(2708, 5, 128, place)`. Out: a `Case` with results checked against float64.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +18,13 @@ from sparsify.bench.roofline import Work
 from sparsify.runtime.buffers import POOL
 from sparsify.storage.tensor import SparseTensor
 
-# Bytes of a number, and of a stored entry in csr beside its coordinate.
+# Bytes of a number, and of a stored entry in csr (value and coordinate).
 ITEM = 4
 ENTRY = 2 * ITEM
 
 
 def scaled(rows: int, place: Place) -> int:
-    """An extent at the scale of a place; what is small stays as it is."""
+    """An extent at the scale of a place; small extents (up to 32) stay unchanged."""
     return max(min(rows, 32), round(rows * place.scale))
 
 
@@ -33,9 +33,9 @@ def against(
     ours: Callable[[], Any],
     theirs: Mapping[str, Callable[[], Any] | None],
 ) -> Case:
-    """The case with one call of ours against each of others; those that are `None` are missing. Nothing is asked.
+    """The case with our call against each peer's, without required ratios; `None` marks a missing peer.
 
-    Pooled results of ours are compared with every other, fresh ones with the best.
+    Our calls with pooled results are compared with every peer, calls with fresh results with the fastest peer.
     """
     case.prepare("first call", ours)
     present = {label: call for label, call in theirs.items() if call is not None}
@@ -96,7 +96,7 @@ def spmv(rows: int, stored: int, place: Place) -> Case:
 
 
 def sddmm(rows: int, stored: int, columns: int, place: Place) -> Case:
-    """A dense product sampled where a sparse matrix has entries."""
+    """SDDMM: a dense product sampled at the entries of a sparse matrix."""
     A, csr = generated(rows, stored, place)
     P, Q = torch.randn(2, A.shape[0], columns, generator=torch.Generator().manual_seed(0)).unbind()
     turned, at = Q.T.contiguous(), A.coordinates().long()

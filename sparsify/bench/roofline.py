@@ -1,4 +1,4 @@
-"""The least time that a machine allows for a piece of work: its arithmetic or its memory, whichever takes longer.
+"""Roofline model: the least time of work on a machine, bound by arithmetic or by memory.
 
 In: `Work(operations=27_000, streamed=1_460_000)`, a `Machine`. Out: `Limit(us=14.2, bound="L3")`.
 """
@@ -16,8 +16,8 @@ class Work:
     Attributes:
         operations: multiplications and additions.
         streamed: bytes of operands and result, each counted once.
-        gathered: bytes of the rows that stored coordinates pick, each pick counted.
-        table: bytes that they are picked from.
+        gathered: bytes of rows gathered by stored coordinates, with repetitions.
+        table: bytes of the gathered table.
     """
 
     operations: float
@@ -28,16 +28,17 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The least time, and what sets it: `arithmetic`, `L1`, `L2`, `L3`, `memory` or `call`."""
+    """The least time, and the bound: `arithmetic`, `L1`, `L2`, `L3`, `memory` or `call`."""
 
     us: float
     bound: str
 
 
 def limit(work: Work, machine: Machine) -> Limit:
-    """The least time of a call on all threads; that of a call without work is part of it.
+    """The least time of a call on all threads, including the overhead of an empty call.
 
-    What is read in a row comes from the cache that holds all of it, what is gathered from the one that holds the table.
+    Streamed bytes come from the nearest cache with room for all streamed bytes, gathered bytes from the nearest cache
+    with room for the table.
 
     Source: the roofline model, Williams, Waterman and Patterson, 2009.
     """
@@ -52,7 +53,7 @@ def limit(work: Work, machine: Machine) -> Limit:
 
 
 def level(size: float) -> str:
-    """The nearest cache of a core that holds so many bytes."""
+    """The nearest cache of a core with room for `size` bytes."""
     for name, kibibytes in sorted(cache_sizes().items()):
         if size <= 1024 * kibibytes:
             return name.removesuffix("_kib").upper()

@@ -1,6 +1,6 @@
-"""Runs suites: which rows there are, and one after the other what was measured.
+"""Runs suites: selects rows by name and measures each in turn.
 
-In: names of suites and beginnings of names of rows. Out: rows as plain data.
+In: names of suites and prefixes of row names. Out: rows as plain data.
 """
 
 import sys
@@ -30,10 +30,10 @@ def run(
     scale: float = 1.0,
     out: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """The measured rows of suites, all without names; `out` has those that are finished at any time.
+    """The measured rows of suites (by default all); `out` always has the finished rows.
 
     Raises:
-        SparsifyError: there is no such suite or row.
+        SparsifyError: a suite is unknown, or no row matches.
     """
     if not 0 < scale < inf:
         raise SparsifyError(f"--scale {scale:g}", "more than 0")
@@ -51,7 +51,7 @@ def run(
 
 
 def rows_of(suites: Sequence[str], beginnings: Sequence[str]) -> list[tuple[str, Row]]:
-    """The rows of suites whose names begin so."""
+    """Rows of suites, selected by prefixes of names."""
     for name in suites:
         if name not in SUITES:
             near = get_close_matches(name, SUITES, n=1)

@@ -1,6 +1,6 @@
-"""The suites of `sparsify bench`: what is measured against what.
+"""The suites of `sparsify bench`: rows of contenders and baselines.
 
-In: the name of a suite. Out: its rows by name, each a function that makes the `Case` or measures by itself.
+In: the name of a suite. Out: rows by name, each a function that makes the `Case` or measures by itself.
 """
 
 import copy
@@ -17,11 +17,11 @@ from sparsify.bench import small
 from sparsify.bench.attention import attention
 from sparsify.bench.harness import Case, Clock
 from sparsify.bench.linear import RECIPE, Weight, linear, linears, packed_work, prepacked
-from sparsify.bench.network_peers import network
 from sparsify.bench.place import Place
 from sparsify.bench.products import added, against, row, scaled, sddmm, spgemm, spmm, spmv
 from sparsify.bench.table import measured
 from sparsify.runner.measure import peak_bytes
+from sparsify.runner.peers.network_peers import network
 
 Make = Callable[[Place], Case]
 Row = Callable[[Place, bool, Clock], dict[str, Any]]
@@ -32,7 +32,7 @@ MLP: Final = {**RECIPE, "sparsify": [WEIGHTS]}
 
 
 def timed(make: Make) -> Row:
-    """A row that runs the contenders of a case in turns."""
+    """A row: the contenders of a case, run in turns."""
 
     def run(place: Place, quick: bool, clock: Clock) -> dict[str, Any]:
         return measured(make(place), quick, clock)
@@ -68,7 +68,7 @@ def mlp(zeros: int, rows: int, place: Place) -> Case:
 
 
 def encoder(zeros: int, texts: int, place: Place) -> Case:
-    """A layer of a transformer encoder, its linear layers pruned at random, against the dense one of other runtimes."""
+    """A transformer encoder layer with randomly pruned linear layers, against the dense layer of other runtimes."""
     heads, width = 12, scaled(64, place) // 8 * 8 * 12
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu", batch_first=True)
@@ -122,7 +122,7 @@ def packed_bytes(zeros: int, place: Place, quick: bool, clock: Clock) -> dict[st
 
 
 def limit(label: str, reached: float, asked: float) -> dict[str, Any]:
-    """A part that must not be exceeded, in percent."""
+    """An upper limit in percent."""
     return {"label": label, "asked": 100 * asked, "reached": 100 * reached, "met": reached <= asked}
 
 

@@ -1,6 +1,6 @@
 """Measured rows as a table, as JSON and as CSV.
 
-In: rows as `measured(case, ...)` gives them. Out: `table(rows)`, one line for each ratio or limit; files.
+In: rows from `measured(case, ...)`. Out: `table(rows)`, one line for each ratio or limit; files.
 """
 
 import csv
@@ -38,6 +38,8 @@ LIMIT_NOTE: Final = (
     "of limit: the least time that this machine allows, in percent of ours, and what sets it; "
     "`sparsify env` shows the machine's figures"
 )
+# Shorter calls are dominated by call overhead.
+SHORT_US: Final = 200.0
 # By whether the time on the processor counts.
 CLOCKS: Mapping[bool, Clock] = {False: time.perf_counter_ns, True: time.thread_time_ns}
 
@@ -50,10 +52,10 @@ def measured(case: Case, quick: bool, clock: Clock) -> dict[str, Any]:
 
 
 def check_writable(*files: Path | None) -> None:
-    """Makes the folders of files that will be written, those of them that are given.
+    """Creates the folders of output files and checks that the files can be written; `None` is skipped.
 
     Raises:
-        SparsifyError: one could not be written.
+        SparsifyError: a file cannot be written.
     """
     for file in files:
         if file is None:
@@ -69,12 +71,26 @@ def check_writable(*files: Path | None) -> None:
             ) from error
 
 
+def command(arguments: Sequence[str]) -> str:
+    """The command line of a process, without the paths of programs.
+
+    >>> command(["/usr/bin/python3", "-m", "experiments.training", "--quick"])
+    'python -m experiments.training --quick'
+    >>> command(["/usr/bin/python3", "/usr/bin/sparsify", "bench", "models"])
+    'sparsify bench models'
+    """
+    program, *rest = arguments
+    if rest and not rest[0].startswith("-") and not rest[0].endswith(".py"):
+        return " ".join((Path(rest[0]).name, *rest[1:]))
+    return " ".join(("python" if Path(program).name.startswith("python") else program, *rest))
+
+
 def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes what has been measured so far: a run that is stopped leaves its finished rows."""
+    """Writes the rows measured so far: a stopped run keeps the finished rows."""
     file.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "schema": 1,
-        "command": " ".join(("sparsify", *sys.argv[1:])),
+        "command": command(sys.orig_argv),
         "machine": facts(),
         "rows": rows,
     }
@@ -93,7 +109,7 @@ def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of all rows, a line for each ratio or limit that is asked, without columns that are empty; notes."""
+    """The table of all rows with a line for each ratio or limit, without empty columns; then notes."""
     found = lines(rows)
     kept = [number for number in range(len(HEADERS)) if any(line[number] for line in found)]
     shown = [[line[number] for number in kept] for line in found]
@@ -103,7 +119,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The time before the timings, and the contenders that are missing."""
+    """Notes: preparation times, limits, reasons for faster contenders, and missing contenders."""
     prepared = [
         (row["name"], ", ".join(f"{name} {spent:.1f}" for name, spent in row["prepared_ms"].items()))
         for row in rows
@@ -116,9 +132,39 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         )
     if any(row.get("limit") for row in rows):
         found.append(LIMIT_NOTE)
+    if ahead := [line for row in rows if row.get("kind") == "ratios" for line in behind(row)]:
+        found.append("\n".join(["ahead of ours, by the whole interval:", *ahead]))
     if missing := sorted({name for row in rows for name in row.get("missing", ())}):
-        found.append(f"not installed, and so not measured: {', '.join(missing)}")
+        reasons = {name: why for row in rows for name, why in row.get("reasons", {}).items()}
+        lines = [f"  {name}: {reasons.get(name, 'not installed')}" for name in missing]
+        found.append("\n".join(["not measured:", *lines]))
     return found
+
+
+def behind(row: Mapping[str, Any]) -> list[str]:
+    """Lines for contenders faster than ours, each with the reason."""
+    times = {contender["name"]: contender["median_us"] for contender in row.get("contenders", ())}
+    return [
+        f"  {row['name']}, {target['ours']}, {target['baseline']} ({1 / target['reached']:.2g}x): "
+        f"{_reason(row, target, times[target['ours']])}"
+        for target in row.get("targets", ())
+        if target["high"] < 1 and target["reached"] > 0
+    ]
+
+
+def _reason(row: Mapping[str, Any], target: Mapping[str, Any], ours_us: float) -> str:
+    """Reason for a faster contender: the suite's note, negligible work, or fresh (cold) result memory."""
+    if known := row.get("why", {}).get(target["baseline"]):
+        return str(known)
+    least = row.get("limit")
+    if ours_us < SHORT_US and (least is None or least["us"] < ours_us / 2):
+        return (
+            f"a call of {ours_us:.2g} us has next to no work; the rest compares operands with those that the kernel "
+            "is for, in Python"
+        )
+    if target["ours"].endswith("fresh"):
+        return "results in memory that no call has touched before"
+    return "no reason is noted; `sparsify explain` prints the schedule and its runners-up"
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:

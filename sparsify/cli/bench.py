@@ -1,4 +1,4 @@
-"""`sparsify bench`: measures suites against torch, compares runs, and shows how good the cost model is."""
+"""`sparsify bench`: measures suites against torch, compares runs, and evaluates the cost model."""
 
 import sys
 from pathlib import Path
@@ -72,7 +72,7 @@ def bench(
 
 
 def check_limit(fail_if: float | None, compare: Path | None) -> None:
-    """Raises where there is nothing to compare with, or no number that a ratio could exceed."""
+    """Raises for `--fail-if` without `--compare`, or with a limit not above 0."""
     if fail_if is not None and compare is None:
         raise SparsifyError("--fail-if needs --compare", "name the file of an earlier run")
     if fail_if is not None and not fail_if > 0:
@@ -80,7 +80,7 @@ def check_limit(fail_if: float | None, compare: Path | None) -> None:
 
 
 def show_predictions(quick: bool, cpu_time: bool, scale: float, as_json: bool) -> None:
-    """Prints what the cost model expects beside what is measured."""
+    """Prints predicted times of the cost model beside measured times."""
     from sparsify.bench.predicted import median_ratio, predictions, table
     from sparsify.bench.table import CLOCKS
 

@@ -1,4 +1,4 @@
-"""`sparsify doctor`: what works here, what is missing and how to get it."""
+"""`sparsify doctor`: working and missing parts of the installation, with remedies."""
 
 from dataclasses import asdict
 

@@ -91,14 +91,14 @@ def is_expression(subject: str) -> bool:
 
 
 def refuse(given: dict[str, Any], whose: str, subject: str) -> None:
-    """Raises for the first option that is about something else."""
+    """Raises for the first option not applicable to the subject."""
     for name, value in given.items():
         if value is not None:
             raise SparsifyError(f"--{name.replace('_', '-')} is for {whose}, and {subject} is none")
 
 
 def resolved(subject: str, pairs: list[str], given: dict[str, Any]) -> "Request":
-    """The request for a model, or for that of a recipe file."""
+    """The request for a model, or for the model of a recipe file."""
     from sparsify import recipe as recipes
     from sparsify.runner.request import resolve, split_pairs
 
@@ -155,7 +155,7 @@ def show_table(as_json: bool, *, is_asked: bool) -> None:
     """Prints the operator table: each operator in index notation, or why torch's operator computes it.
 
     Raises:
-        SparsifyError: nobody asked for it, and there is nothing else to explain.
+        SparsifyError: no `--ops`, and nothing else to explain.
     """
     if not is_asked:
         raise SparsifyError("nothing to explain", "name a model, a recipe or an expression, or give --ops")

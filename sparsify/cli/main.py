@@ -50,12 +50,12 @@ app.add_typer(cache.app)
 
 
 def as_message(message: Warning | str, *place: Any, **line: Any) -> str:
-    """A warning as people read it: without the place in our code that it came from."""
+    """A warning as one line for people, without the source location."""
     return f"sparsify: warning: {message}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command line, by default that of this process, and ends the process with its status."""
+    """Runs a command line, by default `sys.argv`, and ends the process with the exit status."""
     warnings.formatwarning = as_message
     try:
         require_sole_provider()

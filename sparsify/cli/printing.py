@@ -16,12 +16,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """Prints data as one JSON object with the version of its layout."""
+    """Prints data as one JSON object with the version of the layout."""
     typer.echo(json.dumps({"schema": SCHEMA, **data}, indent=2, default=str))
 
 
 def print_rows(rows: Iterable[Sequence[str]]) -> None:
-    """Prints rows in aligned columns; a terminal that is narrower has the last column in several lines."""
+    """Prints rows in aligned columns; the last column is wrapped on narrow terminals."""
     from sparsify.report_text import UNLIMITED, terminal_width, wrapped
 
     cells = [tuple(row) for row in rows]

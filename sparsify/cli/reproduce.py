@@ -52,7 +52,11 @@ def reproduce(
         table = module("table")
         for name, found in records.items():
             typer.echo(table.text(registry.find(paper, name), found) + "\n")
-        typer.echo(f"written to {folder}: CSV, SVG and text of each figure, manifest.json")
+        drawn = [name for name in records if (folder / f"{name}.svg").is_file()]
+        has_png = all((folder / f"{name}.png").is_file() for name in drawn)
+        pictures = "SVG, PNG" if has_png else "SVG"
+        without = "" if has_png else f"; {module('png').HOW}"
+        typer.echo(f"written to {folder}: CSV, {pictures} and text of each figure, manifest.json{without}")
     raise typer.Exit(status(records))
 
 
@@ -62,10 +66,10 @@ def module(name: str) -> Any:
 
 
 def package() -> str:
-    """The package of the experiments: that of a checkout, or the one that is installed inside of `sparsify`.
+    """The package of the experiments: from a checkout, or the one installed inside of `sparsify`.
 
     Raises:
-        SparsifyError: this installation has none.
+        SparsifyError: the installation has no experiments.
     """
     root = Path(__file__).resolve().parents[2]
     if (root / "experiments" / "reproduce" / "run.py").is_file():
@@ -97,7 +101,7 @@ def plain(records: Any) -> dict[str, Any]:
 
 
 def status(records: Any) -> int:
-    """1 where a row failed, 3 where no row could run, else 0."""
+    """Exit status: 1 if a row failed, 3 if no row could run, else 0."""
     every = [record for found in records.values() for record in found]
     if any(record.failed for record in every):
         return NEGATIVE

@@ -1,7 +1,7 @@
 """`sparsify run MODEL`: train or prune, make sparse, verify and time a registered model; print one table."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparsify.runner.request import Request
     from sparsify.runner.result import Result
     from sparsify.runner.served import ServedResult
+    from sparsify.runner.sharded import ShardedResult
 
 
 Model = Annotated[
@@ -78,7 +79,24 @@ Save = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Save the sparse model with its kernels, for `sparsify run DIR`."),
 ]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="torch,onednn,inductor,...",
+        help="Time the dense model by these, too: torch, onednn, inductor, bf16, openvino, onnxruntime; all; none. "
+        "If left out, the fastest of those that are ready in seconds, which inductor is not.",
+    ),
+]
 Seq = Annotated[int | None, typer.Option("--seq", "--seq-len", help="Tokens of each text: 128 (default).")]
+
+
+Nproc = Annotated[
+    int | None,
+    typer.Option(
+        metavar="2",
+        help="Of graph models: train over so many processes of this machine, a part of the graph each, and in one.",
+    ),
+]
 
 
 def run(
@@ -104,16 +122,20 @@ def run(
     html: Html = None,
     trace: Trace = None,
     save: Save = None,
+    baseline: Baseline = None,
+    nproc: Nproc = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would become sparse.")] = False,
 ) -> None:
     """Make a model sparse by its recipe, verify it, time both, print one table.
 
     Models of graphs are trained first, others pruned: `sparsify run bert --sparse-weights 0.9 --batch 8 --seq 128`.
     """
+    from sparsify.runner.peers.baselines import parsed
     from sparsify.runner.request import resolve, split_pairs
 
     if is_folder(model):
         run_folder(context, Path(model), quiet, as_json)
+    wanted = parsed(baseline)
     request = resolve(
         model,
         recipe=recipe,
@@ -130,15 +152,21 @@ def run(
         fanout=fanout,
         sparse=sparse,
     )
+    if nproc is not None:
+        run_processes(context, request, nproc, quiet, as_json)
     if dry_run:
         show_preview(request, as_json, html=html, trace=trace, save=save)
         return
+    files = {"out": out, "html": html, "trace": trace, "save": save}
+    run_here(context, request, quiet, as_json, retrain=retrain, baseline=wanted, **files)
+
+
+def run_here(context: typer.Context, request: "Request", quiet: bool, as_json: bool, **asked: Any) -> None:
+    """Runs a model in the current process, prints the result, and exits."""
     from sparsify.runner.run import run_request
 
     with override(quiet=quiet or current().quiet):
-        result = run_request(
-            request, retrain=retrain, out=out, html=html, trace=trace, save=save, command=context.obj or ""
-        )
+        result = run_request(request, command=context.obj or "", **asked)
     show(result, as_json)
     raise typer.Exit(result.exit_status)
 
@@ -155,7 +183,7 @@ def is_folder(model: str) -> bool:
 
 
 def show_preview(request: "Request", as_json: bool, **files: Path | None) -> None:
-    """Prints what would become sparse."""
+    """Prints the preview: tensors that would become sparse."""
     from sparsify.runner.preview import preview
 
     refuse_files(**files)
@@ -163,28 +191,45 @@ def show_preview(request: "Request", as_json: bool, **files: Path | None) -> Non
 
 
 def run_folder(context: typer.Context, folder: Path, quiet: bool, as_json: bool) -> None:
-    """Runs the served model in a folder, prints its times, and ends.
+    """Runs the served model in a folder, prints times, and exits.
 
     Raises:
-        SparsifyError: something is asked for that only models have which are made sparse now.
+        SparsifyError: an option not applicable to saved models.
     """
     from sparsify.runner.served import run_served
 
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in ("model", "quiet", "as_json") and source is not None and source.name == "COMMANDLINE":
-            raise SparsifyError(
-                f"--{name.replace('_', '-')} is for models that are made sparse now, and {folder} is a saved one",
-                "leave it out",
-            )
+    why = f"is for models that are made sparse now, and {folder} is a saved one"
+    refuse_options(context, ("model", "quiet", "as_json"), why)
     with override(quiet=quiet or current().quiet):
         result = run_served(folder)
     show(result, as_json)
     raise typer.Exit(result.exit_status)
 
 
+def run_processes(context: typer.Context, request: "Request", count: int, quiet: bool, as_json: bool) -> None:
+    """Trains a graph model in several processes, prints times, and exits."""
+    from sparsify.runner.sharded import run_sharded
+
+    taken = (
+        "model", "pairs", "recipe", "dataset", "data_root", "seed", "quiet", "as_json", "nproc",
+    )  # fmt: skip
+    refuse_options(context, taken, "is for runs in one process, and --nproc starts several")
+    with override(quiet=quiet or current().quiet):
+        result = run_sharded(request, count)
+    show(result, as_json)
+    raise typer.Exit(result.exit_status)
+
+
+def refuse_options(context: typer.Context, taken: tuple[str, ...], why: str) -> None:
+    """Raises for a command-line option outside of `taken`."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in taken and source is not None and source.name == "COMMANDLINE":
+            raise SparsifyError(f"--{name.replace('_', '-')} {why}", "leave it out")
+
+
 def refuse_files(**files: Path | None) -> None:
-    """Raises for a file that only a run can fill."""
+    """Raises for an output file that requires a run."""
     for name, path in files.items():
         if path is not None:
             raise SparsifyError(
@@ -192,8 +237,8 @@ def refuse_files(**files: Path | None) -> None:
             )
 
 
-def show(found: "Preview | Result | ServedResult", as_json: bool) -> None:
-    """Prints what was found as a table or as JSON."""
+def show(found: "Preview | Result | ServedResult | ShardedResult", as_json: bool) -> None:
+    """Prints a result as a table or as JSON."""
     if as_json:
         print_json(found.to_dict())
     else:

@@ -9,7 +9,7 @@ from sparsify.cli.printing import Json, print_json
 from sparsify.options import current, override
 
 Model = Annotated[
-    str, typer.Argument(help="A model that learns: gpt, gpt-40m, lenet5, lenet300, mlp, resnet20.")
+    str, typer.Argument(help="A model that learns: gpt, gpt-40m, lenet5, lenet300, minilm, mlp, resnet20.")
 ]
 Pairs = Annotated[
     list[str] | None,
@@ -19,7 +19,17 @@ Pairs = Annotated[
 ]
 Dataset = Annotated[
     str | None,
-    typer.Option(help="synthetic (default without --data-root); of texts ag_news, imdb; mnist; cifar10."),
+    typer.Option(help="synthetic (default without --data-root); ag_news, imdb, all texts; mnist; cifar10."),
+]
+Device = Annotated[
+    str, typer.Option(help="Where to train; other devices than cpu train under masks, without kernels.")
+]
+Teacher = Annotated[
+    str | None,
+    typer.Option(
+        help="Whose results are learned in place of labels: dense, the model before it is pruned, or the --out of an "
+        "earlier training. Default of encoders as minilm: dense."
+    ),
 ]
 Out = Annotated[
     Path | None, typer.Option(help="The folder for checkpoint, log.csv, result.json and curves as SVG.")
@@ -47,9 +57,8 @@ def train(
     dense: Annotated[bool, typer.Option("--dense", help="Train the dense model, for comparison.")] = False,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations.")] = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
-    device: Annotated[
-        str, typer.Option(help="Where to train; other devices than cpu train under masks, without kernels.")
-    ] = "cpu",
+    device: Device = "cpu",
+    teacher: Teacher = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -76,6 +85,7 @@ def train(
         save_every=save_every,
         dense=dense,
         device=device,
+        teacher=teacher,
     )
     from sparsify.runner.train.loop import run
 

@@ -1,11 +1,10 @@
-"""The figures of this machine: measured once with generated kernels, kept beside the kernels.
+"""Calibration of the machine model: measured once with generated kernels, stored in the kernel cache.
 
-In: the options. Out: `known(options)`, a `Machine` as it was measured earlier or as it is assumed, and
-`measured(options)`, which measures where nobody has.
+In: the options. Out: `known(options)`, a `Machine` as measured earlier or as assumed, and `measured(options)`, which
+measures a machine without earlier figures.
 
-Every probe runs in turn with the others until two of its turns agree on its least time: what else the machine does at
-that time makes runs longer, never shorter. Where too few agreed, later processes measure again, a few times in all, and
-the better of each figure counts.
+Probes take turns until two turns of each agree on its least time: other load on the machine makes runs longer, never
+shorter. If too few probes agree, later processes measure again, up to a bound, and the better of each figure counts.
 """
 
 import hashlib
@@ -30,11 +29,11 @@ from sparsify.compiler.schedule.templates.gemm import VECTORS, tile_rows
 from sparsify.errors import SparsifyError
 from sparsify.options import Options, current, override
 from sparsify.runtime.threads import count
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 
-# Changes when the probes or what is kept of them do.
+# Version of the probes and of the stored figures.
 EDITION: Final = 4
-# What a probe reads again and again: in the nearest cache, the second, the last one, and beyond.
+# Bytes that a probe reads repeatedly: in the first-level, second-level and last-level cache, and beyond.
 SIZES: Final = (1 << 14, 1 << 18, 1 << 22, 1 << 26)
 READ_BYTES: Final = 1 << 22
 LINE: Final = 64
@@ -42,18 +41,18 @@ GATHERED: Final = 128
 STORED: Final = 1 << 13
 A_ROW: Final = 32
 PRODUCT: Final = 192
-# Rows of a product for each thread: copying its other matrix, which one thread does, hardly counts then.
+# Rows of a product for each thread: enough to amortize the copy of the other matrix by one thread.
 PRODUCT_ROWS: Final = 4 * PRODUCT
 DENSE: Final = (1, 16, 256)
-# Starting threads takes no longer than this where a core is free for each.
+# Upper bound on the time to start threads with a free core for each.
 MOST_FORK_US: Final = 50.0
 ROUNDS: Final = 8
 SAMPLE_NS: Final = 1_000_000
-# After the first round no further probe starts after this.
+# After the first round no probe starts later than this.
 SECONDS: Final = 0.8
-# Turns agree on the least time of a probe when they differ by no more than this share.
+# Largest relative difference between agreeing turns of a probe.
 APART: Final = 0.1
-# The share of probes whose turns must agree, and in how many processes that is tried.
+# Least fraction of agreeing probes, and most processes that measure.
 AGREED: Final = 0.9
 TRIES: Final = 4
 READ: Final = (
@@ -70,12 +69,12 @@ MULTIPLY: Final = (
 
 @dataclass(slots=True)
 class Probe:
-    """A call whose least time is wanted, and what it does in that time.
+    """A timed call, and its amount of work.
 
     Attributes:
-        threads: on which it runs; torch's own products on as many of torch's.
+        threads: threads of the kernel; for products of torch, torch's threads.
         work: operations or bytes of a call.
-        least: the least times of its turns.
+        least: least times of its turns.
     """
 
     call: Callable[[], Any]
@@ -94,7 +93,7 @@ class Probe:
         return self.work / self.least_us
 
     def run(self) -> None:
-        """One more turn: every call counts for itself, as the one that nothing disturbed is wanted."""
+        """Runs one more turn; calls are timed one by one, because the least disturbed call counts."""
         self.call()
         end = time.perf_counter_ns() + SAMPLE_NS
         least_ns = float("inf")
@@ -109,12 +108,12 @@ class Probe:
 
 
 _known: dict[str, Machine] = {}
-# What this process has measured itself: once is enough for it.
+# Keys measured by this process, which measures each at most once.
 _final: set[str] = set()
 
 
 def known(options: Options) -> Machine:
-    """The machine as measured earlier, by this process or another; as it is assumed where nobody has."""
+    """The machine as measured earlier, by this process or another; otherwise the assumed machine."""
     key = key_of(options)
     if key not in _known:
         found = _read(options, key)
@@ -125,7 +124,7 @@ def known(options: Options) -> Machine:
 
 
 def measured(options: Options) -> Machine:
-    """The machine as it was measured, now if need be; as it is assumed where `tune_seconds` is 0.
+    """The machine as measured, now if necessary; the assumed machine if `tune_seconds` is 0.
 
     Raises:
         CompilerError: the probes cannot be compiled.
@@ -144,7 +143,7 @@ def measured(options: Options) -> Machine:
 
 
 def key_of(options: Options) -> str:
-    """The key of a machine: processor, threads, vectors, versions, and where their figures lie."""
+    """The cache key of a machine: processor, threads, vectors, versions, and the directory of the figures."""
     parts = (
         EDITION, sparsify.__version__, torch.__version__, target.cpu_digest(), count(options),
         target.vector_bytes(options), options.compiler, options.compiler_flags, cache_directory.cache_dir(options),
@@ -153,7 +152,7 @@ def key_of(options: Options) -> str:
 
 
 def measure(options: Options) -> Machine:
-    """The figures of this machine, with everything else that runs on it kept out as well as can be."""
+    """The figures of this machine, as free as possible of other load."""
     threads, before = count(options), torch.get_num_threads()
     with torch.no_grad(), override(dump=(), tune_seconds=0.0, strict=True):
         names = _probes(threads)
@@ -174,9 +173,9 @@ def measure(options: Options) -> Machine:
 
 
 def _run(probes: Sequence[Probe], threads: int) -> None:
-    """All probes in turn until each one's turns agree.
+    """Runs all probes in turn until the turns of each agree.
 
-    Those of one thread run together: other numbers of threads make torch end and start some.
+    Probes with equal thread counts run together: a change of the count makes torch stop and start threads.
     """
     end = time.perf_counter() + SECONDS
     for turn in range(ROUNDS):
@@ -191,7 +190,7 @@ def _run(probes: Sequence[Probe], threads: int) -> None:
 
 
 def _probes(threads: int) -> dict[str, Callable[[], Probe | None]]:
-    """The maker of each probe, by name; those of all threads only where there are several."""
+    """The maker of each probe, by name; probes of all threads only if there are several."""
     found: dict[str, Callable[[], Probe | None]] = {}
     for name, number in (("one", 1), ("all", threads))[: 1 + (threads > 1)]:
         found[f"fma {name}"] = partial(_product, number)
@@ -209,14 +208,14 @@ def _probes(threads: int) -> dict[str, Callable[[], Probe | None]]:
 
 
 def _kernel(text: str, schedule: str, threads: int, sizes: dict[str, int], **operands: Any) -> Any:
-    """A call of a kernel on so many threads, whatever its work."""
+    """A call of a kernel on exactly this many threads."""
     with override(threads=threads, serial_threshold=1 << 60 if threads == 1 else 0):
         kernel = evaluate_kernel(text, None, format=None, schedule=schedule, sizes=sizes, **operands)
     return partial(kernel, *(operands[name] for name in kernel.program.inputs))
 
 
 def _read_probe(size: int, threads: int, repeats: int = 0) -> Probe:
-    """Sums over memory of `size` bytes for each thread, read again and again."""
+    """Sums over memory of `size` bytes for each thread, read repeatedly."""
     repeats = repeats or max(1, READ_BYTES // size)
     x = torch.ones(threads, size // (LINE * 4), LINE)
     call = _kernel("y[t,r,l] = sum(p, x[t,p,l])", READ, threads, {"r": repeats}, x=x)
@@ -224,7 +223,7 @@ def _read_probe(size: int, threads: int, repeats: int = 0) -> Probe:
 
 
 def _gather(size: int) -> Probe:
-    """Rows of a table of `size` bytes at random places, added up; places ascend in each row of the matrix."""
+    """The sum of random rows of a table of `size` bytes; coordinates ascend in each row of the matrix."""
     rows, tables = size // (GATHERED * 4), STORED // A_ROW
     apart = torch.arange(A_ROW) * (rows // A_ROW)
     drawn = torch.randint(0, rows // A_ROW, (tables, A_ROW), generator=torch.Generator().manual_seed(0))
@@ -237,7 +236,7 @@ def _gather(size: int) -> Probe:
 
 
 def _product(threads: int) -> Probe:
-    """A dense product in tiles of registers, of matrices that the second cache holds."""
+    """A register-tiled dense product of matrices that fit the second-level cache."""
     A, W = torch.ones(PRODUCT_ROWS * threads, PRODUCT), torch.ones(PRODUCT, PRODUCT)
     rows, columns = product_tile(target.vector_bytes(current()))
     schedule = MULTIPLY.format(rows=rows, columns=columns)
@@ -246,7 +245,7 @@ def _product(threads: int) -> Probe:
 
 
 def product_tile(vector_bytes: int) -> tuple[int, int]:
-    """Rows and columns of the tile whose sums are in registers: enough of them to hide the latency of an fma.
+    """Rows and columns of the register tile: enough accumulators to hide the latency of an fma.
 
     >>> product_tile(32), product_tile(64)
     ((6, 16), (12, 32))
@@ -263,7 +262,7 @@ def _dense(rows: int, columns: int, outputs: int, threads: int) -> Probe:
 
 
 def _onednn(size: int, threads: int) -> Probe | None:
-    """oneDNN's product with a packed weight, `None` where torch lacks it."""
+    """oneDNN's product with a packed weight, `None` if torch lacks it."""
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(torch.ones(size, size), size)
         call = partial(
@@ -276,13 +275,13 @@ def _onednn(size: int, threads: int) -> Probe | None:
 
 
 def _machine(probes: dict[str, Probe], threads: int, vector_bytes: int) -> Machine:
-    """The machine model from the probes; several threads are never taken for slower than one."""
+    """The machine model from the probes; several threads are never modelled as slower than one."""
 
     call_us = probes["call one"].least_us
     fork_us = min(max(probes["call all"].least_us - call_us, 0.1), MOST_FORK_US) if threads > 1 else 0.1
 
     def best(name: str) -> float:
-        """The rate of all threads: what starting them takes is no part of it, and they are no slower than one."""
+        """The rate of all threads without the time to start them, at least the rate of one thread."""
         one, all_ = probes[f"{name} one"], probes.get(f"{name} all")
         if all_ is None:
             return one.rate
@@ -312,20 +311,20 @@ def _place(options: Options, key: str) -> Path:
 
 
 def _read(options: Options, key: str) -> Machine | None:
-    """The figures on disk; `None` where there are none, or they are damaged or somebody else's."""
+    """The figures on disk; `None` if missing, damaged, or owned by another user."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return from_dict(json.loads(records.read(_place(options, key))))
     return None
 
 
 def _write(options: Options, key: str, machine: Machine) -> None:
-    """Keeps the figures; where the disk refuses, the next process measures again."""
+    """Stores the figures; if the disk refuses, the next process measures again."""
     with suppress(OSError):
         records.write(_place(options, key), json.dumps(machine.to_dict(), indent=1), options)
 
 
 def summary(machine: Machine) -> dict[str, str]:
-    """The figures as people read them."""
+    """The figures in readable form."""
     if not machine.is_measured:
         return {"machine": "not measured: sparsify doctor measures it"}
     gigabytes = "{:.1f}".format
@@ -348,7 +347,7 @@ def summary(machine: Machine) -> dict[str, str]:
 
 
 def try_measured(options: Options) -> Machine:
-    """As `measured`; without a compiler as the machine is assumed."""
+    """The machine of `measured`; without a compiler the machine of `known`."""
     try:
         return measured(options)
     except SparsifyError:

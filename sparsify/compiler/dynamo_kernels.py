@@ -1,8 +1,8 @@
-"""The operators `sparsify::einsum` and `sparsify::evaluate` in graphs of Dynamo.
+"""The operators `sparsify::einsum` and `sparsify::evaluate` in Dynamo graphs.
 
-In: text and tensors, as `in_graph` gives them to the operators. Out: the results, as a list.
+In: text and tensors, as passed by `in_graph` to the operators. Out: the results, as a list.
 
-Imported when such an operator is called first: the decorator loads Dynamo.
+Imported lazily by the first call of such an operator: the decorator loads Dynamo.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sparsify.compiler.evaluate import einsum_kernel, evaluate_kernel
-from sparsify.compiler.kernel import dynamo_nodes
-from sparsify.compiler.kernel.sort_operands import ascending
+from sparsify.compiler.kernel.transforms import dynamo_nodes
+from sparsify.compiler.operands.sort_operands import ascending
 
 
 @torch.compiler.disable(reason="what a node of a graph is made of is not traced by Dynamo")  # type: ignore[untyped-decorator]
@@ -42,7 +42,7 @@ def evaluate_of_graph(
 
 
 def _number(scalar: Any) -> Any:
-    """A number as it is, a symbol of a traced graph as the number that it then always is."""
+    """The number itself; a symbol of a traced graph becomes a constant, which adds a guard."""
     if isinstance(scalar, torch.SymFloat):
         return float(scalar)
     return int(scalar) if isinstance(scalar, torch.SymInt) else scalar

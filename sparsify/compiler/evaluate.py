@@ -1,4 +1,4 @@
-"""Expressions over tensors at hand: which program they are, and the kernel that was made for such operands.
+"""Evaluation of expressions over tensors: their programs, and memoized kernels for such operands.
 
 In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules of format inference.
 """
@@ -16,24 +16,25 @@ from torch.nn.parameter import is_lazy
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.rewrite.restrict import restrict
-from sparsify.compiler.einsum.subscripts import read_subscripts
+from sparsify.compiler.einsum.text.subscripts import read_subscripts
 from sparsify.compiler.ir.memo import recall, remember
-from sparsify.compiler.kernel import dynamo_nodes
 from sparsify.compiler.kernel.fast_call import Learn, Operands, shortcut
 from sparsify.compiler.kernel.kernel import Kernel, compile_program, plan
-from sparsify.compiler.kernel.operand_types import describe
-from sparsify.compiler.kernel.scalars import lifted
-from sparsify.compiler.kernel.sort_operands import ascending
-from sparsify.compiler.kernel.torch_operators import Operator, register
 from sparsify.compiler.kernel.tracing import is_traced
-from sparsify.compiler.plan.sparsified import evaluate_sparsified
-from sparsify.compiler.plan.specialise import specialised
-from sparsify.compiler.program_of import (
+from sparsify.compiler.kernel.transforms import dynamo_nodes
+from sparsify.compiler.kernel.transforms.torch_operators import Operator, register
+from sparsify.compiler.operands.operand_types import describe
+from sparsify.compiler.operands.program_of import (
     conditions_by_result,
     formats_by_result,
     program_of,
     results_by_value,
+    selections_by_result,
 )
+from sparsify.compiler.operands.scalars import lifted
+from sparsify.compiler.operands.sort_operands import ascending
+from sparsify.compiler.plan.prepare.sparsified import evaluate_sparsified
+from sparsify.compiler.plan.prepare.specialise import specialised
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.errors import EinsumError, FormatError, ScheduleError, SparsifierError, public
@@ -41,11 +42,11 @@ from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
-# Options are kept with kernels, so that their identity stays theirs.
+# Values hold the options, so that no other object reuses the identity in the key.
 _kernels: dict[Any, tuple[Kernel, tuple[int, ...], Options]] = {}
 _shortcuts: dict[Any, tuple[Callable[[Operands], Any], Options]] = {}
 _evaluations: dict[Any, tuple[Kernel, dict[str, torch.Tensor], Options]] = {}
-# Kernels that take scalars as operands, for all values of these.
+# Kernels with scalars as operands, valid for all values of the scalars.
 _lifted: dict[Any, Kernel] = {}
 
 
@@ -58,16 +59,16 @@ def einsum(
     """`torch.einsum` over sparse and dense operands.
 
     Args:
-        subscripts: as torch's: ellipsis, repeated indices, implicit output, spaces.
-        operands: dense tensors and `SparseTensor`s; dtypes promote as by `torch.result_type`.
-        format: of the result; inferred without it.
-        schedule: text as `explain` prints it; chosen without it.
+        subscripts: subscripts of torch: ellipsis, repeated indices, implicit output, spaces.
+        operands: dense tensors and `SparseTensor`s; dtypes promote as in `torch.result_type`.
+        format: format of the result; inferred by default.
+        schedule: schedule text as printed by `explain`; chosen by default.
 
     Raises:
-        EinsumError, ShapeError, DtypeError: what does not fit, with the index variable.
+        EinsumError, ShapeError, DtypeError: mismatched operands, with the index variable.
         ScheduleError: a schedule that does not fit.
 
-    >>> from sparsify.storage.interop import tensor
+    >>> from sparsify.storage.interop.tensors import tensor
     >>> A = tensor(torch.eye(2), "csr")
     >>> einsum("ij,jk->ik", A, torch.ones(2, 3)).shape
     torch.Size([2, 3])
@@ -77,7 +78,7 @@ def einsum(
     key = (subscripts, format, schedule, id(current()))
     try:
         known = _shortcuts.get(key)
-    except TypeError:  # an argument without a hash, which is none of those that there are
+    except TypeError:  # an unhashable argument is in no key
         known = None
     if known is not None:
         return known[0](operands)  # type: ignore[no-any-return]
@@ -85,7 +86,7 @@ def einsum(
 
 
 def _first_call(key: Any, otherwise: Callable[[Operands, Learn], Any], operands: Operands) -> Any:
-    """The result; from now on there is a shortcut to it."""
+    """The result; later calls take the fast path."""
     result = otherwise(operands, None)
     remember(_shortcuts, key, (shortcut(otherwise), current()))
     return result
@@ -99,7 +100,7 @@ def _einsum(
     operands: Operands,
     learn: Learn,
 ) -> Any:
-    """The result of an einsum; the kernel teaches its shortcut."""
+    """The result of an einsum; the kernel stores the frame for the fast path."""
     operands = tuple(map(ascending, operands))
     kernel, order = einsum_kernel(subscripts, operands, format, schedule)
     result = kernel(*[operands[place] for place in order])
@@ -122,22 +123,24 @@ def evaluate(
 
     Args:
         text: one statement a line.
-        outputs: the names to return, in this order; the last assigned one without it.
-        format: of the result, or a mapping from results to formats. `csr where abs(Y) >= 0.5` stores the entries of Y
-            for which the condition holds, `csr by value` those that differ from the fill.
-        sparsifier: what thins out the result, of `sparsify.sparsifiers`, or a mapping from results to them. Streaming
-            ones, and n:m along the last mode, are conditions of the kernel that writes the result: what they drop is
-            not written, and neither is what equals the fill. Others follow the kernel.
-        schedule: for all statements, which become one kernel; without it each gets its own.
-        sizes: extents of index variables that no operand has.
-        operands: tensors and Python's or numpy's scalars by name. One kernel serves all values of a scalar that is
+        outputs: names of the results to return, in order; by default the last assigned one.
+        format: format of the result, or a mapping from results to formats. `csr where abs(Y) >= 0.5` stores the entries
+            of Y for which the condition holds, `csr by value` the entries different from the fill, `csr largest 2 of 4`
+            the two largest of every four neighbours of a row, `csr largest 10` ten of each row, zeros included.
+        sparsifier: sparsifier of the result from `sparsify.sparsifiers`, or a mapping from results to sparsifiers.
+            Streaming sparsifiers become conditions of the kernel that writes the result: dropped entries and entries
+            equal to the fill are not written. n:m and top-k of one result are selected row by row in the same kernel.
+            Other sparsifiers run after the kernel.
+        schedule: schedule of all statements as one kernel; by default each statement gets a schedule.
+        sizes: extents of index variables without an operand.
+        operands: tensors and scalars of Python or numpy by name. One kernel serves all values of a scalar that is
             multiplied with tensors, added to dense ones or compared; other scalars are constants of a kernel.
 
     Raises:
         ParseError, EinsumError, ShapeError, DtypeError: mistakes in the text or the operands.
-        SparsifierError: a sparsifier that is not one, or does not fit the result.
+        SparsifierError: an invalid sparsifier, or one that does not fit the result.
 
-    >>> from sparsify.storage.interop import tensor
+    >>> from sparsify.storage.interop.tensors import tensor
     >>> evaluate("y[i] = A[i,j] * x[j]", A=tensor(torch.eye(2), "csr"), x=torch.ones(2))
     tensor([1., 1.])
     """
@@ -161,7 +164,7 @@ def evaluate_pair(text: str, A: torch.Tensor, B: torch.Tensor) -> Any:
 
 
 def _evaluated(asked: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
-    """The results of what is asked for; calls like earlier ones are found again in C."""
+    """The results of a request; repeated calls take the fast path in C."""
     key = (asked, id(current()))
     try:
         known = _shortcuts.get(key)
@@ -172,7 +175,7 @@ def _evaluated(asked: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
 
 @public
 def _evaluate(asked: tuple[Any, ...], operands: tuple[Any, ...], learn: Learn) -> Any:
-    """The results of what is asked for; the kernel teaches its shortcut."""
+    """The results of a request; the kernel stores the frame for the fast path."""
     text, outputs, format, schedule, sizes, names = asked
     given = _held(dict(zip(names, operands, strict=True)))
     are_lifted = _are_at_hand(given.values())
@@ -187,7 +190,7 @@ def _evaluate(asked: tuple[Any, ...], operands: tuple[Any, ...], learn: Learn) -
 
 
 def _are_at_hand(operands: Collection[Any]) -> bool:
-    """Whether there are scalars, and no tensor stands for others: a graph that is traced keeps numbers as they are."""
+    """Whether scalars are present and no tensor is traced or transformed: traced graphs keep numbers as constants."""
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
     if len(tensors) == len(operands):
         return False
@@ -221,10 +224,10 @@ def _evaluate_kernel(
     *,
     are_lifted: bool = False,
 ) -> tuple[Kernel, dict[str, torch.Tensor]]:
-    """The kernel of an `evaluate` whose complex numbers are tensors, and the values of its numbers by name.
+    """The kernel of an `evaluate` with complex numbers as tensors, and the values of its numbers by name.
 
     Args:
-        are_lifted: scalars may be operands of the kernel; otherwise all are constants.
+        are_lifted: whether scalars may be operands of the kernel; otherwise all are constants.
     """
     _check_kinds("evaluate", 'statements, "y[i] = A[i,j] * x[j]"', text, format, schedule)
     if not isinstance(sizes, Mapping | None):
@@ -264,7 +267,7 @@ def _key_of_number(number: float) -> tuple[Any, ...]:
 
 
 def _check_kinds(name: str, wanted: str, text: Any, format: Any, schedule: Any) -> None:
-    """Raises for arguments of other types than the text, the format and the schedule have."""
+    """Raises for a text, format or schedule of a wrong type."""
     if not isinstance(text, str):
         raise EinsumError(f"{name} of a {type(text).__name__}", f"{wanted}, come first")
     if not isinstance(format, Format | str | Mapping | None):
@@ -274,9 +277,9 @@ def _check_kinds(name: str, wanted: str, text: Any, format: Any, schedule: Any) 
 
 
 def _held(operands: Mapping[str, Any]) -> dict[str, Any]:
-    """Sorted operands, complex numbers as tensors without modes: there are no constants of them, they promote alike.
+    """Sorted operands, with complex numbers as scalar tensors: no complex constants exist, and promotion is the same.
 
-    Numbers of numpy are those of Python.
+    Numbers of numpy become Python numbers.
     """
     plain = {name: o.item() if isinstance(o, np.generic) else o for name, o in operands.items()}
     return {
@@ -293,7 +296,7 @@ def einsum_kernel(
     format: Format | str | None,
     schedule: Schedule | str | None,
 ) -> tuple[Kernel, tuple[int, ...]]:
-    """The kernel of an einsum, and which operand each input of the program is."""
+    """The kernel of an einsum, and the operand index of each program input."""
     _check_kinds("einsum", 'subscripts, "ij,jk->ik"', subscripts, format, schedule)
     options = current()
     key: list[Any] = [subscripts, format, schedule, id(options)]
@@ -314,7 +317,7 @@ def einsum_kernel(
 
 
 def _key(operand: torch.Tensor) -> tuple[Any, ...]:
-    """The facts about an operand that a kernel depends on, cheap to find and to hash.
+    """The cache key of an operand: all facts that a kernel depends on, cheap to find and to hash.
 
     Sparse operands of equal description share one object, whose identity needs no deep hash.
     """
@@ -337,7 +340,7 @@ def _einsum_program(
     shapes: tuple[tuple[int, ...], ...],
     format: Format | str | None,
 ) -> tuple[Program, tuple[int, ...]]:
-    """The program of an einsum, and which operand each of its inputs is."""
+    """The program of an einsum, and the operand index of each of its inputs."""
     names = tuple(f"{letter}" for letter in _names(len(described)))
     assign = read_subscripts(subscripts, shapes, names, "Y")
     (assign,) = restrict((assign,), conditions_by_result((assign,), format))
@@ -345,7 +348,10 @@ def _einsum_program(
     operands = dict(zip(names, described, strict=True))
     given = dict(zip(names, shapes, strict=True))
     drops = results_by_value((assign,), format)
-    program = declare((assign,), operands, ("Y",), formats=formats, shapes=given, drops=drops)
+    selections = selections_by_result((assign,), format)
+    program = declare(
+        (assign,), operands, ("Y",), formats=formats, shapes=given, drops=drops, selections=selections
+    )
     return program, tuple(names.index(name) for name in program.inputs)
 
 
@@ -362,7 +368,7 @@ def _program(
     sizes: Mapping[str, int] | None,
     operands: Mapping[str, Any],
 ) -> Program:
-    """The program of an `evaluate` whose scalars are constants."""
+    """The program of an `evaluate` with scalars as constants."""
     return program_of(text, outputs, format, sizes, operands)[0]
 
 

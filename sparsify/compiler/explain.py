@@ -1,6 +1,6 @@
 """Explanation of a program: einsum, formats, notation, schedule, loops and C++ of each step.
 
-In: a `Kernel`, or a program that nothing was built for. Out: `Section`s, which print for people and become plain data.
+In: a `Kernel`, or a program before compilation. Out: `Section`s, printed as text or converted to plain data.
 """
 
 import re
@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from sparsify.compiler.cpp.toolchain import target
 from sparsify.compiler.cpp.toolchain.cache import Library
-from sparsify.compiler.einsum import printer as einsum
 from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.einsum.text import printer as einsum
+from sparsify.compiler.kernel import substitute
 from sparsify.compiler.kernel.kernel import Kernel
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.notation import printer
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
 from sparsify.compiler.plan.alternatives import alternatives
-from sparsify.compiler.plan.dense_product import DenseProduct
-from sparsify.compiler.plan.fuse_row_chain import Fusion
+from sparsify.compiler.plan.fuse.row_chain import Fusion
 from sparsify.compiler.plan.partition import Prepared, partition
 from sparsify.compiler.plan.plan import steps
+from sparsify.compiler.plan.products.dense_product import DenseProduct
 from sparsify.compiler.plan.step import Convert
-from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.schedule.templates import heavy_rows
@@ -34,7 +34,7 @@ SECTIONS: Final = ("einsum", "formats", "cost", "notation", "schedule", "loops",
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A titled text, with sections inside it; the title of a stage is its name."""
+    """A titled text with inner sections; the title of a stage is its name."""
 
     title: str
     text: str = ""
@@ -56,7 +56,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A step of a plan and, once it is built, its kernel."""
+    """A step of a plan and, once built, a description of its kernel."""
 
     step: DenseProduct | Convert | Stages
     kernel: str = ""
@@ -66,9 +66,9 @@ def explain_kernel(kernel: Kernel, sizes: Sizes | None = None, **facts: Any) -> 
     """The sections of a compiled program.
 
     Args:
-        kernel: the program and its plan, which was made for the first operands.
-        sizes: of the operands whose kernels are explained; those that it was prepared for without it.
-        facts: as for `explain_plan`.
+        kernel: program and plan, made for the first operands.
+        sizes: sizes of the operands whose kernels are explained; by default those of the last preparation.
+        facts: arguments of `explain_plan`.
     """
     if sizes is not None:
         for generated in kernel.generated:
@@ -86,7 +86,7 @@ def explain_kernel(kernel: Kernel, sizes: Sizes | None = None, **facts: Any) -> 
 
 
 def _compared(program: Program, sizes: Sizes) -> list[str]:
-    """Statements that share kernels, with reasons; the orders of loops that were compared for those that do not."""
+    """Fusion groups with reasons, and the compared loop orders of unfused statements."""
     cut = partition(Prepared(program, sizes))
     whole = next((group.found for group in cut.groups if group.part.is_whole), None)
     if isinstance(whole, Fusion):
@@ -95,14 +95,14 @@ def _compared(program: Program, sizes: Sizes) -> list[str]:
 
 
 def built(step: GeneratedStep) -> str:
-    """Whether the kernel of a step was found or built, and its key; or why there is none."""
+    """Origin and key of the kernel of a step; or the reason that no kernel exists."""
     if step.failure is None:
         step.prepare(UNKNOWN)
     return found(step.library) if step.failure is None else substitute.text_of(step.failure)
 
 
 def found(library: Library) -> str:
-    """Whether a kernel was found or built, and its key."""
+    """Origin of a kernel, built or found, and its key."""
     if library.origin == "compiled":
         return f"miss, built in {library.compile_seconds * 1e3:.0f} ms, key {library.key[:12]}"
     return f"hit, found {'on disk' if library.origin == 'disk' else 'in memory'}, key {library.key[:12]}"
@@ -115,7 +115,7 @@ def explain_program(
     sizes: Sizes = UNKNOWN,
     **facts: Any,
 ) -> tuple[Section, ...]:
-    """The sections of a program; nothing is built. `sizes` are those of the operands that it is for."""
+    """The sections of a program for operands of the given sizes; nothing is built."""
     options = options or current()
     width = target.vector_bytes(options)
     plan = [
@@ -145,11 +145,11 @@ def explain_plan(
     """The sections of a program and of the steps of its plan.
 
     Args:
-        program: the einsum program.
-        plan: its steps.
-        sources: where operands come from, by name.
-        cost: what it is expected to cost.
-        compared: the orders of loops and the paths that were compared.
+        program: einsum program.
+        plan: steps of the program.
+        sources: origins of operands, by name.
+        cost: expected cost.
+        compared: compared loop orders and contraction paths.
     """
     sections = [
         Section("einsum", "\n".join(map(str, program.statements))),
@@ -167,7 +167,7 @@ def explain_plan(
 
 
 def results(step: DenseProduct | Convert | Stages) -> str:
-    """The statements of a step, by name."""
+    """The names of the results of a step."""
     return step.result if not isinstance(step, Stages) else ", ".join(step.program.outputs)
 
 
@@ -193,7 +193,7 @@ def stage_sections(explained: Explained) -> tuple[Section, ...]:
 
 
 def runners_up(stages: Stages) -> list[str]:
-    """The schedules that were not taken, and why."""
+    """The rejected schedules, with reasons."""
     lines = [f"  {one_line(schedule)}\n    refused: {why}" for schedule, why in stages.refused]
     lines += [f"  {one_line(schedule)}" for schedule in stages.behind]
     return ["", "runners-up", *lines] if lines else []
@@ -205,7 +205,7 @@ def one_line(schedule: Schedule) -> str:
 
 
 def abridged(text: str, least: int = 5) -> str:
-    """The text with runs of lines that differ in numbers alone, as unrolled loops have them, cut short."""
+    """The text with runs of lines that differ only in numbers, such as unrolled loops, shortened."""
     lines: list[str] = []
     for _, run in groupby(text.splitlines(), lambda line: re.sub(r"\d+", "0", line)):
         alike = list(run)
@@ -234,7 +234,7 @@ def formats_text(program: Program, sources: Mapping[str, str]) -> str:
 def declaration_cells(
     program: Program, declared: Declaration, sources: Mapping[str, str]
 ) -> tuple[str, str, str, str, str]:
-    """The columns of a tensor: name, dtype, levels, short form, what it is."""
+    """The columns of a tensor: name, dtype, levels, short form, role."""
     name, kind, levels = einsum.declaration_parts(declared)
     notes = []
     if declared.name in program.inputs:
@@ -259,7 +259,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def only(sections: Iterable[Section], names: Collection[str]) -> tuple[Section, ...]:
-    """The sections with these names, and those that hold some of them."""
+    """The sections with these names, and their enclosing sections."""
     kept = []
     for section in sections:
         inner = only(section.inner, names)
@@ -274,5 +274,5 @@ def printed(sections: Iterable[Section]) -> str:
 
 
 def indent(text: str) -> str:
-    """The text two spaces to the right."""
+    """The text indented by two spaces."""
     return "\n".join(f"  {line}" if line else "" for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""The stages of the compiler: an einsum program to C++, each result verified and handed to the dump.
+"""The stages of the compiler from an einsum program to C++; each result is verified and dumped.
 
 In: the step `Y[i,k] = sum(j, A[i,j] * T[j,k])` of a plan. Out: its `Stages`: program, notation, schedule, loops, C++.
 """
@@ -22,8 +22,8 @@ from sparsify.compiler.notation import concretize, printer
 from sparsify.compiler.notation import verify as notation
 from sparsify.compiler.notation.lane_width import lane_bytes, lanes
 from sparsify.compiler.notation.nodes import Notation
+from sparsify.compiler.plan.prepare.transpose_operands import Twin
 from sparsify.compiler.plan.step import Step
-from sparsify.compiler.plan.transpose_operands import Twin
 from sparsify.compiler.schedule.describe import gloss
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.rewrite import apply
@@ -37,7 +37,7 @@ from sparsify.options import Options, current
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The options that decide a kernel besides its program."""
+    """The settings besides the program that determine a kernel."""
 
     schedule: Schedule
     vector_bytes: int
@@ -45,14 +45,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step from one representation to the next.
+    """A lowering from one representation to the next.
 
     Attributes:
-        name: as `SPARSIFY_DUMP` and `explain` call its result.
-        run: the next representation.
-        text: the result as people read it.
-        verify: raises when the result is not well formed.
-        refuses: whether `verify` is what refuses illegal schedules: it always runs.
+        name: name of the result in `SPARSIFY_DUMP` and `explain`.
+        run: function to the next representation.
+        text: printer of the result.
+        verify: check of well-formedness, raises.
+        refuses: whether `verify` rejects illegal schedules: such a check always runs.
     """
 
     name: str
@@ -68,42 +68,42 @@ def infer_formats(program: Program, given: Given) -> Program:
 
 
 def concretized(program: Program, given: Given) -> Notation:
-    """A loop for each index variable, in no particular order."""
+    """Concrete index notation: a loop for each index variable, in no particular order."""
     return concretize.concretize(program)
 
 
 def scheduled(plain: Notation, given: Given) -> Notation:
-    """The loops as the schedule wants them."""
+    """The loops after applying the schedule."""
     return apply.apply(plain, given.schedule)
 
 
 def lowered(tree: Notation, given: Given) -> loop_nodes.Function:
-    """Loops over positions and registers instead of index variables and tensors."""
+    """Loop IR: positions and registers instead of index variables and tensors."""
     return lower.lower(tree, given.vector_bytes)
 
 
 def simplified(function: loop_nodes.Function, given: Given) -> loop_nodes.Function:
-    """The same loops, shorter, neighbouring horizontal reductions in one tree, vectors that sums share loaded once."""
+    """The loops simplified: neighbouring horizontal reductions in one tree, common vectors of sums loaded once."""
     return hoist_loads.hold(batch_reductions.together(simplify.simplify(function)))
 
 
 def emitted(function: loop_nodes.Function, given: Given) -> str:
-    """The translation unit."""
+    """The C++ translation unit."""
     return codegen.emit(function)
 
 
 def plain_text(result: object, given: Given) -> str:
-    """A representation that prints itself."""
+    """The `str` of a representation."""
     return str(result)
 
 
 def nest_text(tree: Notation, given: Given) -> str:
-    """A notation before its schedule: the loops only, since the program has said the declarations."""
+    """The loops of a notation before its schedule, without declarations, which the program prints."""
     return printer.folded(tree.body)
 
 
 def directives_text(schedule: Schedule) -> str:
-    """The directives with what they mean."""
+    """The directives with their explanations."""
     texts = [str(directive) for directive in schedule.directives]
     width = max(map(len, texts), default=0)
     glosses = map(gloss, schedule.directives)
@@ -119,34 +119,32 @@ def schedule_text(tree: Notation, given: Given) -> str:
 
 
 STAGES: Final[tuple[Stage, ...]] = (
-    Stage("einsum", infer_formats, plain_text, einsum.verify),  # formats decide which loops there are
-    Stage("notation", concretized, nest_text, notation.verify),  # the loops that a schedule speaks of
-    Stage(
-        "schedule", scheduled, schedule_text, notation.verify, refuses=True
-    ),  # the last one that knows tensors
+    Stage("einsum", infer_formats, plain_text, einsum.verify),  # formats determine the loops
+    Stage("notation", concretized, nest_text, notation.verify),  # the loops that a schedule transforms
+    Stage("schedule", scheduled, schedule_text, notation.verify, refuses=True),  # the last stage with tensors
     Stage("lowered", lowered, plain_text, loops.verify),  # index variables end here: levels become arrays
-    Stage("loops", simplified, plain_text, loops.verify),  # lowering writes by rule, here it becomes short
-    Stage("cpp", emitted, plain_text, cpp.verify),  # only loop IR is spelled in C++
+    Stage("loops", simplified, plain_text, loops.verify),  # lowering is verbose
+    Stage("cpp", emitted, plain_text, cpp.verify),  # C++ is printed from loop IR only
 )
-# What a schedule does not change is computed once for all candidates.
+# Number of stages before scheduling, run once for all candidates.
 UNSCHEDULED: Final = 2
 RUNNERS_UP: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A step on its way: what `explain` shows.
+    """The results of all stages for a step, as shown by `explain`.
 
     Attributes:
-        program: the step, with formats.
-        plain: its notation before the schedule.
-        schedule: what was decided.
-        notation: after the schedule.
+        program: step with formats.
+        plain: notation before the schedule.
+        schedule: chosen schedule.
+        notation: notation after the schedule.
         loops: simplified loop IR.
-        cpp: the translation unit.
-        refused: the schedules that were better but do not lower, and why.
-        behind: the next best ones.
-        twins: the operands that it reads in another mode ordering.
+        cpp: translation unit.
+        refused: better schedules that do not lower, with reasons.
+        behind: next best schedules.
+        twins: operands read in another format.
     """
 
     program: Program
@@ -170,11 +168,11 @@ def compile_stages(
     """The step through all stages up to C++: with the given schedule, or the first candidate that lowers.
 
     Args:
-        step: a statement of a plan.
-        schedule: `None` for one that is chosen.
-        vector_bytes: of the vectors in the code.
-        options: dumps and checks; by default those in force.
-        sizes: of the operands, for the choice.
+        step: statement of a plan.
+        schedule: schedule, or `None` for an automatic choice.
+        vector_bytes: vector width of the code.
+        options: dumps and checks; by default the options in force.
+        sizes: sizes of the operands, for the choice.
 
     Raises:
         ScheduleError, DiscordantError: the given schedule does not fit.
@@ -198,7 +196,7 @@ def compile_stages(
             continue
         behind = tuple(islice(dict.fromkeys(other for other in waiting if other != candidate), RUNNERS_UP))
         return Stages(program, plain, candidate, tree, short, text, tuple(refused), behind, step.twins)
-    # The last one is the loops as they are: what refuses them is no schedule's.
+    # The last candidate is the unscheduled loops: their error does not concern a schedule.
     raise UnsupportedProgramError(f"no loop order computes `{step.program.statements[0]}`: {refused[-1][1]}")
 
 
@@ -217,7 +215,7 @@ def run(stages: tuple[Stage, ...], start: Any, given: Given, options: Options, d
 
 
 def chosen(step: Step, vector_bytes: int, sizes: Sizes) -> Schedule:
-    """The schedule that is tried first for operands of these sizes."""
+    """The first schedule to try for operands of these sizes."""
     return next(schedules(step.program, plain_notation(step), vector_bytes, sizes, step.order))
 
 
@@ -234,6 +232,6 @@ def schedules(
     sizes: Sizes = UNKNOWN,
     order: tuple[str, ...] = (),
 ) -> Iterator[Schedule]:
-    """The schedules to try, the best first; `order` is that of the loops where it was found by cost."""
+    """The schedules to try, the best first; `order` is the loop order if chosen by cost."""
     for schedule in candidates(plain, lanes(plain, vector_bytes), lane_bytes(plain), sizes, order):
         yield from with_hubs(plain, schedule, sizes)

@@ -1,7 +1,7 @@
-"""Layers of torch with sparse weights; what they compute, their names and their arguments are torch's.
+"""Layers of torch with sparse weights, with torch's semantics, names and arguments.
 
 In: `Linear(768, 3072, format="csr", sparsity=0.9)`, or `Linear.from_dense(layer, ScalarFraction(0.9))`. Out: a
-`torch.nn.Linear` whose weight is an `nn.Parameter` of a `SparseTensor`.
+`torch.nn.Linear` with an `nn.Parameter` of a `SparseTensor` as weight.
 """
 
 import copy
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from sparsify.errors import SparsifierError, public
 from sparsify.nn.weight import random_mask, require_exact, stored_inside, weight_format
 from sparsify.sparsification.apply import sparsify
-from sparsify.sparsification.materializing import SameFormat
-from sparsify.sparsification.sparsifier import of_entries
-from sparsify.sparsification.streaming import require_seed
+from sparsify.sparsification.rules.materializing import SameFormat
+from sparsify.sparsification.rules.sparsifier import of_entries
+from sparsify.sparsification.rules.streaming import require_seed
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
 
 class SparseWeight(nn.Module):
-    """A layer whose `weight` is sparse; a class that derives from it derives from a layer of torch, too."""
+    """Base of layers with a sparse `weight`; subclasses derive from a layer of torch, too."""
 
     dense_layer: ClassVar[type[nn.Module]]
     weight: Any
@@ -29,17 +29,17 @@ class SparseWeight(nn.Module):
     @classmethod
     @public
     def from_dense(cls, layer: nn.Module, sparsifier: Any, format: Format | str = "csr") -> Self:
-        """A copy of a dense layer whose weight has the entries that a sparsifier keeps.
+        """A copy of a dense layer with a sparse weight: the entries kept by a sparsifier.
 
         Args:
-            layer: of torch's class of the same name; it stays as it is.
-            sparsifier: of `sparsify.sparsifiers`, or an own one.
-            format: of the weight.
+            layer: layer of torch's class of the same name; left unchanged.
+            sparsifier: sparsifier from `sparsify.sparsifiers`, or a user's own.
+            format: format of the weight.
 
         Raises:
-            SparsifierError: a layer of another class, or one whose lookups change the table.
-            FormatError: a format that stores entries beside those that the sparsifier keeps, which would train.
-            FormatError, ShapeError: as `sparsify.sparsify` raises them.
+            SparsifierError: a layer of another class, or an embedding with lookups that change the table.
+            FormatError: a format with stored entries beyond the kept ones (padding would be trained).
+            FormatError, ShapeError: as `sparsify.sparsify`.
 
         >>> from sparsify.sparsification.sparsifiers import ScalarFraction
         >>> Linear.from_dense(nn.Linear(4, 4), ScalarFraction(0.75)).weight.nnz
@@ -62,7 +62,7 @@ class SparseWeight(nn.Module):
             assert isinstance(kept, SparseTensor), "coo is a format of sparse tensors"
             require_exact(made.pattern, kept.nnz)
         found = copy.deepcopy(layer)
-        found.__class__ = cls  # its attributes are those of torch's layer
+        found.__class__ = cls  # attributes are the same as in torch's layer
         found.weight = nn.Parameter(made, requires_grad=weight.requires_grad)
         assert isinstance(found, cls), "the copy has the class that was just set"
         return found
@@ -91,7 +91,7 @@ class SparseWeight(nn.Module):
         return f"{super().extra_repr()}, format={str(weight.format)!r}, sparsity={1 - density:.3g}"
 
     def make_sparse(self, format: Format | str, sparsity: float | None, seed: int | None) -> None:
-        """Replaces the dense weight, just drawn, by its entries at random places."""
+        """Replaces the newly initialized dense weight by its entries at random coordinates."""
         dense: Tensor = self.weight.detach()
         stored = weight_format(format, dense.dim())
         drawn = int(torch.randint(2**31, ())) if seed is None else require_seed(type(self).__name__, seed)
@@ -105,15 +105,15 @@ class Linear(SparseWeight, nn.Linear):
     """`torch.nn.Linear` with a sparse weight [out_features, in_features].
 
     Args:
-        in_features, out_features, bias, device, dtype: as torch's.
-        format: of the weight; blocks and groups n:m decide which entries there can be.
-        sparsity: the share of zeros, exact; formats of groups have their own.
-        seed: of the places of the entries; without it drawn from torch's generator. Values are drawn as torch's.
+        in_features, out_features, bias, device, dtype: as in torch.
+        format: format of the weight; blocks and groups n:m restrict the coordinates of entries.
+        sparsity: the exact share of zeros; implied by formats with groups.
+        seed: seed of the coordinates, by default drawn from torch's generator. Values are initialized as in torch.
 
     Raises:
-        SparsifierError: no share of zeros, one that is none, or one that contradicts the groups of the format; a seed
-            that is no integer.
-        FormatError: a format of another number of modes, a dense one, or one that pads, as `dia` and `ell` do.
+        SparsifierError: a missing or invalid share of zeros, or a contradiction to the groups of the format; a seed
+            not an integer.
+        FormatError: a format of another number of modes, a dense format, or a padded one, as `dia` and `ell`.
         ShapeError: blocks or groups that do not divide the weight.
 
     Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, section 2.1.
@@ -232,7 +232,7 @@ class Embedding(SparseWeight, nn.Embedding):
     @classmethod
     @public
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refused: a dense table does not say which of its entries are kept; `from_dense` takes a sparsifier.
+        """Refused: a dense table does not determine the entries to keep; `from_dense` takes a sparsifier.
 
         Raises:
             SparsifierError: always.

@@ -1,4 +1,4 @@
-"""Sparse weights with entries at random places, in formats that fix which places those can be.
+"""Sparse weights with entries at random coordinates, subject to the blocks and groups of a format.
 
 In: `random_mask((4, 8), Format("nm(2, 4)"), None, seed=0)`. Out: a mask with two of every four neighbours of a row.
 """
@@ -13,10 +13,10 @@ from sparsify.errors import FormatError, SparsifierError
 from sparsify.pruning.masks import Plan, new_masks
 from sparsify.pruning.schedule import Schedule
 from sparsify.pruning.structure import Structure
-from sparsify.sparsification.largest import spread
-from sparsify.sparsification.streaming import require_fraction
+from sparsify.sparsification.rules.largest import spread
+from sparsify.sparsification.rules.streaming import require_fraction
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Dense, Grouped
+from sparsify.storage.level.levels import Dense, Grouped
 from sparsify.storage.pattern import Pattern
 
 OF_KERNELS = {"csr": "dense, coordinate, coordinate, coordinate"}
@@ -27,7 +27,7 @@ def weight_format(format: Any, rank: int) -> Format:
     """The format of a weight; `csr` of a convolution has a row for each output.
 
     Raises:
-        FormatError: a format of another number of modes, or one that stores every entry.
+        FormatError: a format of another number of modes, or a dense format.
 
     >>> str(weight_format("csr", 4))
     'dense, coordinate, coordinate, coordinate'
@@ -43,7 +43,7 @@ def weight_format(format: Any, rank: int) -> Format:
 
 
 def structure_of(format: Format, shape: Sequence[int]) -> tuple[tuple[int, ...], Structure]:
-    """The blocks that a format stores together, below its last sparse level, and the groups n:m of such blocks.
+    """Blocks of a format (the dense levels below the last sparse level), and groups n:m of blocks.
 
     >>> structure_of(Format("bcsr(2, 4)"), (8, 8))[0]
     (2, 4)
@@ -61,16 +61,16 @@ def structure_of(format: Format, shape: Sequence[int]) -> tuple[tuple[int, ...],
 
 
 def random_mask(shape: Sequence[int], format: Format, sparsity: float | None, seed: int) -> Tensor:
-    """A mask with exactly a share of zeros at random places that the format can hold, bool [*shape].
+    """A random mask, bool [*shape], with an exact share of zeros and representable in the format.
 
     Args:
-        shape: of the weight.
-        format: its blocks live and die together, its groups have their own share.
+        shape: shape of the weight.
+        format: format; blocks are kept or dropped as a whole, groups n:m imply the share of zeros.
         sparsity: the share of zeros; `None` for groups n:m.
         seed: equal seeds give equal masks.
 
     Raises:
-        SparsifierError: no share, one that is none, or another than that of the groups.
+        SparsifierError: a missing or invalid share, or a contradiction to the share of the groups.
         ShapeError: blocks or groups do not divide the shape.
 
     >>> int(random_mask((4, 8), Format("csr"), 0.75, seed=0).sum())
@@ -107,10 +107,10 @@ def stored_inside(pattern: Pattern) -> int:
 
 
 def require_exact(pattern: Pattern, kept: int) -> None:
-    """Raises where a format stores other entries beside those of a mask, which would train, too.
+    """Raises if a format stores entries outside of a mask (padding would be trained, too).
 
     Raises:
-        FormatError: it pads rows, diagonals or blocks.
+        FormatError: the format pads rows, diagonals or blocks.
     """
     stored = stored_inside(pattern)
     if stored != kept:

@@ -1,7 +1,7 @@
-"""Convolutions whose kernels are sparse: `conv1d`, `conv2d`, `conv3d`.
+"""Convolutions with sparse kernels: `conv1d`, `conv2d`, `conv3d`.
 
 In: `torch.nn.functional.conv2d(x, weight, bias, stride=2, padding=1)`, weight a `SparseTensor` [out, in, 3, 3]. Out:
-`Y[n,o,h,w] = sum(X[n,c,2*h+r-1,2*w+s-1] * W[o,c,r,s]) + b[o]`, which visits the stored entries of the weight alone.
+`Y[n,o,h,w] = sum(X[n,c,2*h+r-1,2*w+s-1] * W[o,c,r,s]) + b[o]`, over the stored entries of the weight alone.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sparsify.compiler.evaluate import evaluate
 from sparsify.errors import ShapeError
-from sparsify.ops.fallback import is_dense
-from sparsify.ops.table import operator, refuse
+from sparsify.ops.register.fallback import is_dense
+from sparsify.ops.register.table import operator, refuse
 from sparsify.storage.tensor import SparseTensor
 
 PLACES, TAPS = "hwd", "rst"
@@ -92,7 +92,7 @@ def _convolution(
 
 
 def _require_fit(rank: int, input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
-    """Raises where the shapes of a convolution do not fit each other."""
+    """Raises for incompatible shapes of a convolution."""
     fits = (
         groups > 0 and input.dim() == weight.dim() == rank + 2 and input.shape[1] == weight.shape[1] * groups
     )
@@ -123,7 +123,7 @@ def _numbers(name: str, given: Any, rank: int, least: int) -> list[int]:
 def _paddings(
     padding: Any, strides: Sequence[int], dilations: Sequence[int], taps: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The zeros before and behind each mode; `same` has the odd one behind, as torch has it."""
+    """The zeros before and behind each mode; `same` puts the odd one behind, as in torch."""
     if padding == "valid":
         padding = 0
     if padding != "same":

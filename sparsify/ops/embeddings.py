@@ -1,7 +1,7 @@
 """Rows of sparse tables: `torch.nn.functional.embedding`.
 
 In: `embedding(ids, table)`, ids [batch, length], table a `SparseTensor` [words, features]. Out: the rows as a dense
-tensor [batch, length, features]. Its kernel is the product of the one-hot rows of `ids`, one entry each, and the table.
+tensor [batch, length, features]. The kernel is the product of the one-hot rows of `ids`, one entry each, and the table.
 """
 
 from typing import Final
@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from sparsify.compiler.evaluate import einsum
 from sparsify.errors import DtypeError
-from sparsify.ops.fallback import is_dense
-from sparsify.ops.table import operator, refuse
+from sparsify.ops.register.fallback import is_dense
+from sparsify.ops.register.table import operator, refuse
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import shared
 from sparsify.storage.tensor import SparseTensor
@@ -31,9 +31,9 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.embedding`: the rows of a table; that of `padding_idx` gets no gradient.
+    """`torch.nn.functional.embedding`: the rows of a table; the row of `padding_idx` gets no gradient.
 
-    The gradient of the table lies on its pattern, with and without `sparse`.
+    The gradient of the table has the pattern of the table, with and without `sparse`.
     """
     if not isinstance(weight, SparseTensor) or weight.dim() != 2 or not is_dense(input):
         raise refuse("an embedding of a sparse index", "a dense index and a sparse table of two modes")
@@ -60,10 +60,10 @@ def embedding(
 
 
 def _with_zeros(weight: SparseTensor) -> SparseTensor:
-    """A table with the fill 0.
+    """Checks that a table has the fill 0.
 
     Raises:
-        UnsupportedOperatorError: it has another one.
+        UnsupportedOperatorError: another fill.
     """
     if weight.fill != 0:
         raise refuse(f"an embedding with the fill {weight.fill}", "a table with the fill 0")
@@ -71,14 +71,14 @@ def _with_zeros(weight: SparseTensor) -> SparseTensor:
 
 
 def _inside(index: Tensor, extent: int) -> Tensor:
-    """The index, 32 bits wide where the extent allows it; kernels read no other rows than there are.
+    """The checked index, 32 bits wide if the extent allows; kernels never read rows out of bounds.
 
     Raises:
-        IndexError: it has a row that the table has not.
+        IndexError: a row outside of the table.
     """
     known = torch.zeros((), dtype=torch.int64).expand(
         extent
-    )  # no memory; its lookup is in captured graphs, too
+    )  # no memory; the lookup is captured in graphs, too
     try:
         inside = index + known.index_select(0, index)
     except (IndexError, RuntimeError) as error:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import FormatError
-from sparsify.ops.table import operator
-from sparsify.storage import torch_layouts
+from sparsify.ops.register.table import operator
 from sparsify.storage.format import Format
+from sparsify.storage.interop import torch_layouts
 from sparsify.storage.tensor import SparseTensor
 
 FORMATS = {
@@ -32,7 +32,7 @@ def to_sparse(
     blocksize: Sequence[int] | None = None,
     dense_dim: int | None = None,
 ) -> SparseTensor:
-    """`A.to_sparse()`: in coordinates, or in the format that is torch's `layout`."""
+    """`A.to_sparse()`: in coordinates, or in the format of torch's `layout`."""
     if (sparse_dim is not None and sparse_dim != input.dim()) or dense_dim:
         raise FormatError("to_sparse with dense modes", 'to(format="coordinate, dense")')
     name = FORMATS.get(layout or torch.sparse_coo)
@@ -74,7 +74,7 @@ ARRAYS: dict[Any, tuple[str, tuple[str, str]]] = {
 
 
 def _array(name: str, role: str, layouts: Sequence[str]) -> Any:
-    """The implementation of a function that reads an index array."""
+    """The implementation of a function that returns an index array."""
 
     def read(input: SparseTensor) -> Tensor:
         layout, _ = torch_layouts.layout_of(input.format)
@@ -92,7 +92,7 @@ for _reader, (_role, _layouts) in ARRAYS.items():
 
 @operator(Tensor._nnz)
 def _nnz(input: SparseTensor) -> int:
-    """`A._nnz()`: how many entries are stored."""
+    """`A._nnz()`: the number of stored entries."""
     return input.nnz
 
 
@@ -122,7 +122,7 @@ def coalesce(input: SparseTensor) -> SparseTensor:
 
 @operator(Tensor.sparse_dim)
 def sparse_dim(input: SparseTensor) -> int:
-    """`A.sparse_dim()`: all modes, as `indices` has them."""
+    """`A.sparse_dim()`: all modes, as in `indices`."""
     return input.dim()
 
 

@@ -14,10 +14,10 @@ from torch.nn import functional
 from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.evaluate import einsum, evaluate
 from sparsify.errors import ShapeError
-from sparsify.ops.elementwise import INDICES, add, scaled
-from sparsify.ops.fallback import is_dense
-from sparsify.ops.reshape import reshaped
-from sparsify.ops.table import operator, refuse
+from sparsify.ops.entries.reshape import reshaped
+from sparsify.ops.pointwise.elementwise import INDICES, add, scaled
+from sparsify.ops.register.fallback import is_dense
+from sparsify.ops.register.table import operator, refuse
 from sparsify.storage.tensor import SparseTensor
 
 BATCH = "abcdefgh"
@@ -62,13 +62,13 @@ def mv(input: Tensor, vec: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 @operator(torch.bmm, Tensor.bmm)
 def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`torch.bmm`: as many products of matrices as the first mode is long."""
+    """`torch.bmm`: a batch of matrix products."""
     _no_out(out)
     return _product("bmm", "bij,bjk->bik", input, mat2)
 
 
 def _product(name: str, subscripts: str, first: Tensor, second: Tensor) -> Tensor:
-    """An einsum of two operands that have the modes of its subscripts."""
+    """An einsum of two operands, with checked ranks."""
     wanted = [len(part) for part in subscripts.split("->")[0].split(",")]
     if [first.dim(), second.dim()] != wanted:
         raise ShapeError(
@@ -79,10 +79,10 @@ def _product(name: str, subscripts: str, first: Tensor, second: Tensor) -> Tenso
 
 
 def _einsum(subscripts: str, first: Tensor, second: Tensor) -> Tensor:
-    """The product of two operands; dense when one of them is."""
+    """The product of two operands; dense if one of them is."""
     result = len(subscripts.split("->")[1])
     if max(first.dim(), second.dim()) < 3 or not (is_dense(first) or is_dense(second)):
-        # Of matrices and vectors that is how results are inferred.
+        # Default format inference for matrices and vectors.
         return einsum(subscripts, first, second)
     return einsum(subscripts, first, second, format=dense_format(result))
 
@@ -127,7 +127,7 @@ def baddbmm(
 
 
 def _added(input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
-    """`beta * input + alpha * product`; an input that counts nothing is not read, as in torch."""
+    """`beta * input + alpha * product`; an input with `beta` 0 is not read, as in torch."""
     own, whole = tuple(input.shape), tuple(product.shape)
     fits = len(own) <= len(whole) and all(n in (1, m) for n, m in zip(own[::-1], whole[::-1], strict=False))
     if not fits:
@@ -154,7 +154,7 @@ def outer(input: Tensor, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 @operator(torch.kron, Tensor.kron)
 def kron(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`torch.kron`: a copy of the second matrix for each entry of the first."""
+    """`torch.kron`: a scaled copy of the second matrix for each entry of the first."""
     _no_out(out)
     if input.dim() != 2 or other.dim() != 2:
         raise refuse(f"kron of {list(input.shape)} and {list(other.shape)}", "two matrices")
@@ -235,6 +235,6 @@ def torch_einsum(equation: Any, *operands: Any) -> Tensor:
 
 
 def _no_out(out: Tensor | None) -> None:
-    """Nothing without `out=`."""
+    """Raises for `out=`."""
     if out is not None:
         raise refuse("a product with out=", "use the result")

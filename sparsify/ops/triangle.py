@@ -1,4 +1,4 @@
-"""Entries at coordinates computed from theirs: `diagonal diag trace tril triu flip rot90 roll pad`.
+"""Entries moved to computed coordinates: `diagonal diag trace tril triu flip rot90 roll pad`.
 
 In: `torch.tril(A)`. Out: the tensor of the entries on and below the diagonal, in the format of A.
 """
@@ -11,17 +11,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsify.errors import ShapeError
-from sparsify.ops import join, reductions
-from sparsify.ops.move import Entries, entries_of, moved, plain, same_modes
-from sparsify.ops.reshape import reshaped
-from sparsify.ops.table import operator, refuse
+from sparsify.ops.entries import join
+from sparsify.ops.entries.move import Entries, entries_of, moved, plain, same_modes
+from sparsify.ops.entries.reshape import reshaped
+from sparsify.ops.reduce import reductions
+from sparsify.ops.register.table import operator, refuse
 from sparsify.storage.modes import mode_of
 from sparsify.storage.tensor import SparseTensor
 
 
 @operator(torch.diagonal, Tensor.diagonal)
 def diagonal_of(input: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SparseTensor:
-    """`torch.diagonal`: where one mode is `offset` ahead of another; they become the last mode."""
+    """`torch.diagonal`: the entries with one mode `offset` ahead of another; both become the last mode."""
     first, second = mode_of(dim1, input.dim()), mode_of(dim2, input.dim())
     if first == second:
         raise ShapeError(f"a diagonal of mode {dim1} with itself; two modes")
@@ -36,7 +37,7 @@ def diagonal_of(input: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int =
 
 @operator(torch.diag, Tensor.diag)
 def diag(input: SparseTensor, diagonal: int = 0, *, out: Any = None) -> SparseTensor:
-    """`torch.diag`: a diagonal of a matrix, or the matrix that has a vector on one."""
+    """`torch.diag`: a diagonal of a matrix, or the matrix with a vector on one."""
     if out is not None or input.dim() not in (1, 2):
         raise refuse(f"diag with out=, or of {input.dim()} modes", "1 or 2 modes")
     return diag_embed(input, diagonal) if input.dim() == 1 else diagonal_of(input, diagonal)
@@ -74,18 +75,18 @@ def trace(input: SparseTensor) -> Tensor:
 
 @operator(torch.tril, Tensor.tril)
 def tril(input: SparseTensor, diagonal: int = 0, *, out: Any = None) -> SparseTensor:
-    """`torch.tril`: what lies on a diagonal and below."""
+    """`torch.tril`: the entries on and below a diagonal."""
     return _triangle(input, out, lambda ahead: ahead <= diagonal)
 
 
 @operator(torch.triu, Tensor.triu)
 def triu(input: SparseTensor, diagonal: int = 0, *, out: Any = None) -> SparseTensor:
-    """`torch.triu`: what lies on a diagonal and above."""
+    """`torch.triu`: the entries on and above a diagonal."""
     return _triangle(input, out, lambda ahead: ahead >= diagonal)
 
 
 def _triangle(input: SparseTensor, out: Any, lies: Any) -> SparseTensor:
-    """The entries of the last two modes that lie somewhere by how far the column is ahead of the row."""
+    """The entries selected by the distance of the column from the row, for the last two modes."""
     if out is not None or input.fill != 0:
         raise refuse("a triangle with out=, or of a tensor whose fill is not 0")
     if input.dim() < 2:
@@ -97,7 +98,7 @@ def _triangle(input: SparseTensor, out: Any, lies: Any) -> SparseTensor:
 
 @operator(torch.flip, Tensor.flip)
 def flip(input: SparseTensor, *dims: Any) -> SparseTensor:
-    """`torch.flip`: modes from the last place to the first."""
+    """`torch.flip`: modes reversed."""
     entries = entries_of(input)
     listed: Sequence[int] = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
     for mode in {mode_of(dim, input.dim()) for dim in listed}:
@@ -107,7 +108,7 @@ def flip(input: SparseTensor, *dims: Any) -> SparseTensor:
 
 @operator(torch.roll, Tensor.roll)
 def roll(input: SparseTensor, shifts: Any, dims: Any = ()) -> SparseTensor:
-    """`torch.roll`: places further along modes, from the end to the front."""
+    """`torch.roll`: entries shifted along modes, cyclically."""
     by, modes = ([value] if isinstance(value, int) else list(value) for value in (shifts, dims))
     if not modes and len(by) == 1:
         return reshaped(roll(reshaped(input, (input.numel(),)), by, 0), input.shape)
@@ -122,19 +123,19 @@ def roll(input: SparseTensor, shifts: Any, dims: Any = ()) -> SparseTensor:
 
 @operator(torch.fliplr, Tensor.fliplr)
 def fliplr(input: SparseTensor) -> SparseTensor:
-    """`torch.fliplr`: columns from the last to the first."""
+    """`torch.fliplr`: columns reversed."""
     return flip(input, 1)
 
 
 @operator(torch.flipud, Tensor.flipud)
 def flipud(input: SparseTensor) -> SparseTensor:
-    """`torch.flipud`: rows from the last to the first."""
+    """`torch.flipud`: rows reversed."""
     return flip(input, 0)
 
 
 @operator(torch.rot90, Tensor.rot90)
 def rot90(input: SparseTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> SparseTensor:
-    """`torch.rot90`: a plane turned by `k` right angles."""
+    """`torch.rot90`: a plane rotated by `k` right angles."""
     if len(dims) != 2:
         raise ShapeError(f"a plane of the modes {dims}; two modes")
     first, second = dims
@@ -150,7 +151,7 @@ def rot90(input: SparseTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Spar
 
 @operator(functional.pad)
 def pad(input: SparseTensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> SparseTensor:
-    """`torch.nn.functional.pad` with the fill; a negative size takes places away."""
+    """`torch.nn.functional.pad` with the fill; a negative size crops."""
     if mode != "constant" or (0 if value is None else value) != input.fill:
         raise refuse(f"pad by {mode} {value or 0} with the fill {input.fill}", "the fill as value")
     if len(pad) % 2 or len(pad) > 2 * input.dim():

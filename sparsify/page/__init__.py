@@ -1,5 +1,5 @@
-"""Report pages: one HTML file with text, tables and pictures, that loads nothing.
+"""Report pages: one self-contained HTML file with text, tables and pictures.
 
-In: `write(Page(title="GCN", ...), "report.html")`. Out: the file. The room knows no models and no tensors: `contents`
-says what a page is made of, `drawings` makes the pictures, `page.html.jinja` puts all together.
+In: `write(Page(title="GCN", ...), "report.html")`. Out: the file. The package is independent of models and tensors:
+`contents` defines the parts of a page, `drawings` makes the pictures, `page.html.jinja` is the template.
 """

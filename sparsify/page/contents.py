@@ -1,7 +1,7 @@
 """The contents of a report page, as plain data.
 
-In: what a report, a measurement and the stages of kernels say. Out: `Page`, which `html.write` renders. What nobody has
-measured is `None`, and the page shows how to measure it.
+In: facts of a report, a measurement and the stages of kernels. Out: `Page`, rendered by `html.write`. Quantities not
+measured are `None`; the page then shows how to measure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A line of the first screen: what it says, the value, where it comes from. Without a value: how to get one."""
+    """A line of the first screen: label, value, and origin of the value (without a value: how to get one)."""
 
     label: str
     value: str
@@ -19,7 +19,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A text of a region, such as its loops; pages hold equal texts once."""
+    """A text of a region, as the loops; equal texts are stored once in a page."""
 
     title: str
     text: str
@@ -27,7 +27,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class RegionPanel:
-    """A sparse region: its name, the modules it is of, its einsum, formats of operands, notes and stages."""
+    """A sparse region: name, modules, einsum, formats of operands, notes and stages."""
 
     name: str
     where: str
@@ -39,7 +39,7 @@ class RegionPanel:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """An operator of the model's graph; `region` is the name of the region that it calls, "" for dense operators."""
+    """An operator of the model's graph; `region` is the name of the called region, "" for dense operators."""
 
     name: str
     operator: str
@@ -51,9 +51,9 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """A layer: what it reads sparse or why it is dense, bytes, milliseconds before and after.
+    """A layer: sparse operands or the reason for staying dense, bytes, milliseconds before and after.
 
-    `zeros` are the shares of zeros of its sparse tensors.
+    `zeros` are the shares of zeros of the layer's sparse tensors.
     """
 
     name: str
@@ -82,7 +82,7 @@ class SpyPlot:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of the time of a call, in microseconds from its start; `region` is "" for dense operators."""
+    """A span of a call, in microseconds from the start of the call; `region` is "" for dense operators."""
 
     name: str
     start_us: float
@@ -123,17 +123,17 @@ class Details:
     """Details beyond a report: graph, stages, and observations of a call.
 
     Attributes:
-        stages: of each region, by its name.
-        nodes: of the graph, in its order.
-        shapes: of parameters, by name.
-        spies: of the sparse operands of the call.
-        spans, dense_spans: of the call, and of the leaf modules of the dense model.
-        dense_ms: the time of each module of the dense model, by its path.
-        works, roof: of regions, and of the machine.
+        stages: stages of each region, by name.
+        nodes: nodes of the graph, in graph order.
+        shapes: shapes of parameters, by name.
+        spies: spy plots of the sparse operands of the call.
+        spans, dense_spans: spans of the call, and of the leaf modules of the dense model.
+        dense_ms: the time of each module of the dense model, by path.
+        works, roof: work of regions, and limits of the machine.
         faster, differs: lines of the first screen.
-        recipe: as YAML.
-        command: that makes the page again.
-        versions: of packages, and the machine.
+        recipe: recipe as YAML.
+        command: command to make the page again.
+        versions: versions of packages, and the machine.
     """
 
     stages: dict[str, Sequence[Stage]] = field(default_factory=dict)
@@ -157,9 +157,9 @@ class Page:
     """All of a page.
 
     Attributes:
-        title, subtitle: its head.
+        title, subtitle: head of the page.
         facts: the first screen.
-        warnings: of the report.
+        warnings: warnings of the report.
         regions, layers, listings: text and tables.
         details: graph, call and machine.
     """

@@ -1,6 +1,6 @@
-"""The pictures of a report page: marks with places in percent or in the units of a drawing, which a template writes.
+"""Pictures of a report page: marks with positions in percent or drawing units, rendered by a template.
 
-In: spans of a call, work of regions, layers. Out: `timeline`, `roofline`, `bars`; numbers alone, no markup.
+In: spans of a call, work of regions, layers. Out: `timeline`, `roofline`, `bars`; only numbers, no markup.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,13 +11,13 @@ from sparsify.page.contents import LayerRow, Roof, Span, Work
 
 WIDTH, HEIGHT = 640.0, 320.0
 LEFT, BOTTOM = 56.0, 36.0
-# Spans of a timeline that are drawn at most; shorter ones are left out.
+# Maximum number of spans in a timeline; the shortest spans are left out.
 SPANS = 1500
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a lane: where it begins and how long it is, in percent; `title` is shown under the pointer."""
+    """A bar of a lane: start and length in percent; `title` is the tooltip."""
 
     left: float
     width: float
@@ -28,7 +28,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A row of bars, its name and its length in words."""
+    """A row of bars, with a name and the length in words."""
 
     name: str
     length: str
@@ -65,7 +65,7 @@ def _bars(spans: Sequence[Span], end: float) -> list[Bar]:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A region in a roofline: its place, what it says under the pointer, its name."""
+    """A region in a roofline: position, tooltip, name."""
 
     x: float
     y: float
@@ -86,14 +86,14 @@ class Roofline:
 
 
 def roofline(works: Iterable[Work], measured: Mapping[str, float], roof: Roof | None) -> Roofline | None:
-    """Operations a second against operations a byte, both on logarithmic axes; `None` where nothing was measured.
+    """Operations a second against operations a byte, both on logarithmic axes; `None` without measurements.
 
     Source: the roofline model, Williams, Waterman and Patterson, 2009.
 
     Args:
-        works: of regions.
-        measured: the microseconds of regions.
-        roof: of the machine.
+        works: work of regions.
+        measured: microseconds of regions, by name.
+        roof: limits of the machine.
     """
     known = [w for w in works if measured.get(w.region) and w.operations and w.bytes]
     if roof is None or not known:
@@ -138,12 +138,12 @@ def _rate(operations: float) -> str:
 
 
 def bars(layers: Iterable[LayerRow]) -> list[tuple[str, float]]:
-    """The shares of zeros that are known, with the names of layers."""
+    """The known shares of zeros, with names of layers."""
     return [(layer.name, share) for layer in layers for share in layer.zeros]
 
 
 def percent(share: float) -> str:
-    """A share in percent: what is not all is not called 100.
+    """A share in percent: never rounded to 0 or 100 unless exact.
 
     >>> percent(0.9), percent(0.99972)
     ('90.0 %', '99.97 %')
@@ -155,7 +155,7 @@ def percent(share: float) -> str:
 
 
 def microseconds(value: float) -> str:
-    """A time in the unit that fits it.
+    """A time in a fitting unit.
 
     >>> microseconds(1234.5)
     '1.23 ms'
@@ -170,7 +170,7 @@ def microseconds(value: float) -> str:
 
 
 def size(value: int) -> str:
-    """A number of bytes in the unit that fits it.
+    """A number of bytes in a fitting unit.
 
     >>> size(147456)
     '144.0 KiB'

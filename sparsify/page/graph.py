@@ -1,7 +1,7 @@
-"""The graph of a model as lines, with the values that are read further down as tracks in a margin.
+"""The graph of a model as lines, with tracks in a margin for values read further down.
 
-In: the nodes of a graph, in its order. Out: `lines_of(nodes)`: a line for each region, and one for each run of dense
-operators of a module; `tracks_of(lines)`: from which line to which a value goes, and in which column.
+In: the nodes of a graph, in graph order. Out: `lines_of(nodes)`: a line for each region, and one for each run of dense
+operators of a module; `tracks_of(lines)`: first line, last line and column of each value.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ class Line:
     """A line of the drawn graph.
 
     Attributes:
-        text: what it computes.
+        text: operators or region of the line.
         where: the module.
-        shape: of the last result.
-        region: the region that it calls, "" for dense operators.
-        count: how many operators it stands for.
-        reads: earlier lines whose results it reads.
+        shape: shape of the last result.
+        region: the called region, "" for dense operators.
+        count: number of operators in the line.
+        reads: earlier lines with results read by the line.
     """
 
     text: str
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The way of a value in the margin: from a line to the last one that reads it, in a column; readers on the way."""
+    """Track of a value in the margin: from the producing line to the last reader, in a column, with all readers."""
 
     first: int
     last: int
@@ -46,7 +46,7 @@ class Track:
 
 
 def lines_of(nodes: Sequence[GraphNode]) -> list[Line]:
-    """The lines of a graph: regions, inputs and results apart, dense operators of one module in a row together."""
+    """Lines of a graph: one for each region, input and result, and one for each run of dense operators of a module."""
     place: dict[str, int] = {}
     lines: list[Line] = []
     numbered = enumerate(nodes)
@@ -67,17 +67,17 @@ def lines_of(nodes: Sequence[GraphNode]) -> list[Line]:
 
 
 def _is_alone(node: GraphNode) -> bool:
-    """Whether a node is a line of its own."""
+    """Whether a node forms a separate line."""
     return bool(node.region) or node.operator in ("input", "output")
 
 
 def _counted(name: str, count: int) -> str:
-    """An operator, with how often it comes in a row."""
+    """An operator, with the number of consecutive occurrences."""
     return name if count == 1 else f"{name} x{count}"
 
 
 def tracks_of(lines: Sequence[Line]) -> list[Track]:
-    """The tracks of values that other lines than the next one read, each in the first column that is free."""
+    """Tracks of values with readers beyond the next line, each in the first free column."""
     readers: dict[int, list[int]] = {}
     for number, line in enumerate(lines):
         for read in line.reads:

@@ -1,8 +1,7 @@
 """A report page as one HTML file: styles, script and pictures inside, nothing to load.
 
 In: `write(page, "report.html")`. Out: the path. Text of users is escaped by the template engine; the texts of equal
-kernels stand in the page once, and beyond `MOST_CHARACTERS` of them further ones are left out, with the command
-that prints them.
+kernels are stored once, and beyond `MOST_CHARACTERS` further texts are replaced by the command to print the text.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ LEFT_OUT: Final = "left out of this page for its size: sparsify explain MODEL --
 
 
 def write(page: Page, path: str | Path) -> Path:
-    """Writes a page and returns its path.
+    """Writes a page and returns the path.
 
     Raises:
         SparsifyError: the file cannot be written.
@@ -73,7 +72,7 @@ def render(page: Page) -> str:
 
 
 def stage_texts(regions: Sequence[RegionPanel]) -> tuple[dict[str, str], dict[str, list[tuple[str, str]]]]:
-    """The different texts by an identifier, and by region the titles and identifiers of its stages."""
+    """Distinct texts by identifier, and titles and identifiers of stages by region."""
     identifiers: dict[str, str] = {}
     stages: dict[str, list[tuple[str, str]]] = {}
     total = 0
@@ -90,7 +89,7 @@ def stage_texts(regions: Sequence[RegionPanel]) -> tuple[dict[str, str], dict[st
 
 
 def margin(lines: Sequence[Line]) -> dict[str, Any]:
-    """The tracks of a graph as paths of a drawing, and its width and height."""
+    """The tracks of a graph as paths of a drawing, with width and height."""
     tracks = tracks_of(lines)
     columns = max((track.column for track in tracks), default=-1) + 1
     width = COLUMN * columns + 14
@@ -104,5 +103,5 @@ def margin(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def picture(spy: SpyPlot) -> str:
-    """The address of a picture of a sparse tensor that is in the page itself."""
+    """The data URI of a sparse tensor's picture."""
     return data_uri(png(spy.cells, COLOUR))

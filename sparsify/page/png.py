@@ -1,6 +1,6 @@
-"""Pictures of shares in one colour, as PNG: small enough to stand in a page.
+"""Pictures of shares in one colour, as PNG: small enough to embed in a page.
 
-In: `png(((0.0, 1.0), (0.5, 0.0)), (42, 120, 184))`. Out: the bytes of a file of 2 x 2 pixels, clear where nothing is.
+In: `png(((0.0, 1.0), (0.5, 0.0)), (42, 120, 184))`. Out: the bytes of a file of 2 x 2 pixels; zeros are transparent.
 """
 
 import struct
@@ -13,7 +13,7 @@ SHADES = 16
 
 
 def png(cells: Sequence[Sequence[float]], colour: tuple[int, int, int]) -> bytes:
-    """The file of a picture: a pixel of 16 opacities for each cell, the opacity by the root of its share.
+    """The file of a picture: one pixel for each cell, with 16 opacities by the square root of the share.
 
     Source: Portable Network Graphics (PNG) Specification, W3C, 2003, sections 11.2.2 to 11.3.2.1.
 
@@ -40,10 +40,10 @@ def png(cells: Sequence[Sequence[float]], colour: tuple[int, int, int]) -> bytes
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
-    """A chunk of the file, with its length and checksum."""
+    """A chunk of the file, with length and checksum."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def data_uri(file: bytes) -> str:
-    """The address of a PNG that holds the file itself."""
+    """The data URI of a PNG file."""
     return f"data:image/png;base64,{b64encode(file).decode()}"

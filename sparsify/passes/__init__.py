@@ -1,7 +1,6 @@
-"""Graph passes: from a model and a recipe to a graph whose sparse regions are kernels.
+"""Graph passes: from a model and a recipe to a graph with sparse regions as kernels.
 
-In: the captured graph of a GCN and `gcn.yaml`. Out: a graph of two calls, `call_region(1, ...)`,
-`call_region(2, ...)`.
+In: the captured graph of a GCN and `gcn.yaml`. Out: a graph of two calls, `call_region(1, ...)`, `call_region(2, ...)`.
 """
 
 from sparsify.passes.pipeline import PASSES

@@ -24,8 +24,8 @@ class Explanation:
     """The sections of a model.
 
     Attributes:
-        model: what became of it as a whole.
-        regions: a section for each region, in the order of the graph.
+        model: result for the model as a whole.
+        regions: section of each region, in the order of the graph.
     """
 
     model: Section
@@ -36,7 +36,7 @@ class Explanation:
 
 
 def explain_model(module: SparseModule) -> Explanation:
-    """The explanation of the variants that were captured so far; the first call or example inputs make one."""
+    """The explanation of all variants captured so far; example inputs or the first call capture one."""
     sections = []
     for variant in module.variants:
         calls = {region.name: region for region in variant.regions}
@@ -70,7 +70,7 @@ def model_section(module: SparseModule) -> Section:
 
 
 def columns(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows in columns, or as paragraphs where the terminal is narrower."""
+    """Rows in columns, or as paragraphs in a narrower terminal."""
     text, width = aligned(rows), terminal_width(UNLIMITED) - MARGIN
     fits = max(map(len, text.splitlines()), default=0) <= width
     return text if fits else paragraphs(headers, rows, width)

@@ -1,4 +1,4 @@
-"""The order of the graph passes, and what runs them: verification and dumps between passes.
+"""The order of the graph passes, and their execution with verification and dumps between passes.
 
 In: a `Draft` with the captured graph of a model. Out: the same draft after each pass of `PASSES`, checked and dumped.
 """
@@ -35,12 +35,12 @@ from sparsify.progress import stage
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A step on the graph's way.
+    """A step of the pipeline.
 
     Attributes:
-        name: as `SPARSIFY_DUMP` calls the result.
-        run: makes the next draft.
-        text: the result as people read it.
+        name: name of the result in `SPARSIFY_DUMP`.
+        run: function to the next draft.
+        text: printed form of the result.
     """
 
     name: str
@@ -49,37 +49,33 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass("attention", attention, whole_graph),  # first: rules name attention, however a model spells it
+    Pass("attention", attention, whole_graph),  # first: rules name attention in any spelling
     Pass(
         "marked", mark, whole_graph
     ),  # needs the canonical graph of `capture`: rules see one name per operator
-    Pass("masked", masked, whole_graph),  # needs the marks; the graph to compare with has its patterns
-    Pass("drawn", edge_dropout, whole_graph),  # needs the marks of edges; what it draws is compared with, too
+    Pass("masked", masked, whole_graph),  # needs the marks; adds patterns to the reference graph
+    Pass("drawn", edge_dropout, whole_graph),  # needs the marks of edges; draws also in the reference graph
     Pass(
         "sparsified", sparsified, whole_graph
-    ),  # needs the marks of results; what they lose is compared with, too
+    ),  # needs the marks of results; sparsifies also the reference graph
     Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
-    Pass(
-        "reordered", reorder, whole_graph
-    ),  # needs the marks; regions are made of the nodes in their new order
-    Pass(
-        "general", front_end, regions_text
-    ),  # needs all marks: what is sparse decides which statements make regions
-    Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
+    Pass("reordered", reorder, whole_graph),  # needs the marks; regions are made of the reordered nodes
+    Pass("general", front_end, regions_text),  # needs all marks: sparsity decides the statements of regions
+    Pass("packed", pack, regions_text),  # needs the remaining products; losing ones stay dense
     Pass("priced", price, regions_text),  # needs the formats of weights
+    Pass("contested", contest, regions_text),  # needs finished programs; regions slower than torch stay dense
+    Pass("skipped", skip_zeros, regions_text),  # needs finished programs; times products that skip zeros
+    Pass("kept", keep_zeros, whole_graph),  # needs the remaining regions; masks weights with other readers
     Pass(
-        "contested", contest, regions_text
-    ),  # needs finished programs; what torch does faster stays as it is
-    Pass("skipped", skip_zeros, regions_text),  # needs finished programs; products that skip zeros are timed
-    Pass("kept", keep_zeros, whole_graph),  # needs the regions that stay; others mask what they read
-    Pass("operators", keep_operators, whole_graph),  # needs the regions that stay; beside it kernels go in
-    Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
-    Pass("folded", fold, whole_graph),  # needs what is left of torch's convolutions
+        "operators", keep_operators, whole_graph
+    ),  # needs the remaining regions; copies the graph before kernels
+    Pass("emitted", emit, whole_graph),  # cuts out memoized structures, inserts kernels
+    Pass("folded", fold, whole_graph),  # needs the remaining convolutions of torch
     Pass("written", write_in_place, whole_graph),  # needs the final readers of each tensor
     Pass(
         "left_dense", left_dense, whole_graph
     ),  # needs all regions: whatever else reads sparse tensors is dense
-    Pass("checked", check, whole_graph),  # last: looks at the graph that will run
+    Pass("checked", check, whole_graph),  # last: checks the graph that will run
 )
 
 
@@ -100,7 +96,7 @@ def run(passes: Sequence[Pass], draft: Draft) -> Draft:
 
 
 def fingerprint(draft: Draft) -> str:
-    """Tells the graphs of a model apart: one for each mode, structure and shape of the inputs."""
+    """A key of a graph within a model: mode, structure and shapes of the inputs."""
     parts = (draft.recipe.name, draft.captured.training, draft.captured.extents, str(draft.graph))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 

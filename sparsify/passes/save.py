@@ -1,7 +1,7 @@
-"""A sparse model in a folder, and back: weights, recipe and manifest, no pickle; with kernels its graphs, too.
+"""A sparse model in a folder, and back: weights, recipe and manifest, no pickle; optionally its graphs.
 
 In: `save(sparse, "model/")`, later `load("model/", model)`; or `save(sparse, "served/", kernels=True)`, later
-`load("served/")`. Out: a folder as `saved_folder` describes it; a `SparseModule` with these weights.
+`load("served/")`. Out: a folder as described in `saved_folder`; a `SparseModule` with the same weights.
 """
 
 import json
@@ -44,20 +44,20 @@ def save(
     """Saves the weights of a model, its recipe and the arguments of `apply`; returns the folder.
 
     Tied weights are stored once. Without kernels weights are dense and the code of the model is not stored: `load`
-    takes the model. With kernels weights are stored as the model holds them, packed, and the folder has the graphs of
-    the kinds of calls that were captured in evaluation, with compiled kernels for the sizes that they met: `load` needs
-    neither the model nor a compiler. The folder holds the earlier model until the new one is complete on the disk, also
-    when the process is killed. Files of others stay.
+    takes the model. With kernels weights are stored in the model's packed form, and the folder has the graphs of the
+    kinds of calls captured in evaluation, with kernels compiled for the sizes of earlier calls: `load` needs neither
+    the model nor a compiler. The folder holds the earlier model until the new one is complete on the disk, also when
+    the process is killed. Other files in the folder are kept.
 
     Args:
         module: the result of `apply`; with kernels in evaluation, and called once for each kind of call.
-        folder: made when it does not exist; `~` is the home folder.
+        folder: path of the folder, created if missing; `~` is the home folder.
         kernels: whether to store graphs and kernels.
-        target: the CPUs that kernels are compiled for, `"native"` for this one, `"avx2"`, `"avx512"`.
+        target: the CPUs of the compiled kernels, `"native"` for this one, `"avx2"`, `"avx512"`.
 
     Raises:
-        DataError: the folder cannot be written, the disk is full, the model has a state that is no tensor, or with
-            kernels one that does not run in graphs.
+        DataError: the folder cannot be written, the disk is full, the model has a non-tensor state, or with kernels a
+            computation outside of graphs.
         CompilerError: kernels cannot be built for a target.
 
     >>> sparse = sparsify.apply(model.eval(), recipe, (x,))  # doctest: +SKIP
@@ -90,7 +90,7 @@ def save(
 
 
 def facts_of(module: SparseModule, tied: Mapping[str, str]) -> dict[str, Any]:
-    """The facts of a manifest about a model whose tied weights have these further names."""
+    """The facts of a manifest about a model, with the further names of tied weights."""
     asked = module._asked
     return {
         "model": type(module._source).__name__,
@@ -106,10 +106,10 @@ def facts_of(module: SparseModule, tied: Mapping[str, str]) -> dict[str, Any]:
 
 
 def require_levels(target: Any) -> tuple[str, ...]:
-    """The levels of CPUs that a target names, each once.
+    """The levels of CPUs named by a target, each once.
 
     Raises:
-        DataError: it names none, or one that there is not.
+        DataError: no level, or an unknown one.
     """
     names = (target,) if isinstance(target, str) else tuple(target)
     for name in names:
@@ -133,23 +133,23 @@ def load(
     inplace: bool = False,
     warmup: Sequence[Kind] = (),
 ) -> SparseModule:
-    """The sparse model in a folder that `save` wrote.
+    """The sparse model in a folder written by `save`.
 
-    Without a model the folder has to be one that was saved with kernels: weights are mapped, and nothing is pruned,
-    captured, timed or compiled. The result is frozen and computes the kinds of calls that it was saved with.
+    Without a model the folder must have been saved with kernels: weights are mapped, and nothing is pruned, captured,
+    timed or compiled. The result is frozen and computes the saved kinds of calls.
 
     Args:
         folder: as given to `save`.
-        model: of the class that was saved; its weights are overwritten by those of the folder. Where anything
-            fails it keeps its weights and modes. None for a folder with kernels.
-        example_inputs: as for `apply`; without them the capture happens at the first call. Without a model they are
-            those of a first call, which is made now.
+        model: model of the saved class; its weights are overwritten by the folder's. After a failure it keeps its
+            weights and modes. None for a folder with kernels.
+        example_inputs: as for `apply`; without them the capture happens at the first call. Without a model, inputs of a
+            first call, which is made now.
         trainable, strict, verify: as for `apply`; left out, `...`, as at saving.
         dynamic, inplace, warmup: as for `apply`.
 
     Raises:
-        DataError: a file is missing, damaged or of a newer layout, the weights do not fit the model, or the folder has
-            no kernels and there is no model.
+        DataError: a file is missing, damaged or of a newer layout, the weights do not fit the model, or neither kernels
+            nor a model are given.
         RecipeError: the recipe is wrong.
         CaptureError, CompilerError, VerificationError: as `apply`.
     """
@@ -184,10 +184,10 @@ def without_model(place: Path, warmup: Sequence[Kind], is_captured: bool) -> Spa
     """The served model of a folder, after a call of each kind.
 
     Args:
-        is_captured: whether something is asked for that only captures give.
+        is_captured: whether an argument requires a capture.
 
     Raises:
-        DataError: it is, or the folder has no kernels.
+        DataError: a capture is required, or the folder has no kernels.
     """
     if is_captured:
         raise DataError(
@@ -200,7 +200,7 @@ def without_model(place: Path, warmup: Sequence[Kind], is_captured: bool) -> Spa
 
 
 def require_class(place: Path, saved: str, model: nn.Module) -> None:
-    """Raises where the class of a model is neither that of the saved one nor derived from it."""
+    """Raises where the class of a model is neither the saved class nor a subclass."""
     if not isinstance(model, nn.Module):
         raise DataError(
             f"{type(model).__name__} is no torch.nn.Module", f"load takes a model of class {saved}"
@@ -220,7 +220,7 @@ def load_state(place: Path, saved: str, model: nn.Module, tensors: dict[str, tor
     """
     try:
         model.load_state_dict(tensors)
-    except Exception as error:  # modules may load their state by code of their own
+    except Exception as error:  # modules may have custom loading code
         raise DataError(
             f"the weights in {place}, of a {saved}, do not fit this {type(model).__name__}: {error}",
             "build the model with the arguments that it had when it was saved",
@@ -229,7 +229,7 @@ def load_state(place: Path, saved: str, model: nn.Module, tensors: dict[str, tor
 
 @contextmanager
 def unchanged_on_failure(model: nn.Module) -> Iterator[None]:
-    """After an exception parameters, buffers and modes of a model are as they were; costs a copy of its tensors."""
+    """A context that restores parameters, buffers and modes after an exception; copies all tensors."""
     values = {id(tensor): tensor.detach().clone() for tensor in tensors_of(model) if not is_lazy(tensor)}
     before = [
         (module, dict(module._parameters), dict(module._buffers), module.training)
@@ -256,7 +256,7 @@ def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def distinct(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors of a state, each once, and for further names of a tensor its first.
+    """The tensors of a state, each once, and the first name for each further name of a tensor.
 
     Raises:
         DataError: a part of the state is no tensor, or of a dtype that files cannot hold.
@@ -274,7 +274,7 @@ def distinct(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, 
 
 
 def memory_of(name: str, value: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same memory read in the same way."""
+    """A key equal for tensors with the same memory and the same view of it."""
     if not value.numel():
         return (name,)
     return (
@@ -301,7 +301,7 @@ def require_storable(name: str, value: Any) -> None:
 
 
 def version() -> str:
-    """The version of this package."""
+    """The version of the package."""
     from sparsify import __version__
 
     return __version__

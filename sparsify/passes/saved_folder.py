@@ -1,13 +1,13 @@
-"""The folder of a saved model: its files are replaced together, and a manifest says what they hold.
+"""The folder of a saved model: files are replaced together, and listed in a manifest.
 
 In: `write(place, tensors, recipe, facts)`. Out: `weights.safetensors`, `recipe.yaml` and `manifest.json` with the sizes
-and SHA-256 sums of the others; `read(place)` gives them back checked. Models that are served have `graph.json` too, and
-shared objects in `kernels-TOKEN`, a folder of each save's own.
+and SHA-256 sums of the others; `read(place)` returns them, checked. Served models have `graph.json` too, and shared
+objects in `kernels-TOKEN`, a separate folder per save.
 
 A save writes all files into the folder `.saving-TOKEN`, then renames it to `.saved`: from this step on the folder holds
 the new model, since readers look into `.saved` first. Moving the files to their places can be interrupted and finished
-later. The next save deletes `.saving-TOKEN` of processes that were killed. Folders of layout 1 have no sums, those of
-layout 3 have graphs.
+later. The next save deletes `.saving-TOKEN` of killed processes. Folders of layout 1 have no sums, folders of layout 3
+have graphs.
 """
 
 import errno
@@ -21,7 +21,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -45,9 +45,9 @@ KERNELS: Final = "kernels-"
 COMPLETE: Final = ".saved"
 DRAFT: Final = re.compile(r"\.saving-[0-9a-f]{16}")
 MANIFEST_BYTES: Final = 64 << 20
-# A save waits so long for another save into the same folder.
+# Longest wait of a save for another save into the same folder.
 LOCK_SECONDS: Final = 60.0
-# A load starts over when the model was replaced meanwhile, so often at most.
+# A load starts over when the model was replaced meanwhile, up to a number of reads.
 READS: Final = 10
 FULL: Final = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota of the disk is used up"}
 
@@ -64,8 +64,8 @@ class SavedFile(BaseModel):
 class Manifest(BaseModel):
     """A saved model: class, arguments of `apply`, parameters without pruning, files.
 
-    Of one that is served `files` are those of graphs and kernels, `levels` those of CPUs that kernels were built for,
-    `instructions` the sets of the CPU that they were built on, and `code` the digest of the compiler.
+    For a served model `files` are the files of graphs and kernels, `levels` the CPU levels of the kernels,
+    `instructions` the instruction sets of the CPU of their build, and `code` the digest of the compiler.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, protected_namespaces=())
@@ -105,29 +105,29 @@ class Manifest(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Equal for folders with equal content, whichever saves wrote them."""
+        """A digest equal for folders with equal content, independent of the saves."""
         files = sorted([name.rpartition("/")[2], file.sha256] for name, file in self.files.items())
         sums = [None if file is None else file.sha256 for file in (self.weights, self.recipe)]
         return hashlib.sha256(json.dumps([self.model, *sums, files]).encode()).hexdigest()
 
 
-# Makes the tensors of a model of the arrays in its folder.
+# Function to the tensors of a model from the arrays in its folder.
 Unpack = Callable[[Path, Manifest, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 class _Layout(BaseModel):
-    """The part of a manifest that every layout has."""
+    """The fields of a manifest common to all layouts."""
 
     layout: int
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """Parts of a served model besides weights.
+    """Parts of a served model, without weights.
 
     Attributes:
-        document: the text of `graph.json`.
-        kernels: by the names of shared objects where their content is.
+        document: text of `graph.json`.
+        kernels: paths of shared objects, by stored name.
     """
 
     document: str
@@ -144,14 +144,14 @@ def write(
     """Replaces the model of a folder; until one last step the folder holds the earlier model.
 
     Args:
-        place: the folder, made when it does not exist.
-        tensors: the weights by name, contiguous and without shared memory.
+        place: path of the folder, created if missing.
+        tensors: weights by name, contiguous and without shared memory.
         recipe: YAML.
-        facts: the fields of `Manifest` that are not about files.
-        graphs: of a model that is served.
+        facts: fields of `Manifest`, except files.
+        graphs: graphs of a served model.
 
     Raises:
-        DataError: the folder cannot be written, holds files of other programs, or the disk is full; a recipe that is
+        DataError: the folder cannot be written, holds files of other programs, or the disk is full; or the recipe is
             too long to be read again.
     """
     if len(recipe.encode()) > MAX_BYTES:
@@ -181,12 +181,13 @@ def read(
     """The manifest, the tensors and the recipe of a folder, all of one save.
 
     Args:
-        place: the folder.
-        parse: makes the recipe of its text and the name of its file.
-        unpack: makes the tensors of a model of the arrays in a folder with graphs; else the arrays are given.
+        place: path of the folder.
+        parse: function from the text of the recipe and its file name to the recipe.
+        unpack: function from the arrays in a folder with graphs to a model's tensors; without it the arrays are
+            returned.
 
     Raises:
-        DataError: a file is missing, damaged, or not the one that was saved.
+        DataError: a file is missing, damaged, or differs from the saved one.
     """
 
     def whole(manifest: Manifest) -> tuple[Manifest, dict[str, torch.Tensor], T]:
@@ -199,33 +200,35 @@ def read(
 
 
 def consistent(place: Path, whole: Callable[[Manifest], R]) -> R:
-    """What a function of the manifest reads of a folder, all of one save.
+    """The result of a function of the manifest over a folder, all of one save; the last attempt makes saves wait.
 
     Raises:
-        SparsifyError: of `whole`, where no save has replaced the files meanwhile.
-        DataError: saves replace them during each of several attempts.
+        SparsifyError: raised by `whole`, if no save has replaced the files meanwhile.
+        DataError: saves replace the files during each of several attempts, on a file system without locks.
     """
     for attempt in range(READS):
-        before = _version(place)
-        try:
-            found = whole(read_manifest(place))
-        except SparsifyError:
-            if attempt == READS - 1 or _version(place) == before:
-                raise  # no save has replaced or moved the files meanwhile
-        else:
-            # Files are opened by name after their sums: those of another save may have taken their places meanwhile.
-            if _version(place) == before:
-                return found
+        is_last = attempt == READS - 1
+        with _locked(place, fcntl.LOCK_SH) if is_last else nullcontext():
+            before = _version(place)
+            try:
+                found = whole(read_manifest(place))
+            except SparsifyError:
+                if is_last or _version(place) == before:
+                    raise  # no save has replaced or moved the files meanwhile
+            else:
+                # Files are opened by name after their checksums: another save may have replaced them meanwhile.
+                if _version(place) == before:
+                    return found
     raise DataError(
         f"other processes save into {place} again and again", "wait for them, or name another folder"
     )
 
 
 def checked(place: Path, manifest: Manifest, name: str) -> Path:
-    """The path of a file of the model in a folder, whose content is as it was saved.
+    """The path of a file of a folder's model, with verified content.
 
     Raises:
-        DataError: it is missing, torn or was changed.
+        DataError: the file is missing, torn or changed.
     """
     path = _path(place, name)
     saved = {WEIGHTS: manifest.weights, RECIPE: manifest.recipe}.get(name) or manifest.files.get(name)
@@ -237,7 +240,7 @@ def checked(place: Path, manifest: Manifest, name: str) -> Path:
 
 
 def _version(place: Path) -> list[tuple[int, int] | None]:
-    """Differs whenever a save has replaced the model of a folder or moved its files."""
+    """A key that differs whenever a save has replaced the model of a folder or moved its files."""
     found: list[tuple[int, int] | None] = []
     for path in (place / MANIFEST, place / COMPLETE):
         try:
@@ -252,7 +255,7 @@ def read_manifest(place: Path) -> Manifest:
     """The manifest of a folder, checked.
 
     Raises:
-        DataError: there is none, or it is not one that `save` writes.
+        DataError: the manifest is missing, or not written by `save`.
     """
     return _manifest(place, _path(place, MANIFEST))
 
@@ -263,14 +266,14 @@ def holds_model(place: Path) -> bool:
 
 
 def text_of(path: Path, limit: int | None = None) -> str:
-    """The text of a file whose path `checked` gave.
+    """The text of a file with a path from `checked`.
 
     Args:
-        path: of a file in UTF-8.
-        limit: the bytes that it has at most.
+        path: path of a UTF-8 file.
+        limit: maximum size in bytes.
 
     Raises:
-        DataError: a save has moved it meanwhile, it is larger, or it is no text.
+        DataError: a save has moved the file meanwhile, or the file is larger, or no text.
     """
     try:
         return _regular(path, limit).read_text(encoding="utf-8")
@@ -332,7 +335,7 @@ def _tensors(place: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
 
 
 def _recipe(place: Path, manifest: Manifest, parse: Callable[[str, str], T]) -> T:
-    """The recipe; a mistake in it comes before the complaint that the file was changed."""
+    """The recipe; a mistake in its text is reported before a changed checksum."""
     path = _path(place, RECIPE)
     try:
         text = _regular(path, MAX_BYTES).read_text(encoding="utf-8")
@@ -344,7 +347,7 @@ def _recipe(place: Path, manifest: Manifest, parse: Callable[[str, str], T]) -> 
 
 
 def _require_sum(path: Path, saved: SavedFile | None) -> None:
-    """Raises where a file has another size or sum than the one that was saved."""
+    """Raises where a file differs from the saved one in size or checksum."""
     size = _regular(path).stat().st_size
     if saved is None:
         return
@@ -355,7 +358,7 @@ def _require_sum(path: Path, saved: SavedFile | None) -> None:
 
 
 def _unreadable(path: Path, cause: Exception | str) -> DataError:
-    """The error that a file is not there, torn or was changed."""
+    """The error for a missing, torn or changed file."""
     why = cause if isinstance(cause, str) else _cause(cause)
     return DataError(f"cannot read {path}: {why}", "copy it again or save the model again")
 
@@ -378,7 +381,7 @@ def _replace(
         files = {name: _file(draft / name) for name in names}
         layout: Literal[2, 3] = LAYOUT if graphs is None else SERVED  # type: ignore[assignment]
         manifest = Manifest(layout=layout, **facts, **sums, files=files)
-        # Folders without graphs stay as earlier versions read and wrote them.
+        # Folders without graphs keep the format of earlier versions.
         unset = None if manifest.is_served else {"files", "levels", "instructions", "code"}
         text = manifest.model_dump_json(indent=2, exclude=unset)
         (draft / MANIFEST).write_text(text + "\n", encoding="utf-8")
@@ -388,12 +391,12 @@ def _replace(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     _sync(place)
-    with suppress(OSError):  # the next save finishes it
+    with suppress(OSError):  # finished by the next save
         _finish(place)
 
 
 def _write_graphs(draft: Path, graphs: Graphs) -> list[str]:
-    """Writes the graphs and kernels of a model into a draft; the names of their files."""
+    """Writes the graphs and kernels of a model into a draft; returns the names of their files."""
     (draft / GRAPH).write_text(graphs.document, encoding="utf-8")
     folder = f"{KERNELS}{secrets.token_hex(8)}"
     (draft / folder).mkdir()
@@ -403,9 +406,9 @@ def _write_graphs(draft: Path, graphs: Graphs) -> list[str]:
 
 
 def _finish(place: Path) -> None:
-    """Moves the files of a complete save to their places, and deletes graphs and kernels of the model before it.
+    """Moves the files of a complete save to their places, and deletes the earlier model's graphs and kernels.
 
-    The manifest is moved last: until then the next save knows what is left to be moved and deleted.
+    The manifest is moved last: until then the next save can determine the remaining moves and deletions.
     """
     complete = place / COMPLETE
     if complete.is_dir():
@@ -421,7 +424,7 @@ def _finish(place: Path) -> None:
 
 
 def _named(place: Path, path: Path) -> set[str]:
-    """The files of graphs and kernels that a manifest names; none where there is no manifest."""
+    """The files of graphs and kernels named by a manifest; none without a manifest."""
     try:
         return set(_manifest(place, path).files)
     except SparsifyError:
@@ -429,7 +432,7 @@ def _named(place: Path, path: Path) -> set[str]:
 
 
 def _delete(place: Path, names: set[str]) -> None:
-    """Deletes files of a model, and their folders where nothing else lies in them."""
+    """Deletes files of a model, and their folders if empty."""
     for name in names:
         with suppress(OSError):
             (place / name).unlink(missing_ok=True)
@@ -439,10 +442,10 @@ def _delete(place: Path, names: set[str]) -> None:
 
 
 def require_ours(place: Path, has_graphs: bool) -> None:
-    """Raises where files in a folder that a save would replace are not of a saved model.
+    """Raises where files to be replaced by a save belong to no saved model.
 
     Raises:
-        DataError: they are of others, or the manifest is damaged.
+        DataError: the files belong to other programs, or the manifest is damaged.
     """
     taken = [name for name in FILES if os.path.lexists(place / name)]
     manifests = [path for path in (place / MANIFEST, place / COMPLETE / MANIFEST) if os.path.lexists(path)]
@@ -462,14 +465,19 @@ def require_ours(place: Path, has_graphs: bool) -> None:
 
 
 @contextmanager
-def _locked(place: Path) -> Iterator[None]:
-    """One save into a folder at a time, where its file system has locks; they end with their process."""
+def _locked(place: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """A lock for one save into a folder at a time, if supported by the file system; ends with the process.
+
+    Args:
+        place: path of the folder.
+        kind: `LOCK_EX` to save, `LOCK_SH` to read.
+    """
     directory = os.open(place, os.O_RDONLY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             try:
-                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(directory, kind | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
@@ -479,14 +487,14 @@ def _locked(place: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.02)
             except OSError:
-                break  # no locks here; the step that makes a save complete still fails for one of two
+                break  # no locks; the completing step of a save still fails for one of two
         yield
     finally:
         os.close(directory)
 
 
 def _regular(path: Path, limit: int | None = None) -> Path:
-    """The path of a regular file that is not larger than a limit, since pipes and devices may never end."""
+    """The path of a regular file within a size limit, since pipes and devices may never end."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -507,7 +515,7 @@ def _sum(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file or the names in a folder are on the disk, where the file system can say so."""
+    """Waits until a file or the names in a folder are on the disk, if the file system can tell."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -519,8 +527,8 @@ def _sync(path: Path) -> None:
 
 
 def _cause(error: Exception) -> str:
-    """An error of the file system in words."""
+    """The text of an error of the file system."""
     if isinstance(error, OSError) and error.errno in FULL:
         return FULL[error.errno]
-    found = re.search(r"os error (\d+)", str(error))  # of safetensors, which has no `errno`
+    found = re.search(r"os error (\d+)", str(error))  # errors of safetensors have no `errno`
     return FULL.get(int(found[1]), str(error)) if found else str(error)

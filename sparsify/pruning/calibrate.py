@@ -1,10 +1,10 @@
-"""One-shot pruning of a model with calibration data, layer by layer: later layers see what earlier ones became.
+"""One-shot pruning of a model with calibration data, layer by layer: later layers see pruned earlier layers.
 
-In: a model that may change, `{"0.weight": Prune(method="wanda", sparsity=0.5)}`, calls. Out: for each weight a
+In: a model (changed in place), `{"0.weight": Prune(method="wanda", sparsity=0.5)}`, calls. Out: for each weight a
 mask, the new weight and the relative error of the layer.
 
-Each round runs the calls up to the products that read one X, sums X^T X, prunes their weights and frees the sums: the
-memory is that of one layer.
+Each round runs the calls up to the products with one common input X, sums X^T X, prunes the weights of these products
+and frees the sums: memory is bounded by one layer.
 """
 
 import sys
@@ -27,7 +27,7 @@ from sparsify.pruning.wanda import wanda
 from sparsify.recipe import Prune
 
 METHODS: Final = ("wanda", "sparsegpt")
-# Wanda needs norms alone; the whole matrix, up to this size, tells the error too.
+# Wanda needs only norms; a gram matrix of at most this size is summed in addition, to report the error.
 GRAM_BYTES: Final = 256 << 20
 SAY_EVERY_S: Final = 5.0
 Call = Callable[[nn.Module], Any]
@@ -39,8 +39,8 @@ class Calibrated:
 
     Attributes:
         mask: `True` where an entry is kept.
-        weight: the new one.
-        error: `||X W^T - X W'^T|| / ||X W^T||` over the calibration data, None where it was not measured.
+        weight: the new weight.
+        error: `||X W^T - X W'^T|| / ||X W^T||` over the calibration data, None if not measured.
     """
 
     mask: Tensor
@@ -50,14 +50,14 @@ class Calibrated:
 
 @dataclass
 class Outcome:
-    """Weights that were pruned, and those that were not, with reasons."""
+    """Pruned weights, and weights left dense with reasons."""
 
     pruned: dict[str, Calibrated] = field(default_factory=dict)
     passed: dict[str, str] = field(default_factory=dict)
 
 
 class Enough(BaseException):
-    """Ends a call whose remaining operators are not needed; models that catch errors let it pass."""
+    """Ends a call early, without the remaining operators; not an `Exception`, so that models do not catch it."""
 
 
 def prune_by_calibration(
@@ -66,16 +66,16 @@ def prune_by_calibration(
     calls: Sequence[Call],
     put: Callable[[str, Tensor], None] | None = None,
 ) -> Outcome:
-    """Prunes weights in the order in which the model reads them.
+    """Prunes weights in execution order.
 
     Args:
-        model: gets new weights; its mode and its buffers are the caller's matter.
-        jobs: how each weight is pruned, by name.
-        calls: run the model on a batch each.
-        put: puts a new weight in its place; None for the name alone.
+        model: receives new weights; the caller sets mode and buffers.
+        jobs: pruning options of each weight, by name.
+        calls: functions that run the model, each on one batch.
+        put: setter of a new weight; None replaces the parameter of the name only.
 
     Raises:
-        DataError: there is no batch, the model fails for one, or inputs are not finite.
+        DataError: no batch, the model fails for a batch, or inputs are not finite.
         ShapeError: groups or blocks do not divide a weight.
     """
     if not calls:
@@ -106,7 +106,7 @@ def prune_by_calibration(
 def prune_one(
     model: nn.Module, name: str, prune: Prune, parts: Mapping[Part, Moment], outcome: Outcome
 ) -> None:
-    """Writes down what becomes of a weight."""
+    """Prunes one weight, or records the reason against pruning, in `outcome`."""
     weight = model.get_parameter(name)
     if reason := refusal(weight, parts):
         outcome.passed[name] = reason
@@ -125,7 +125,7 @@ def place(model: nn.Module, name: str, weight: Tensor) -> None:
 
 
 def run(model: nn.Module, call: Call, at: int) -> None:
-    """Runs a batch up to where nothing more is needed.
+    """Runs a batch, until `Enough` ends the call early.
 
     Raises:
         DataError: the model fails.
@@ -136,7 +136,7 @@ def run(model: nn.Module, call: Call, at: int) -> None:
         pass
     except SparsifyError:
         raise
-    except Exception as error:  # whatever the model raises for inputs that do not fit it
+    except Exception as error:  # any error of the model for unfit inputs
         raise DataError(
             f"the model fails for batch {at + 1} of the calibration data: {error}",
             "batches of the shapes that the model takes",
@@ -144,9 +144,9 @@ def run(model: nn.Module, call: Call, at: int) -> None:
 
 
 def reads_of(model: nn.Module, jobs: Mapping[str, Prune], call: Call, at: int) -> list[tuple[str, int]]:
-    """The weights that products of a call read, in order, with a number that is equal where they read one X."""
+    """Weights read by the products of a call, in order, with a number; consecutive products of one X share a number."""
     found: list[tuple[str, int]] = []
-    last: list[Product] = []  # holds the source, so that no other tensor has its address
+    last: list[Product] = []  # keeps the source alive: no other tensor can reuse the address
 
     def take(product: Product) -> None:
         is_same = bool(last) and last[0].input_key == product.input_key
@@ -159,7 +159,7 @@ def reads_of(model: nn.Module, jobs: Mapping[str, Prune], call: Call, at: int) -
 
 
 def rounds(reads: Sequence[Sequence[tuple[str, int]]]) -> list[list[str]]:
-    """The weights in the order in which they are first read, those together that read one X."""
+    """Weights in order of first use; weights with a common input X form one round."""
     found: list[list[str]] = []
     known: set[str] = set()
     for call in reads:
@@ -176,7 +176,7 @@ def rounds(reads: Sequence[Sequence[tuple[str, int]]]) -> list[list[str]]:
 
 
 def gather(model: nn.Module, call: Call, at: int, moments: Moments, expected: int) -> None:
-    """Adds the inputs that a call gives to some weights; it ends behind the last of the expected reads."""
+    """Adds the inputs of some weights in a call to the moments; the call ends after the last expected read."""
     left = Counter(reads=expected)
 
     def take(product: Product) -> None:
@@ -192,7 +192,7 @@ def gather(model: nn.Module, call: Call, at: int, moments: Moments, expected: in
 
 
 def kind_of(weight: Tensor, prune: Prune) -> Kind:
-    """The statistic that a method needs, or can afford."""
+    """The statistic for a method: the gram matrix if required or small enough, else norms."""
     widest = max(matrix_of(weight, False).shape)
     return "gram" if prune.method == "sparsegpt" or 4 * widest**2 <= GRAM_BYTES else "norm"
 
@@ -204,7 +204,7 @@ def matrix_of(weight: Tensor, is_transposed: bool) -> Tensor:
 
 
 def refusal(weight: Tensor, parts: Mapping[Part, Moment]) -> str:
-    """Why the products that read a weight give no statistics of all of it; "" where they do."""
+    """Reason for missing statistics of a weight or of a part of the rows; "" if complete."""
     if not parts:
         return "no product of the calibration data reads the weight itself"
     if len({part.is_transposed for part in parts}) > 1:
@@ -218,7 +218,7 @@ def refusal(weight: Tensor, parts: Mapping[Part, Moment]) -> str:
 
 
 def pruned_weight(weight: Tensor, prune: Prune, parts: Mapping[Part, Moment]) -> Calibrated:
-    """A weight pruned by the statistics of its rows, each range of rows by the sums of the products that read it."""
+    """A weight pruned by statistics; each range of rows uses the sums over the products reading the range."""
     is_transposed = next(iter(parts)).is_transposed
     matrix = matrix_of(weight, is_transposed)
     order, structure = Structure.asked_by(prune).in_matrix(weight.shape, is_transposed)
@@ -256,7 +256,7 @@ def one_shot(matrix: Tensor, total: Tensor, prune: Prune, structure: Structure) 
 
 
 class Progress:
-    """Lines on standard error where pruning takes long.
+    """Progress lines on standard error for slow pruning.
 
     Args:
         total: weights to prune.
@@ -267,7 +267,7 @@ class Progress:
         self.begun = self.said = time.monotonic()
 
     def step(self, name: str) -> None:
-        """A weight is pruned."""
+        """Counts one more pruned weight."""
         self.done += 1
         now = time.monotonic()
         if now - self.said < SAY_EVERY_S or current().quiet:

@@ -1,7 +1,7 @@
-"""Curves as SVG. Nothing here imports torch.
+"""Curves as SVG. The module does not import torch.
 
 In: `chart({"loss": [(0, 5.5), (10, 2.5)]}, "steps", "loss", top=6)`. Out: a drawing with one polyline for each curve,
-behind those of the grid.
+after the polylines of the grid.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, MARGIN = 640, 320, 48
-COLOURS: Final = ("#2a78b8", "#c8553d", "#3d8c40", "#8a5fb0")
+COLOURS: Final = ("#2a78b8", "#c8553d", "#3d8c40", "#8a5fb0", "#b08a2a", "#5f6b73")
 LINES: Final = 4
 Point = tuple[float, float]
 
@@ -27,10 +27,10 @@ def chart(
     """The drawing of curves.
 
     Args:
-        curves: by label the points of each, from left to right.
-        across, up: names of the two scales.
-        bottom, top: of the scale of values.
-        length: of the scale to the right, by default up to the last point; it starts at 0.
+        curves: points of each curve from left to right, by label.
+        across, up: names of the horizontal and the vertical axis.
+        bottom, top: range of the vertical axis.
+        length: range of the horizontal axis from 0, by default up to the last point.
     """
     length = length or max((x for points in curves.values() for x, _ in points), default=0) or 1
     inner, tall = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
@@ -68,7 +68,7 @@ def chart(
 
 
 def bounds(values: Sequence[float]) -> tuple[float, float]:
-    """The ends of a scale that has all values, as numbers with few digits.
+    """The range of an axis that covers all values, rounded to few digits.
 
     >>> bounds([1.3, 5.2])
     (1.0, 6.0)

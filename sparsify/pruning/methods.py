@@ -1,4 +1,4 @@
-"""Methods of the literature as compositions of score, schedule and regrowth. Nothing here imports torch.
+"""Methods of the literature as compositions of score, schedule and regrowth. The module does not import torch.
 
 In: `METHODS["rigl"]`. Out: `Method(score="magnitude", schedule="cosine", regrow="gradient", ...)`.
 """
@@ -12,9 +12,9 @@ class Method:
     """A composition.
 
     Attributes:
-        score: by which entries stay.
-        schedule: the kind of schedule, where a rule says none.
-        regrow: which entries come back.
+        score: score of entries to keep.
+        schedule: the default kind of schedule.
+        regrow: choice of entries to regrow.
         source: the publication.
     """
 

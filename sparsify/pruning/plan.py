@@ -1,4 +1,4 @@
-"""Plans of rules: a method of a recipe as its composition, and the masks with which it starts.
+"""Plans of rules: the composition of a recipe's method, and the initial masks.
 
 In: a rule with `prune: {method: rigl, sparsity: 0.9, scope: erk}, schedule: {end: 1000, every: 100}`. Out: a `Plan`.
 """
@@ -17,24 +17,24 @@ from sparsify.pruning.structure import Structure
 from sparsify.pruning.targets import schedule_of
 from sparsify.recipe import Prune, Rule
 from sparsify.recipe.schema import OF_SIZE
-from sparsify.sparsification.blocking import TopK
-from sparsify.sparsification.streaming import ScalarThreshold
+from sparsify.sparsification.rules.blocking import TopK
+from sparsify.sparsification.rules.streaming import ScalarThreshold
+from sparsify.storage.subclass.trained_masks import entries, restricted
 from sparsify.storage.tensor import SparseTensor
-from sparsify.storage.trained_masks import entries, restricted
 
 OF_TRAINING: Final = ("gradient", "movement")
 """Scores that are not known before the first step, where magnitudes take their place."""
 
 
 def plan_of(rule: Rule, steps_per_epoch: int | None = None) -> Plan:
-    """How the masks of a rule that prunes are chosen.
+    """The plan of a pruning rule.
 
     Args:
-        rule: has `prune`.
-        steps_per_epoch: for schedules with `unit: epoch`.
+        rule: a rule with `prune`.
+        steps_per_epoch: steps of an epoch, for schedules with `unit: epoch`.
 
     Raises:
-        SparsifyError: epochs, and no number of steps in one.
+        SparsifyError: a schedule in epochs without `steps_per_epoch`.
     """
     assert rule.prune is not None, "the rule prunes"
     prune, method = rule.prune, METHODS.get(rule.prune.method, METHODS["constant"])
@@ -50,7 +50,7 @@ def plan_of(rule: Rule, steps_per_epoch: int | None = None) -> Plan:
 
 
 def plans_of(rule: Rule, steps_per_epoch: int | None = None) -> tuple[Plan, ...]:
-    """The plans by which a rule and later stages choose masks, in the order of their steps.
+    """The plans of a rule and of the later stages, in the order of steps.
 
     Raises:
         SparsifyError: as `plan_of`.
@@ -59,27 +59,27 @@ def plans_of(rule: Rule, steps_per_epoch: int | None = None) -> tuple[Plan, ...]
 
 
 def is_constant(prune: Prune) -> bool:
-    """Whether masks are the zeros that are there."""
+    """Whether masks are the existing zeros."""
     return prune.method == "constant" and prune.sparsity is None and prune.pattern is None
 
 
 def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Tensor]:
-    """The masks before the first step, in main memory; those of a rule without a schedule are the last ones, too.
+    """The masks before the first step, in main memory; without a schedule also the final masks.
 
     Args:
-        weights: of one rule; entries that a sparse one, or the mask of a dense one, has not are not chosen.
-        rule: has `prune`; `method: constant` keeps the zeros that are there.
-        seed: of the recipe.
+        weights: weights of one rule; entries absent from a sparse weight, or masked in a dense one, stay absent.
+        rule: a rule with `prune`; `method: constant` keeps the existing zeros.
+        seed: seed of the recipe.
 
     Raises:
-        SparsifyError: what `new_masks` raises.
+        SparsifyError: as `new_masks`.
     """
     assert rule.prune is not None, "the rule prunes"
     if is_constant(rule.prune):
         return [entries(weight).cpu() for weight in weights]
     if rule.prune.method in OF_SIZE:
         return [_large(weight, rule.prune) for weight in weights]
-    plan = plan_of(rule, steps_per_epoch=1)  # the target of the first step is that of the first epoch
+    plan = plan_of(rule, steps_per_epoch=1)  # the first step and the first epoch have the same target
     first = plan.schedule.target(0)
     if first == 0 and not plan.structure.is_grouped:
         return [torch.ones(w.shape, dtype=torch.bool) if (m := _held(w)) is None else m for w in weights]
@@ -91,7 +91,7 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
 
 
 def _large(weight: Tensor, prune: Prune) -> Tensor:
-    """The entries that a number of a rule keeps: a magnitude, or how many of each output."""
+    """Entries kept by a size: a magnitude threshold, or a count for each slice."""
     dense = _dense(weight)
     if prune.keep is None:
         mask = ScalarThreshold(prune.threshold or 0.0).mask(dense)
@@ -103,7 +103,7 @@ def _large(weight: Tensor, prune: Prune) -> Tensor:
 
 
 def _chosen(plan: Plan, weights: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """The masks that a plan gives weights, among the entries that they have."""
+    """The masks of a plan, restricted to the present entries of the weights."""
     found = {str(at): _held(weight) for at, weight in enumerate(weights)}
     dense = {name: _dense(weight) for name, weight in zip(found, weights, strict=True)}
     masks = {name: mask for name, mask in found.items() if mask is not None}
@@ -111,12 +111,12 @@ def _chosen(plan: Plan, weights: Sequence[Tensor], seed: int) -> list[Tensor]:
 
 
 def _held(weight: Tensor) -> Tensor | None:
-    """The mask outside of which a weight has no entries, in main memory; `None` for a dense one without a mask."""
+    """The mask of a weight's present entries, in main memory; `None` for a dense weight without a mask."""
     found = restricted(weight)
     return None if found is None else found.cpu()
 
 
 def _dense(weight: Tensor) -> Tensor:
-    """The numbers of a weight in main memory, also where it stores none: each device gets the same masks."""
+    """The dense values of a weight in main memory, with zeros of sparse weights: masks are the same on each device."""
     found = weight.detach()
     return (found.to_dense() if isinstance(found, SparseTensor) else found).cpu()

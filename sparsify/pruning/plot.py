@@ -1,4 +1,4 @@
-"""The share of zeros that a recipe wants, over steps: as text and as SVG. Nothing here imports torch.
+"""Plots of a recipe's target share of zeros over steps: as text and as SVG. The module does not import torch.
 
 In: the recipe `rigl90`. Out: a drawing with one curve for each rule that prunes.
 """
@@ -19,7 +19,7 @@ POINTS: Final = 2000
 
 
 def schedules(recipe: Recipe) -> dict[str, AnySchedule]:
-    """The schedules of the rules that prune, by the names of the rules; epochs are counted as they are.
+    """Schedules of the pruning rules, by rule name; an epoch counts as one step.
 
     Raises:
         SparsifyError: no rule prunes.
@@ -44,7 +44,7 @@ def as_text(found: Mapping[str, AnySchedule]) -> str:
 
 
 def _drawn(name: str, schedule: AnySchedule) -> str:
-    """A heading, and a drawing where the masks change over steps."""
+    """A heading, and a drawing for schedules with changes over steps."""
     if schedule.end == 0:
         return f"{name}: {schedule.kind}, {schedule.target(0):g} zeros at the start"
     updates = sum(schedule.is_update(step) for step in range(1, schedule.end + 1))
@@ -68,7 +68,7 @@ def as_svg(found: Mapping[str, AnySchedule]) -> str:
 
 
 def corners(schedule: AnySchedule, length: int) -> list[Point]:
-    """The points of the target over so many steps; it is held from one update to the next."""
+    """The points of the target over `length` steps; the target is constant between updates."""
     stride = max(1, length // POINTS)
     before = schedule.held(0)
     found: list[Point] = [(0, before)]

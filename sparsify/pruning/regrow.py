@@ -1,8 +1,8 @@
-"""Regrowth: which entries come back when others are dropped.
+"""Regrowth: choice of entries to activate in place of dropped ones.
 
-In: `regrowth("gradient", facts)`. Out: a number for each entry; candidates with large ones come back.
+In: `regrowth("gradient", facts)`. Out: a number for each entry; candidates with the largest magnitudes regrow.
 
-Sources: Mocanu et al., 2018 (SET: random ones); Evci et al., Rigging the Lottery, 2020 (RigL: largest gradients).
+Sources: Mocanu et al., 2018 (SET: random entries); Evci et al., Rigging the Lottery, 2020 (RigL: largest gradients).
 """
 
 from typing import Literal
@@ -11,16 +11,15 @@ from torch import Tensor
 
 from sparsify.errors import DataError
 from sparsify.pruning.score import Facts, random
-from sparsify.sparsification.largest import magnitudes
 
 Regrow = Literal["none", "random", "gradient"]
 
 
 def regrowth(kind: Regrow, facts: Facts) -> Tensor:
-    """The numbers by which candidates come back.
+    """The entries whose magnitudes are the regrowth scores of candidates.
 
     Raises:
-        DataError: gradients are asked for, and there are none.
+        DataError: regrowth by gradient without a gradient.
     """
     if kind == "random":
         return random(facts)
@@ -28,4 +27,4 @@ def regrowth(kind: Regrow, facts: Facts) -> Tensor:
         raise DataError(
             "regrow: gradient needs the dense gradient of this step", "call `backward` before the update"
         )
-    return magnitudes(facts.gradient)
+    return facts.gradient.detach()

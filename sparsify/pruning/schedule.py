@@ -1,9 +1,9 @@
-"""Schedules: the share of zeros that is wanted at a step. Nothing here imports torch.
+"""Schedules: the target share of zeros at each step. The module does not import torch.
 
 In: `Schedule("cubic", to=0.9, end=1000)`. Out: `schedule.target(500)`, 0.7875; updates at 0, 100, ..., 1000.
 
-Source: Zhu and Gupta, To prune, or not to prune, 2017, for the cubic one; Evci et al., Rigging the Lottery, 2020, for
-the share of exchanged entries that falls along a cosine.
+Source: Zhu and Gupta, To prune, or not to prune, 2017, for the cubic schedule; Evci et al., Rigging the Lottery, 2020,
+for the cosine decay of the share of exchanged entries.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,10 @@ class Schedule:
 
     Attributes:
         kind: a key of `PROGRESS`.
-        to: the share of zeros in the end; `constant` has it from the start.
+        to: the final share of zeros; for `constant`, the share from the start.
         start_at: the share of zeros at the start.
         start, end: the first and the last step with an update.
-        every: steps between updates; `end` is one in any case.
+        every: steps between updates; `end` is always an update.
     """
 
     kind: str
@@ -41,14 +41,14 @@ class Schedule:
     every: int = 1
 
     def progress(self, step: int) -> float:
-        """The share of the way from the first target to the last one."""
+        """Progress from the first target (0) to the last one (1)."""
         if step < self.start:
             return 0.0
         length = self.end - self.start
         return PROGRESS[self.kind](min(1.0, (step - self.start) / length) if length > 0 else 1.0)
 
     def target(self, step: int) -> float:
-        """The share of zeros that is wanted at a step.
+        """The target share of zeros at a step.
 
         >>> Schedule("linear", to=0.8, end=10).target(5)
         0.4
@@ -58,7 +58,7 @@ class Schedule:
         return self.start_at + (self.to - self.start_at) * self.progress(step)
 
     def exchanged(self, fraction: float, step: int) -> float:
-        """The share of kept entries that regrowth exchanges at a step: `fraction` at first, then less and less.
+        """The share of kept entries exchanged by regrowth at a step: decays from `fraction` to 0.
 
         >>> Schedule("cosine", to=0.9, end=10).exchanged(0.3, 10)
         0.0
@@ -81,7 +81,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Schedules one after the other, each from its start on; steps are counted from that of the first one.
+    """Consecutive schedules, each active from its `start`; all steps count from the beginning of the first schedule.
 
     >>> Staged((Schedule("oneshot", to=0.5), Schedule("linear", to=0.8, start_at=0.5, start=10, end=20))).target(15)
     0.65
@@ -91,7 +91,7 @@ class Staged:
 
     @property
     def kind(self) -> str:
-        """The kinds of all of them."""
+        """The kinds of all parts."""
         return ", then ".join(part.kind for part in self.parts)
 
     @property
@@ -105,7 +105,7 @@ class Staged:
         return started[-1] if started else self.parts[0]
 
     def target(self, step: int) -> float:
-        """The share of zeros that is wanted at a step."""
+        """The target share of zeros at a step."""
         return self.part(step).target(step)
 
     def is_update(self, step: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sparsify.sparsification.largest import largest
+from sparsify.sparsification.rules.largest import largest
 
 Scores = Mapping[str, Tensor]
 OUTLIER: Final = 5.0
@@ -37,14 +37,14 @@ def whole(found: Scores, shapes: Mapping[str, torch.Size], density: float) -> di
 
 
 def erk(found: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
-    """Densities as ERK gives them."""
+    """Counts by ERK densities (Erdos-Renyi kernel)."""
     sizes = {name: scores.numel() for name, scores in found.items()}
     shares = erk_densities(shapes, density)
     return {name: round(size * shares[name]) for name, size in sizes.items()}
 
 
 def erk_densities(shapes: Mapping[str, torch.Size], density: float) -> dict[str, float]:
-    """`density[l] = min(1, e * sum(shape[l]) / prod(shape[l]))`, with the `e` for which the total is as asked.
+    """`density[l] = min(1, e * sum(shape[l]) / prod(shape[l]))`, with `e` chosen for a total density of `density`.
 
     >>> erk_densities({"a": torch.Size((10, 10)), "b": torch.Size((2, 2))}, 0.3)["b"]
     1.0
@@ -64,7 +64,7 @@ def erk_densities(shapes: Mapping[str, torch.Size], density: float) -> dict[str,
 
 
 def owl(found: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
-    """More entries for weights with more outliers among their scores."""
+    """More entries for weights with more outliers among the scores (OWL)."""
     outliers = {n: float((s > OUTLIER * s.double().mean()).double().mean()) for n, s in found.items()}
     sizes = {name: scores.numel() for name, scores in found.items()}
     low, high = min(outliers.values(), default=0.0), max(outliers.values(), default=0.0)

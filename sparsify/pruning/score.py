@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import DataError, SparsifyError
-from sparsify.sparsification.largest import magnitudes
+from sparsify.sparsification.rules.largest import magnitudes
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about one weight from which scores are computed.
+    """Facts about one weight, as inputs of scores.
 
     Attributes:
-        weight: dense, zero outside of its mask.
-        gradient: of the loss, dense; None where no step gave one.
-        statistic: what a score sums over steps, as `movement` does; None before the first step.
-        seed: of this weight at this step.
+        weight: dense weight, zero outside of the mask; for a score of single entries also a list of entries [n].
+        gradient: gradient of the loss, of the shape of `weight`; None if unavailable.
+        statistic: sum over steps of a score, as for `movement`; None before the first step.
+        seed: seed by weight and step.
     """
 
     weight: Tensor
@@ -70,6 +70,8 @@ SCORES: Final[dict[str, Score]] = {
     "gradient": gradient,
     "movement": movement,
 }
+ENTRYWISE: Final = frozenset({"magnitude", "gradient", "movement"})
+"""Scores of an entry that depend on nothing but the entry."""
 
 
 def register_score(name: str, score: Score) -> None:
@@ -88,10 +90,10 @@ def register_score(name: str, score: Score) -> None:
 
 
 def scores(name: str, facts: Facts) -> Tensor:
-    """The numbers that a score gives to the entries of a weight.
+    """Scores of the entries of a weight.
 
     Raises:
-        SparsifyError: no such score, or its result has another shape.
+        SparsifyError: an unknown score, or a result of another shape.
     """
     if name not in SCORES:
         near = get_close_matches(name, SCORES, n=1)

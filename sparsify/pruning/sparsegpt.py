@@ -1,6 +1,6 @@
-"""SparseGPT: entries become zero column by column, and later columns make up for the error.
+"""SparseGPT: entries become zero column by column, and later columns compensate the error.
 
-In: a weight [outputs, inputs] and the gram matrix X^T X of its inputs. Out: a mask, and the updated weight.
+In: a weight [outputs, inputs] and the gram matrix X^T X of the inputs. Out: a mask, and the updated weight.
 
 Source: Frantar and Alistarh, SparseGPT: Massive Language Models Can be Accurately Pruned in One-Shot, 2023.
 """
@@ -15,9 +15,9 @@ from sparsify.pruning.structure import Structure
 
 COLUMNS: Final = 128
 DAMPING: Final = 0.01
-# Damping grows tenfold so often where the matrix cannot be factored.
+# Attempts to factor the matrix, each with tenfold damping.
 ATTEMPTS: Final = 6
-# The largest score of an entry whose input is always 0, of the smallest score of the others.
+# Largest score of entries with an all-zero input, relative to the smallest positive score of other entries.
 NEGLIGIBLE: Final = 1e-6
 
 
@@ -35,10 +35,10 @@ def sparsegpt(
     Args:
         weight: [outputs, inputs].
         gram: X^T X, [inputs, inputs].
-        structure: of the zeros.
-        sparsity: the share of zeros; groups have their own.
-        columns: for which a mask is chosen at once, and whose updates reach later columns in one product.
-        damping: of the diagonal, as a share of its mean.
+        structure: structure of the zeros.
+        sparsity: the share of zeros; ignored for groups n:m.
+        columns: columns of a block: the mask is chosen block by block, and later columns are updated by one product.
+        damping: damping of the diagonal, as a share of the diagonal's mean.
 
     Raises:
         ShapeError: groups or blocks do not divide the weight.
@@ -64,15 +64,15 @@ def sparsegpt(
 
 
 def saliency(weight: Tensor, diagonal: Tensor, is_read: Tensor) -> Tensor:
-    """`score[o, i] = (weight[o, i] / diagonal[i]) ** 2`, the error that a zero makes.
+    """`score[o, i] = (weight[o, i] / diagonal[i]) ** 2`, the error of a zero at `[o, i]`.
 
-    A zero behind an input that is always 0 makes no error: such entries have smaller scores than all others, ordered
-    by magnitude, so that they go first and the number of entries that stay is the one asked for.
+    A zero at an all-zero input makes no error: entries of all-zero inputs have smaller scores than all others, ordered
+    by magnitude, to be pruned first; the number of kept entries stays exact.
 
     Args:
         weight: [outputs, inputs].
-        diagonal: [inputs], of the inverse factor.
-        is_read: [inputs], which inputs are not always 0.
+        diagonal: [inputs], diagonal of the inverse factor.
+        is_read: [inputs], `True` for inputs that are not always 0.
 
     >>> saliency(torch.tensor([[2.0, 9.0, 3.0]]), torch.ones(3), torch.tensor([True, False, False])).argsort().tolist()
     [[2, 1, 0]]
@@ -89,16 +89,16 @@ def saliency(weight: Tensor, diagonal: Tensor, is_read: Tensor) -> Tensor:
 
 
 def update(block: Tensor, factor: Tensor, mask: Tensor, structure: Structure, is_read: Tensor) -> Tensor:
-    """Writes zeros into a block of columns, and what makes up for them; the errors that later columns make up for.
+    """Prunes and compensates a block of columns in place; returns the errors for later columns.
 
     `errors[o, i] = (block[o, i] - kept[o, i]) / factor[i, i]`, `block[o, j] -= errors[o, i] * factor[i, j]` for j > i.
 
     Args:
-        block: [outputs, columns], is changed.
+        block: [outputs, columns], changed in place.
         factor: [columns, columns], upper triangular.
-        mask: of the block; groups along the inputs write theirs, each when its first column is reached.
-        structure: of the zeros.
-        is_read: [columns], which inputs are not always 0.
+        mask: mask of the block; for groups along the inputs, written in place at the first column of each group.
+        structure: structure of the zeros.
+        is_read: [columns], `True` for inputs that are not always 0.
     """
     errors = torch.empty_like(block)
     for i in range(block.shape[1]):
@@ -112,10 +112,10 @@ def update(block: Tensor, factor: Tensor, mask: Tensor, structure: Structure, is
 
 
 def inverse_factor(gram: Tensor, damping: float) -> Tensor:
-    """`factor^T factor = (gram + damping * mean(diagonal) * I)^-1`, upper triangular; inputs that are 0 count as one.
+    """`factor^T factor = (gram + damping * mean(diagonal) * I)^-1`, upper triangular; a zero diagonal counts as 1.
 
     Raises:
-        DataError: the matrix is not positive definite, with any damping that was tried.
+        DataError: the matrix is not positive definite for any damping tried.
     """
     matrix = gram.clone()
     diagonal = matrix.diagonal()

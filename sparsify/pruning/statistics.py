@@ -1,10 +1,10 @@
-"""Second moments of the inputs of weights, X^T X or its diagonal, over the products of a model that read them.
+"""Second moments of the inputs of weights: X^T X or its diagonal, over all products of a model with the weight.
 
-In: a model, its weights by name, a call. Out: for each weight the rows of it that products read, with the gram matrix
-of their inputs: `{"0.weight": {Part(0, 8): Moment(total=[4, 4], count=128)}}`.
+In: a model, weights by name, a call. Out: for each weight the ranges of rows read by products, with the gram matrix
+of the inputs: `{"0.weight": {Part(0, 8): Moment(total=[4, 4], count=128)}}`.
 
-Products are looked at below autograd, so `nn.Linear`, `x @ w.T`, `einsum` and convolutions are alike. The rows of X for
-a convolution are patches of images.
+Products are intercepted below autograd: `nn.Linear`, `x @ w.T`, `einsum` and convolutions are handled alike. The rows
+of X for a convolution are patches of images.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,14 +42,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Product:
-    """A product that reads a weight.
+    """A product with a weight as operand.
 
     Attributes:
-        name: of the weight.
-        part: of it.
-        source: the tensor that holds X.
-        rows: makes X, [tokens, inputs], in chunks.
-        window: how a convolution makes patches of the source.
+        name: name of the weight.
+        part: rows of the weight read by the product.
+        source: tensor with the data of X.
+        rows: generator of X, [tokens, inputs], in chunks.
+        window: patch parameters of a convolution.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Product:
 
     @property
     def input_key(self) -> tuple[Any, ...]:
-        """Equal for products that read the same X, as long as its source lives."""
+        """Key of X: equal for products with the same X, as long as the source is alive."""
         found = self.source
         if found.is_inference() or found.layout is not torch.strided:
             return (object(),)
@@ -86,11 +86,11 @@ class Moment:
 
 
 class Reader(TorchDispatchMode):
-    """Within this context each product that reads one of some weights is handed on.
+    """Dispatch mode that reports each product with one of some weights to a callback.
 
     Args:
-        weights: by name; two names for one weight are one too many.
-        take: gets the products before they are computed.
+        weights: weights by name, without aliases.
+        take: callback, called with each product before its execution.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], take: Callable[[Product], None]) -> None:
@@ -122,7 +122,7 @@ class Reader(TorchDispatchMode):
                     )
 
     def located(self, view: Tensor) -> tuple[str, Part] | None:
-        """The weight and its rows that a view [outputs, inputs] is; batches of one matrix are that matrix."""
+        """Name and rows of the weight behind a view [outputs, inputs]; a broadcast batch counts as one matrix."""
         if view.layout is not torch.strided or view.dim() not in (2, 3):
             return None
         if view.dim() == 3:
@@ -166,7 +166,7 @@ def part_of(view: Tensor, weight: Tensor) -> Part | None:
 
 
 def patches(images: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Iterator[Tensor]:
-    """The patches of images [batch, channels, ...] that filters meet, [patches, channels * entries of a filter]."""
+    """Patches (im2col) of images [batch, channels, ...] under filters: [patches, channels * entries of a filter]."""
     images = images if images.dim() == len(kernel) + 2 else images[None]
     found = pad(images, [side for size in reversed(padding) for side in (size, size)])
     for mode, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
@@ -198,14 +198,14 @@ class Moments:
         """Adds the rows of X of a product.
 
         Raises:
-            DataError: they are not finite.
+            DataError: the rows are not finite.
         """
         kind = self.kinds[product.name]
         if kind == "none":
             return
         key = (*product.input_key, kind)
         if self.last is None or self.last[0] != key:
-            # The source is held, so that no other tensor has its address.
+            # The source is kept alive: no other tensor can reuse the address.
             self.last = (key, product.source, *summed(product, kind))
         _, _, total, count = self.last
         parts = self.of.setdefault(product.name, {})
@@ -217,7 +217,7 @@ class Moments:
 
 
 def summed(product: Product, kind: Kind) -> tuple[Tensor, int]:
-    """The second moments of the rows of X of one product, and their number."""
+    """The second moments of the rows of X of one product, and the number of rows."""
     total, count = None, 0
     for rows in product.rows():
         dense = rows.to_dense() if rows.layout is not torch.strided else rows
@@ -234,7 +234,7 @@ def summed(product: Product, kind: Kind) -> tuple[Tensor, int]:
 
 
 def relative_error(before: Tensor, after: Tensor, gram: Tensor) -> float:
-    """`||X before^T - X after^T|| / ||X before^T||` by the gram matrix of X; 0 where both are 0.
+    """`||X before^T - X after^T|| / ||X before^T||` by the gram matrix of X; 0 for a zero denominator.
 
     >>> relative_error(torch.tensor([[2.0, 1.0]]), torch.tensor([[2.0, 0.0]]), torch.eye(2))
     0.4472135954999579

@@ -1,7 +1,7 @@
-"""Structures: which sets of entries live and die together, and which of them stay.
+"""Structures: sets of entries pruned together, and the selection of sets to keep.
 
 In: scores [4, 8] and `Structure(block=(2, 2))`. Out: the scores of the 2 x 4 blocks, and masks of entries from masks of
-blocks. Groups n:m are no sets of this kind: each has its own count.
+blocks. Groups n:m are not pruned as sets: each group keeps a fixed count of entries.
 """
 
 from dataclasses import dataclass, replace
@@ -9,29 +9,31 @@ from math import lcm
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sparsify.errors import ShapeError
 from sparsify.recipe import Prune
-from sparsify.sparsification.grouped import grouped_mask
-from sparsify.sparsification.largest import (
+from sparsify.sparsification.rules.grouped import grouped_mask
+from sparsify.sparsification.rules.largest import (
     block_sums,
     largest,
     largest_in_groups,
     largest_in_rows,
+    magnitudes,
     spread,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The structure of the zeros of a weight; without arguments single entries.
+    """The structure of the zeros of a weight; unstructured by default.
 
     Attributes:
-        block: the extents of blocks that live and die together.
-        is_by_row: whether all entries of an output do.
-        keep, of: of every `of` neighbours `keep` stay.
-        group: blocks of a chunk that share a pattern, of n:m:g; 0 for n:m.
-        mode: along which groups lie.
+        block: the extents of blocks pruned as a whole.
+        is_by_row: whether all entries of an output are pruned as a whole.
+        keep, of: `keep` of every `of` neighbours stay.
+        group: number of blocks in a chunk with a shared pattern, for n:m:g; 0 for n:m.
+        mode: mode of the groups.
     """
 
     block: tuple[int, ...] = ()
@@ -43,7 +45,7 @@ class Structure:
 
     @staticmethod
     def asked_by(prune: Prune) -> "Structure":
-        """The structure that the `pattern` of a rule asks for."""
+        """The structure for the `pattern` of a rule."""
         pattern = prune.pattern
         if pattern is None:
             return Structure()
@@ -58,7 +60,7 @@ class Structure:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether each group of neighbours has its own count."""
+        """Whether each group of neighbours keeps a fixed count (n:m or n:m:g)."""
         return self.of > 0
 
     @property
@@ -71,20 +73,24 @@ class Structure:
         return (1, *shape[1:]) if self.is_by_row and shape else self.block
 
     def join(self, scores: Tensor) -> Tensor:
-        """The scores of the sets, each the sum over its entries."""
+        """The scores of sets: sums over the entries of each set."""
         sets = self.sets(scores.shape)
         return block_sums(scores, sets) if sets else scores
 
+    def join_magnitudes(self, entries: Tensor) -> Tensor:
+        """The magnitudes of sets: sums over the entries of each set; unchanged entries where these are the sets."""
+        return self.join(magnitudes(entries)) if self.sets(entries.shape) else entries
+
     def alive(self, mask: Tensor) -> Tensor:
-        """The sets of which a mask has entries."""
+        """Sets with at least one entry in a mask."""
         return self.join(mask.to(torch.uint8)) > 0 if self.sets(mask.shape) else mask
 
     def spread(self, mask: Tensor, shape: torch.Size) -> Tensor:
-        """The mask of entries from that of sets."""
+        """The mask of entries for a mask of sets."""
         return spread(mask, self.sets(shape))
 
     def require_fit(self, shape: torch.Size) -> None:
-        """Raises where groups or blocks do not divide a weight."""
+        """Raises if groups or blocks do not divide a weight."""
         if self.of and not self.group:
             if not -len(shape) <= self.mode < len(shape):
                 raise ShapeError(
@@ -100,24 +106,42 @@ class Structure:
             raise ShapeError(f"blocks of {sizes} do not divide {list(shape)}; another `block`, or `ignore`")
 
     def select_in_groups(self, scores: Tensor, density: float) -> Tensor:
-        """The largest of each group: `keep`, and more of them while a schedule asks for a larger density.
+        """The largest entries of each group: `keep`, or more while a schedule has a larger density.
+
+        For n:m:g: the entries of the mask with `keep`, and the largest other entries of each block.
+
+        Args:
+            scores: scores of entries, -inf for dead entries.
+            density: the share of entries.
 
         Raises:
             ShapeError: groups do not divide the weight.
         """
-        if self.group:
-            if density > self.keep / self.of + 1e-9 and round(self.of * density) >= self.of:
-                return torch.ones(scores.shape, dtype=torch.bool)
-            return grouped_mask(scores.clamp(min=0), self.keep, self.of, self.group, along=self.mode)
-        return largest_in_groups(scores, max(self.keep, round(self.of * density)), self.of, self.mode)
+        count = max(self.keep, round(self.of * density))
+        if not self.group:
+            return largest_in_groups(scores, count, self.of, self.mode)
+        if count >= self.of:
+            return torch.ones(scores.shape, dtype=torch.bool)
+        last = grouped_mask(
+            scores.clamp(min=0), self.keep, self.of, self.group, along=self.mode, alive=scores > -torch.inf
+        )
+        return last if count == self.keep else self._with_next(scores, last, count)
+
+    def _with_next(self, scores: Tensor, mask: Tensor, count: int) -> Tensor:
+        """The mask of n:m:g and of the largest other entries of each block, `count` in all."""
+        first = scores.masked_fill(mask, torch.inf).flatten(1)
+        lines = first if self.mode == 0 else first.t()
+        padded = pad(lines, (0, 0, 0, -len(lines) % self.of), value=-torch.inf)
+        kept = largest_in_groups(padded, count, self.of, 0)[: len(lines)]
+        return (kept if self.mode == 0 else kept.t()).reshape(scores.shape)
 
     def select(self, scores: Tensor, sparsity: float, *, by_row: bool) -> Tensor:
-        """The places of the largest scores, the first ones among equals.
+        """The mask of the largest scores; ties go to the first entries.
 
         Args:
             scores: [outputs, inputs].
-            sparsity: the share of zeros; groups have their own.
-            by_row: whether counts hold for each row of sets, or for all.
+            sparsity: the share of zeros; ignored for groups n:m.
+            by_row: whether counts hold for each row of sets, or for the whole weight.
 
         Raises:
             ShapeError: groups or blocks do not divide the weight.
@@ -133,22 +157,23 @@ class Structure:
         return self.spread(mask, scores.shape)
 
     def columns_at_once(self, wanted: int, shape: torch.Size) -> int:
-        """The least number of columns, at least `wanted`, in which the groups and sets of a matrix are whole."""
+        """The least number of columns, at least `wanted`, divisible into whole groups and sets of a matrix."""
         unit = lcm(self.of if self.of and self.mode in (1, -1) else 1, (self.sets(shape) or (1, 1))[1])
         return -(-wanted // unit) * unit
 
     def in_matrix(self, shape: torch.Size, is_transposed: bool) -> tuple[Tensor | None, "Structure"]:
-        """The structure of a weight in its matrix [outputs, inputs].
+        """The structure of a weight as a matrix [outputs, inputs].
 
         Args:
-            shape: of the weight; modes behind the second one count as inputs.
+            shape: shape of the weight; modes after the second one count as inputs.
             is_transposed: whether the weight is [inputs, outputs].
 
         Returns:
-            The order of the inputs in which groups are neighbours, None as they are, and the structure of the matrix.
+            The permutation of the inputs that makes groups contiguous (None for the identity), and the structure of
+            the matrix.
 
         Raises:
-            ShapeError: the weight has no such mode, or no blocks.
+            ShapeError: the weight lacks the mode of the groups, or cannot have blocks.
         """
         if self.block and len(shape) != 2:
             raise ShapeError(

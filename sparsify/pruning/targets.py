@@ -1,4 +1,4 @@
-"""The schedules of a recipe's rules, drawn before anything trains. Nothing here imports torch.
+"""Schedules of a recipe's rules, known before any training. The module does not import torch.
 
 In: a rule with `prune: {method: gmp, sparsity: 0.9}, schedule: {end: 1000, every: 100}`. Out: a cubic `Schedule`.
 """
@@ -10,16 +10,16 @@ from sparsify.recipe import Rule, ScheduleSpec
 
 
 def schedule_of(rule: Rule, steps_per_epoch: int | None = None) -> Schedule:
-    """The schedule of a rule that prunes.
+    """The schedule of a pruning rule.
 
-    Methods with regrowth start with the share of zeros that they end with, others with none.
+    By default methods with regrowth start with the final share of zeros, other methods with 0.
 
     Args:
-        rule: has `prune`.
-        steps_per_epoch: for `unit: epoch`.
+        rule: a rule with `prune`.
+        steps_per_epoch: steps of an epoch, for `unit: epoch`.
 
     Raises:
-        SparsifyError: epochs, and no number of steps in one.
+        SparsifyError: a schedule in epochs without `steps_per_epoch`.
     """
     assert rule.prune is not None, "the rule prunes"
     prune, spec = rule.prune, rule.schedule or ScheduleSpec()
@@ -38,6 +38,6 @@ def schedule_of(rule: Rule, steps_per_epoch: int | None = None) -> Schedule:
 
 
 def staged_schedule(rule: Rule) -> Schedule | Staged:
-    """The schedule of a rule and of what later stages do to its tensors; epochs are counted as they are."""
+    """The schedule of a rule and of later stages on the same tensors; an epoch counts as one step."""
     parts = tuple(schedule_of(part, 1) for part in (rule, *rule.later))
     return parts[0] if len(parts) == 1 else Staged(parts)

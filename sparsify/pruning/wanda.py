@@ -1,4 +1,4 @@
-"""Wanda: entries whose size times the norm of their input is small become zero, compared within each output.
+"""Wanda: prunes entries with the smallest magnitude times input norm, compared within each output.
 
 In: a weight [outputs, inputs], `sum(t, X[t, i] ** 2)` for each input. Out: a mask, `True` where an entry is kept.
 
@@ -21,13 +21,13 @@ def wanda_scores(weight: Tensor, squares: Tensor) -> Tensor:
 
 
 def wanda(weight: Tensor, squares: Tensor, structure: Structure, sparsity: float = 0.0) -> Tensor:
-    """The places of the entries that stay.
+    """The mask of the kept entries.
 
     Args:
         weight: [outputs, inputs].
         squares: [inputs], `sum(t, X[t, i] ** 2)`.
-        structure: of the zeros.
-        sparsity: the share of zeros of each row, or of each row of blocks; groups have their own.
+        structure: structure of the zeros.
+        sparsity: the share of zeros of each row, or of each row of blocks; ignored for groups n:m.
 
     Raises:
         ShapeError: groups or blocks do not divide the weight.

@@ -1,7 +1,7 @@
-"""Recipe files: which tensors of a model are sparse, how they are stored and how the result is checked.
+"""Recipe files: sparse tensors of a model, their formats, and the verification of the result.
 
-In: a path, a built-in name, a mapping. Out: a frozen `Recipe`. Nothing here imports torch, and the parser and its
-schema are imported when first used: listing the built-in recipes needs neither.
+In: a path, a built-in name, a mapping. Out: a frozen `Recipe`. The package imports no torch, and the parser and its
+schema are imported lazily: listing the built-in recipes needs neither.
 """
 
 from importlib import import_module
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Recipe,
         Rule,
         ScheduleSpec,
+        Shard,
         Verify,
         When,
     )
@@ -34,6 +35,7 @@ __all__ = [
     "Recipe",
     "Rule",
     "ScheduleSpec",
+    "Shard",
     "Verify",
     "When",
     "copy",
@@ -51,7 +53,7 @@ _MODULES = {"json_schema": "parse", "load": "parse", "loads": "parse", "import_r
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the parser or of the schema."""
+    """Imports a name of the parser or of the schema lazily."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_MODULES.get(name, 'schema')}")

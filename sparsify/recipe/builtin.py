@@ -1,4 +1,4 @@
-"""The recipes that ship with the package, found without importing torch.
+"""Built-in recipes, located without importing torch.
 
 In: `"gcn"`. Out: the path of `gcn.yaml` inside `sparsify.recipes`.
 """
@@ -13,7 +13,7 @@ PACKAGE = "sparsify.recipes"
 
 
 def folder() -> Path:
-    """The folder of the built-in recipes."""
+    """Folder of the built-in recipes."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is not None and spec.origin is not None:
         return Path(spec.origin).parent
@@ -21,17 +21,17 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """The names of the built-in recipes, sorted."""
+    """Sorted names of the built-in recipes."""
     return sorted(path.stem for path in folder().glob("*.yaml"))
 
 
 def path(name: str) -> Path:
-    """The file of the built-in recipe `name`."""
+    """File of the built-in recipe `name`."""
     return folder() / f"{name}.yaml"
 
 
 def description(name: str) -> str:
-    """The line `description:` of a built-in recipe, without reading the rest."""
+    """Text of the line `description:` of a built-in recipe; reads no further lines."""
     with path(name).open(encoding="utf-8") as lines:
         found = (
             line.removeprefix("description:").strip() for line in lines if line.startswith("description:")
@@ -40,7 +40,7 @@ def description(name: str) -> str:
 
 
 def require(name: str) -> None:
-    """Raises for a name that no built-in recipe has, with the nearest ones."""
+    """Raises for an unknown built-in recipe; the error suggests the nearest names."""
     known = names()
     if name not in known:
         near = sorted(get_close_matches(name, known, n=2))

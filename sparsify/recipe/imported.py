@@ -1,4 +1,4 @@
-"""Recipes of SparseML and llm-compressor, read as recipes of sparsify. Nothing here imports torch.
+"""Import of recipes of SparseML and llm-compressor as recipes of sparsify, without importing torch.
 
 In:
 
@@ -27,7 +27,7 @@ from sparsify.errors import RecipeError
 from sparsify.recipe.parse import load
 from sparsify.recipe.source import MAX_BYTES, composed
 
-# By the name of a modifier what a rule asks of `prune`.
+# Fields of `prune` by the name of a modifier.
 PRUNING: Final[Mapping[str, Mapping[str, Any]]] = {
     "GMPruningModifier": {"method": "gmp"},
     "MagnitudePruningModifier": {"method": "gmp"},
@@ -38,7 +38,7 @@ PRUNING: Final[Mapping[str, Mapping[str, Any]]] = {
     "WandaPruningModifier": {"method": "wanda"},
 }
 ONE_SHOT: Final = ("sparsegpt", "wanda")
-# Ways to prune that have no rule here; others are no matter of a recipe: learning rates, epochs, quantization.
+# Pruning modifiers without an equivalent rule; other modifiers (learning rates, epochs, quantization) do not prune.
 WITHOUT: Final = re.compile(r"Prun|Spars|AC_?DC|TopKAST|Powerpropagation")
 LAYERS: Final = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 CURVES: Final = ("linear", "cubic")
@@ -54,12 +54,12 @@ FRONT_MATTER: Final = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Modifier:
-    """A modifier of an old recipe.
+    """A modifier of an imported recipe.
 
     Attributes:
-        name: of its class.
-        line: where it stands.
-        keys: by name its values as nodes.
+        name: name of the modifier's class.
+        line: line in the file.
+        keys: values by key, as YAML nodes.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Modifier:
 
 @dataclass
 class Imported:
-    """The translation of an old recipe.
+    """Translation of a recipe.
 
     Attributes:
-        recipe: as plain data, valid.
-        notes: for each modifier that has no rule its name, its line and why.
+        recipe: valid recipe of sparsify as plain data.
+        notes: name, line and reason for each modifier without a rule.
     """
 
     recipe: dict[str, Any]
@@ -81,14 +81,14 @@ class Imported:
 
 
 def import_recipe(path: str | PathLike[str], steps_per_epoch: int | None = None) -> Imported:
-    """A recipe of SparseML or llm-compressor as a recipe of sparsify.
+    """Recipe of SparseML or llm-compressor as a recipe of sparsify.
 
     Args:
-        path: a YAML file, or Markdown that starts with YAML between two lines of `---`.
-        steps_per_epoch: turns epochs into steps; needed where a schedule has parts of epochs.
+        path: a YAML file, or Markdown with YAML front matter between two lines of `---`.
+        steps_per_epoch: steps of an epoch, converts epochs to steps; required for schedules with fractional epochs.
 
     Raises:
-        RecipeError: the file is missing or not YAML, nothing in it prunes, or a modifier asks for what no rule can.
+        RecipeError: the file is missing or not YAML, nothing in it prunes, or a modifier has no equivalent rule.
     """
     file = Path(path)
     try:
@@ -119,13 +119,13 @@ def import_recipe(path: str | PathLike[str], steps_per_epoch: int | None = None)
 
 
 def _variables(root: Node | None) -> Iterator[tuple[str, Node]]:
-    """The scalars of the outermost mapping, which `eval(...)` may name."""
+    """Scalars of the outermost mapping: the variables of `eval(...)`."""
     if isinstance(root, MappingNode):
         yield from ((key.value, value) for key, value in root.value if isinstance(value, ScalarNode))
 
 
 def _modifiers(node: Node | None) -> Iterator[Modifier]:
-    """The modifiers in a text: `- !Name {...}` in a list, or `Name: {...}` in a mapping, under `...modifiers`."""
+    """Modifiers of a text: `- !Name {...}` in a list, or `Name: {...}` in a mapping, under `...modifiers`."""
     if not isinstance(node, MappingNode):
         return
     for key, value in node.value:
@@ -140,21 +140,21 @@ def _modifiers(node: Node | None) -> Iterator[Modifier]:
 
 
 def _modifier(name: str, node: Node) -> Modifier:
-    """A modifier with its keys."""
+    """Modifier with its keys."""
     keys = {str(key.value): value for key, value in node.value} if isinstance(node, MappingNode) else {}
     return Modifier(name, node.start_mark.line + 1, keys)
 
 
 @dataclass
 class _Reader:
-    """Reads the modifiers of one file."""
+    """Reader of the modifiers of one file."""
 
     file: str
     steps_per_epoch: int | None
     variables: dict[str, Node]
 
     def rules(self, root: Node | None) -> tuple[list[dict[str, Any]], list[str]]:
-        """The rules of the modifiers that prune, and notes on the others."""
+        """Rules of the pruning modifiers, and notes on the others."""
         rules: list[dict[str, Any]] = []
         notes: list[str] = []
         for modifier in _modifiers(root):
@@ -179,7 +179,7 @@ class _Reader:
         return rules, notes
 
     def rule(self, modifier: Modifier) -> dict[str, Any]:
-        """The rule of a modifier that prunes."""
+        """Rule of a pruning modifier."""
         prune = dict(PRUNING[modifier.name])
         if self.word(modifier, "global_sparsity") == "true":
             prune["scope"] = "global"
@@ -226,7 +226,7 @@ class _Reader:
         return {key: list(dict.fromkeys(words)) for key, words in found.items() if words}
 
     def pattern(self, modifier: Modifier) -> Any:
-        """The structure of zeros, "" for single entries."""
+        """Structure of the zeros, "" for single entries."""
         asked = self.word(modifier, "mask_type") or self.word(modifier, "mask_structure") or "unstructured"
         if asked in ("unstructured", "0:0"):
             return ""
@@ -241,7 +241,7 @@ class _Reader:
         )
 
     def schedule(self, modifier: Modifier) -> dict[str, Any]:
-        """The schedule of gradual pruning."""
+        """Schedule of gradual pruning."""
         start = self.number(modifier, "start_epoch", self.number(modifier, "start", 0.0)) or 0.0
         end = self.number(modifier, "end_epoch", self.number(modifier, "end", None))
         if end is None:
@@ -261,7 +261,7 @@ class _Reader:
         return {**found, "start": round(start), "end": round(end), "every": max(1, round(every))}
 
     def number(self, modifier: Modifier, key: str, otherwise: float | None) -> float | None:
-        """The number of a key; truth values are 1 and 0."""
+        """Number of a key; booleans are 1 and 0."""
         text = self.word(modifier, key)
         if text in ("", "null", "~", "none"):
             return otherwise
@@ -270,7 +270,7 @@ class _Reader:
         return self.value(modifier, text, set())
 
     def value(self, modifier: Modifier, text: str, open_: set[str]) -> float:
-        """The number that a text is, or that its arithmetic over variables gives."""
+        """Value of a number, or of an arithmetic expression over the variables."""
         inner = re.fullmatch(r"eval\((.*)\)", text.strip(), re.DOTALL)
         try:
             tree = ast.parse((inner[1] if inner else text).strip(), mode="eval").body
@@ -279,7 +279,7 @@ class _Reader:
             raise self.error(modifier, f"{text[:60]!r} is no number") from None
 
     def computed(self, modifier: Modifier, tree: ast.expr, open_: set[str]) -> float:
-        """The value of an expression of numbers, names, + - * / and //."""
+        """Value of an expression of numbers, names, + - * / and //."""
         match tree:
             case ast.Constant(value=int() | float() as number):
                 return float(number)
@@ -293,7 +293,7 @@ class _Reader:
         raise ValueError(ast.unparse(tree))
 
     def word(self, modifier: Modifier, key: str) -> str:
-        """The text of a key in small letters, "" without one."""
+        """Text of a key in lower case, "" without the key."""
         node = modifier.keys.get(key)
         if node is None:
             return ""
@@ -303,12 +303,12 @@ class _Reader:
         return text if text.startswith("eval(") else text.lower() if text not in self.variables else text
 
     def words(self, modifier: Modifier, node: Node) -> list[str]:
-        """The texts of a list, or of one value."""
+        """Texts of a list, or of a single value."""
         nodes = node.value if isinstance(node, SequenceNode) else [node]
         if not all(isinstance(one, ScalarNode) for one in nodes):
             raise self.error(modifier, "names of parameters or layers are texts")
         return [str(one.value).strip() for one in nodes]
 
     def error(self, modifier: Modifier, text: str) -> RecipeError:
-        """A mistake of a modifier."""
+        """Error about a modifier, with its line."""
         return RecipeError(f"{modifier.name}: {text}", self.file, modifier.line)

@@ -20,17 +20,17 @@ from sparsify.recipe.source import MAX_BYTES, TOO_DEEP, Path, Position, Source, 
 from sparsify.recipe.stages import folded
 from sparsify.recipe.unsupported import refusal
 
-# An error shows so many mistakes, each in so many characters.
+# Maximum number of mistakes in an error text, and maximum characters of each.
 COMPLAINTS = 20
 WIDTH = 1000
 MOST_READ = 1000
 
 
 def load(recipe: str | PathLike[str] | Mapping[str, Any] | Recipe, **overrides: Any) -> Recipe:
-    """The recipe that a path, a built-in name or a mapping stands for, with `overrides` of its arguments.
+    """Checked recipe of a path, a built-in name or a mapping, with `overrides` of its arguments.
 
     Raises:
-        RecipeError: the file is missing, not YAML, or says something that the schema does not know.
+        RecipeError: the file is missing, not YAML, or contradicts the schema.
 
     >>> load("gcn").name
     'gcn'
@@ -61,14 +61,14 @@ def load(recipe: str | PathLike[str] | Mapping[str, Any] | Recipe, **overrides: 
 
 
 def loads(text: str, file: str = "<text>", **overrides: Any) -> Recipe:
-    """The recipe written in `text`."""
+    """Recipe written in `text`."""
     if not isinstance(text, str):
         raise RecipeError(f"a recipe of type {type(text).__name__}; YAML as text", file)
     return from_source(read(text, file), overrides)
 
 
 def locate(name: str | PathLike[str]) -> FilePath:
-    """The file of a recipe given by path or built-in name."""
+    """File of a recipe given by path or built-in name."""
     path = path_of(name, "the recipe")
     with suppress(OSError):  # a name that is too long for a file
         if path.is_file():
@@ -95,7 +95,7 @@ def plain(value: Any) -> Any:
 
 
 def from_source(source: Source, overrides: Mapping[str, Any]) -> Recipe:
-    """The checked recipe of plain data; errors carry the position of the part they are about."""
+    """Checked recipe of plain data; errors have the position of the offending part."""
     substitute(source, overrides)
     try:
         recipe = Recipe.model_validate(source.data)
@@ -114,20 +114,20 @@ def position_rules(recipe: Recipe, source: Source) -> None:
     for rule, place in places:
         at = source.position(place)
         rule._line, rule._column = at.line, at.column
-    recipe._folded = folded(recipe.stages)  # copies of rules that have their places now
+    recipe._folded = folded(recipe.stages)  # after the loop: copies of rules include their positions
 
 
 def described(error: ValidationError, source: Source) -> RecipeError:
-    """All complaints of `error`, a line each, at the position of the first."""
+    """All mistakes of `error`, a line each, at the position of the first."""
     found: dict[tuple[int, int], RecipeError] = {}
     complaints = error.errors()[:MOST_READ]
     for complaint in sorted(
         complaints, key=lambda one: one["type"] == "missing"
     ):  # a key misspelt comes first
         if complaint["type"] == "string_type" and isinstance(complaint["input"], dict):
-            continue  # a format by its levels is no text: the other member of the union complains
+            continue  # a format by its levels is no text: the other union member reports the mistake
         one = complained(complaint, source)
-        found.setdefault((one.line, one.column), one)  # a union complains once for each member
+        found.setdefault((one.line, one.column), one)  # a union reports once for each member
     first, *others = (found[place] for place in sorted(found))
     lines = [first.message, *map(str, others[: COMPLAINTS - 1])]
     if len(others) >= COMPLAINTS:
@@ -137,7 +137,7 @@ def described(error: ValidationError, source: Source) -> RecipeError:
 
 
 def complained(complaint: Any, source: Source) -> RecipeError:
-    """One complaint in the words and at the position of the file."""
+    """One mistake in the words and at the position of the file."""
     path = written(complaint["loc"], source.data)
     name = ".".join(str(part) for part in path)
     message = complaint["msg"].removeprefix("Value error, ")
@@ -148,6 +148,8 @@ def complained(complaint: Any, source: Source) -> RecipeError:
         message = refused or f"unknown key {key!r}{nearest(key, keys_of(section))}"
     elif complaint["type"] in ("missing", "too_short") and path[-1] == "targets":
         message = "a rule needs `targets`"
+    elif complaint["type"] == "missing" and isinstance(path[-1], int):
+        message = f"{name.rpartition('.')[0]}: entry {path[-1] + 1} is missing"
     elif complaint["type"] == "missing":
         message = f"the key {path[-1]!r} is missing"
     elif complaint["type"] == "literal_error" and refused:
@@ -161,7 +163,7 @@ def complained(complaint: Any, source: Source) -> RecipeError:
 
 
 def written(loc: tuple[str | int, ...], data: Any) -> Path:
-    """The part of a pydantic location that exists in the file, without the names of union members."""
+    """Path of a pydantic location in the file, without the names of union members."""
     path: list[str | int] = []
     for position, part in enumerate(loc):
         last = position == len(loc) - 1
@@ -176,7 +178,7 @@ def written(loc: tuple[str | int, ...], data: Any) -> Path:
 
 
 def section_at(path: Path) -> type[BaseModel] | None:
-    """The section of the schema at `path`."""
+    """Section of the schema at `path`."""
     model: type[BaseModel] | None = Recipe
     for part in path:
         if isinstance(part, int) or model is None:
@@ -187,18 +189,18 @@ def section_at(path: Path) -> type[BaseModel] | None:
 
 
 def keys_of(section: type[BaseModel] | None) -> list[str]:
-    """The keys of a section."""
+    """Keys of a section."""
     return [field.alias or key for key, field in section.model_fields.items()] if section else []
 
 
 def model_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class inside a type such as `tuple[Rule, ...] | None`."""
+    """Section class inside a type such as `tuple[Rule, ...] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in typing.get_args(annotation) if (found := model_of(part))), None)
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of recipe files, for editors."""
+    """JSON Schema of recipe files, for editors."""
     schema = Recipe.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sparsify recipe", **schema}

@@ -107,6 +107,11 @@ class GroupPattern(Section):
             raise ValueError(
                 f"keeps {self.keep} of {self.of}: `keep` is at most `of` (n:m means n kept of every m)"
             )
+        if self.keep == self.of:
+            raise ValueError(
+                f"keeps all of every {self.of}, which prunes nothing: n:m means n kept of every m, fewer than m; "
+                "without the rule all entries stay"
+            )
         return self
 
 
@@ -137,6 +142,13 @@ def spelled_out(value: Any) -> Any:
     return {"nm": {"keep": int(found[1]), "of": int(found[2]), **group}}
 
 
+def no_truth_value(value: Any) -> Any:
+    """Any value but a truth value, which is 0 or 1 to Python: `sparsity: true` would prune everything."""
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is a truth value; a number is wanted")
+    return value
+
+
 def structured(value: Any) -> Any:
     """A pattern, with `2:4` and `row` spelled out and any other word than `unstructured` refused."""
     value = {"row": True} if value == "row" else spelled_out(value)
@@ -148,20 +160,20 @@ def structured(value: Any) -> Any:
 
 
 class Prune(Section):
-    """How a dense tensor becomes sparse.
+    """The pruning of a dense tensor.
 
     `threshold`: of `method: threshold`, the least magnitude that stays; `keep`: of `method: topk`, how many entries of
     each output stay, or with `dim: out` of each input.
     """
 
     method: Method
-    sparsity: float | None = Field(default=None, ge=0, le=1)
+    sparsity: Annotated[float | None, BeforeValidator(no_truth_value)] = Field(default=None, ge=0, le=1)
     pattern: Annotated[PatternSpec | None, BeforeValidator(structured)] = None
     scope: Literal["layer", "global", "erk", "owl"] = "layer"
     score: str | None = None
     regrow: Literal["none", "random", "gradient"] | None = None
-    fraction: float = Field(default=0.3, ge=0, le=1)
-    threshold: float | None = Field(default=None, ge=0)
+    fraction: Annotated[float, BeforeValidator(no_truth_value)] = Field(default=0.3, ge=0, le=1)
+    threshold: Annotated[float | None, BeforeValidator(no_truth_value)] = Field(default=None, ge=0)
     keep: int | None = Field(default=None, ge=1)
     dim: int | Literal["in", "out"] | None = None
 
@@ -324,7 +336,7 @@ class Grad(Section):
 
 
 class Rule(Section):
-    """Which tensors are sparse, and how."""
+    """A selection of tensors and their sparse format."""
 
     id: str | None = None
     ref: str | None = None
@@ -369,7 +381,7 @@ class Rule(Section):
 
     @property
     def origin(self) -> str:
-        """Where the sparsity comes from, inferred when the rule does not say it."""
+        """The origin of the sparsity, inferred where the rule names none."""
         if self.source is not None:
             return self.source
         if self.prune or self.mask:
@@ -514,7 +526,7 @@ class Data(Section):
 
 
 class Fuse(Section):
-    """Which einsums may become one program: with `across: functions` those of one call of a module."""
+    """Limits of fusion across einsums: with `across: functions` within one call of a module."""
 
     enabled: bool = True
     max_einsums: int | None = Field(default=None, ge=1)
@@ -522,7 +534,7 @@ class Fuse(Section):
 
 
 class Compile(Section):
-    """How kernels are made."""
+    """Options of code generation and of the C++ compiler."""
 
     fallback: Literal["error", "warn"] = "warn"
     threads: int | None = Field(default=None, ge=1)
@@ -541,8 +553,30 @@ class Compile(Section):
         return self.backends is None or backend in self.backends
 
 
+class Shard(Section):
+    """The division of a model among processes, for `sparsify.shard`.
+
+    `graph`: the folder of parts that `sparsify partition` wrote, rows of nodes and edges are divided; `memory`: one
+    process computes the parts in turns within so much; `linear: tensor`: weights of linear layers are divided, in
+    pairs; `timeout`: seconds after which a process that does not answer is an error.
+    """
+
+    graph: str | None = None
+    memory: str | int | None = None
+    linear: Literal["tensor"] | None = None
+    timeout: Annotated[float, BeforeValidator(no_truth_value)] = Field(default=300.0, gt=0)
+
+    @model_validator(mode="after")
+    def _one(self) -> "Shard":
+        if (self.graph is None) == (self.linear is None):
+            raise ValueError("`shard` has one of `graph: parts/` and `linear: tensor`")
+        if self.memory is not None and self.graph is None:
+            raise ValueError("`memory` is for the parts of a `graph`; leave it out")
+        return self
+
+
 class Calibration(Section):
-    """Which part of the calibration data is used.
+    """The part of the calibration data that is used.
 
     `samples`: rows of the first mode of the inputs, all without it; `length`: tokens of each sample, the second mode;
     `seed`: draws the samples, without it the first ones are taken; `split`: the data that results are evaluated on, for
@@ -564,7 +598,7 @@ class Verify(Section):
 
 
 class Recipe(Section):
-    """Which tensors of a model are sparse, how they become so, are stored, and how the result is checked.
+    """Sparse tensors of a model: selection, pruning, formats, and the check of the result.
 
     >>> Recipe(name="gcn", sparsify=({"targets": "input:adj", "format": "csr"},)).rules[0].targets
     ('input:adj',)
@@ -584,6 +618,7 @@ class Recipe(Section):
     fuse: Fuse = Fuse()
     compile: Compile = Compile()
     verify: Verify = Verify()
+    shard: Shard | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
 
@@ -603,6 +638,10 @@ class Recipe(Section):
     def with_rules(self, rules: Iterable[Rule]) -> "Recipe":
         """The recipe with these rules in place of its own."""
         return self.model_copy(update={"sparsify": tuple(rules), "stages": ()})
+
+    def without_shard(self) -> "Recipe":
+        """The recipe for one process."""
+        return self.model_copy(update={"shard": None})
 
     def with_optional_rules(self, role: str | None = None) -> "Recipe":
         """The recipe whose rules, all or those of a role, may match nothing."""

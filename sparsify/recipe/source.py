@@ -39,27 +39,27 @@ class Position:
 
 @dataclass(slots=True)
 class Source:
-    """Plain data and where each part of it stands in the file."""
+    """Plain data and the position of each part in the file."""
 
     file: str
     data: Any = None
     positions: dict[Path, Position] = field(default_factory=dict)
 
     def position(self, path: Path) -> Position:
-        """The position of `path` or of the nearest part around it."""
+        """Position of `path`, or of the nearest enclosing part."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.positions:
                 return self.positions[path[:length]]
         return Position(0, 0)
 
     def error(self, message: str, path: Path = ()) -> RecipeError:
-        """The error that `message` is about the part at `path`."""
+        """Error with `message` at the position of `path`."""
         at = self.position(path)
         return RecipeError(message, self.file, at.line, at.column)
 
 
 def read(text: str, file: str) -> Source:
-    """The data of a YAML 1.2 text with its positions.
+    """Plain data of a YAML 1.2 text with positions.
 
     Raises:
         RecipeError: it is too large, not YAML, or holds more than plain values.
@@ -72,7 +72,7 @@ def read(text: str, file: str) -> Source:
 
 
 def composed(text: str, file: str) -> Node | None:
-    """The nodes of a YAML 1.2 text, with tags and positions; `None` of an empty one.
+    """Nodes of a YAML 1.2 text, with tags and positions; `None` for an empty text.
 
     Raises:
         RecipeError: it is too large, or not YAML.
@@ -93,7 +93,7 @@ def composed(text: str, file: str) -> Node | None:
 
 
 class _Reader:
-    """Builds plain data from composed nodes and records positions on the way."""
+    """Builder of plain data from composed nodes; records positions on the way."""
 
     def __init__(self, source: Source, yaml: YAML) -> None:
         self.source, self.yaml = source, yaml
@@ -101,7 +101,7 @@ class _Reader:
         self.open: set[int] = set()
 
     def build(self, node: Node, path: Path) -> Any:
-        """The plain value of `node`."""
+        """Plain value of `node`."""
         mark = node.start_mark
         self.source.positions.setdefault(path, Position(mark.line + 1, mark.column + 1))
         self.count += 1
@@ -159,7 +159,7 @@ class _Reader:
 
 
 def parse_scalar(text: str) -> Any:
-    """The value that `text` has in YAML 1.2: `3` is a number, `2:4` a string."""
+    """Value of `text` in YAML 1.2: `3` is a number, `2:4` a string."""
     if len(text) > MAX_OVERRIDE:
         return text
     try:
@@ -170,9 +170,9 @@ def parse_scalar(text: str) -> Any:
 
 
 def substitute(source: Source, overrides: Mapping[str, Any]) -> None:
-    """Replaces `${key}` in the data by the arguments of the recipe, with `overrides` over the defaults.
+    """Replaces `${key}` in the data by the arguments of the recipe; `overrides` take precedence over the defaults.
 
-    A value that is one reference takes the argument with its type; inside longer text it becomes text.
+    A value consisting of one reference takes the argument with its type; references inside longer text become text.
     """
     data = source.data
     if not isinstance(data, dict):
@@ -219,7 +219,7 @@ def substitute(source: Source, overrides: Mapping[str, Any]) -> None:
 
 
 def nearest(name: str, known: Any, count: int = 3) -> str:
-    """`; did you mean 'a' or 'b'?`, or what there is when nothing is near."""
+    """`; did you mean 'a' or 'b'?`, or the list of all names without a near one."""
     names = [str(item) for item in known]
     close = get_close_matches(name, names, n=count, cutoff=0.5)
     if close:

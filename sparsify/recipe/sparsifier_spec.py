@@ -1,9 +1,8 @@
 """Sparsifiers in recipes: their names and numbers, as plain data.
 
 In: `threshold: 0.1`, `{random_fraction: {fraction: 0.9, seed: 3}}`, `ScalarThreshold(0.1)` as text or as the object.
-Out: `SparsifierSpec(name="ScalarThreshold", arguments={"threshold": 0.1})`, the same for each of these.
-
-The objects themselves are in `sparsify.sparsifiers`; nothing here imports torch.
+Out: `SparsifierSpec(name="ScalarThreshold", arguments={"threshold": 0.1})`, equal for all spellings of a sparsifier.
+The sparsifiers themselves are in `sparsify.sparsifiers`; this module imports no torch.
 """
 
 import ast
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validat
 
 from sparsify.recipe.source import nearest
 
-# By name in recipes the class, and its parameters in their order; users' own classes are given as objects.
+# Class and ordered parameters by name in recipes; users' own classes are given as objects.
 NAMES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "keep_all": ("KeepAll", ()),
     "random_fraction": ("RandomFraction", ("fraction", "seed")),
@@ -28,7 +27,7 @@ NAMES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "where": ("Where", ("text",)),
 }
 CLASSES: Final = {made: (key, parameters) for key, (made, parameters) in reversed(NAMES.items())}
-# What sparsifiers need and recipes have not: a tensor.
+# Sparsifiers with a tensor operand, unavailable in recipes, and the reason in the error text.
 OF_TENSORS: Final = {
     "Movement": "compares with values of earlier steps, and is for weights",
     "SameFormat": "has a tensor as reference; of gradients write `grad: {format: same}`",
@@ -36,7 +35,7 @@ OF_TENSORS: Final = {
 
 
 class SparsifierSpec(BaseModel):
-    """A sparsifier by its class and its arguments; an object of a user's class as it is.
+    """A sparsifier by its class and its arguments; an object of a user's class is kept unchanged.
 
     >>> SparsifierSpec.model_validate({"threshold": 0.1}) == SparsifierSpec.model_validate("ScalarThreshold(0.1)")
     True
@@ -79,15 +78,15 @@ Sparsifier = Annotated[SparsifierSpec | None, WithJsonSchema(JSON_SCHEMA)]
 
 
 def specified(value: Any) -> dict[str, Any]:
-    """The fields of a specification, from each of its spellings.
+    """Fields of a specification, from any of its spellings.
 
     Raises:
-        ValueError: no sparsifier, or arguments that it has not.
+        ValueError: no sparsifier, or unknown arguments.
     """
     if isinstance(value, str):
         return of_text(value)
     if isinstance(value, Mapping):
-        if {"name"} <= value.keys() <= {"name", "arguments", "given"}:  # as recipes are written out
+        if {"name"} <= value.keys() <= {"name", "arguments", "given"}:  # the form of dumped recipes
             return checked(str(value["name"]), (), dict(value.get("arguments") or {}), value.get("given"))
         if len(value) != 1:
             raise ValueError(f"one sparsifier with its numbers, {{threshold: 0.1}}, not {dict(value)!r}")
@@ -97,7 +96,7 @@ def specified(value: Any) -> dict[str, Any]:
 
 
 def of_text(text: str) -> dict[str, Any]:
-    """A sparsifier as text, `keep_all` or `ScalarThreshold(0.1)`; its arguments are literals, nothing is run."""
+    """Fields of a textual sparsifier, `keep_all` or `ScalarThreshold(0.1)`; arguments are literals, no code runs."""
     try:
         found = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -118,7 +117,7 @@ def of_text(text: str) -> dict[str, Any]:
 
 
 def of_numbers(key: str, given: Any) -> dict[str, Any]:
-    """`threshold: 0.1`, `nm: 2:4`, `random_fraction: {fraction: 0.9, seed: 3}`, `block_fraction: [0.9, [4, 4]]`."""
+    """Fields of `threshold: 0.1`, `nm: 2:4`, `random_fraction: {fraction: 0.9}`, `block_fraction: [0.9, [4, 4]]`."""
     if isinstance(given, Mapping):
         return checked(key, (), dict(given))
     if NAMES.get(key, (key,))[0] == "PerBlockFraction" and isinstance(given, str):
@@ -131,7 +130,7 @@ def of_numbers(key: str, given: Any) -> dict[str, Any]:
 
 
 def of_object(value: Any) -> dict[str, Any]:
-    """An object of `sparsify.sparsifiers`; others, which have a mask, as they are."""
+    """Fields of an object of `sparsify.sparsifiers`; other objects with a method `mask` are kept unchanged."""
     name = type(value).__name__
     if name in OF_TENSORS:
         raise ValueError(f"{name} {OF_TENSORS[name]}")
@@ -149,17 +148,17 @@ def of_object(value: Any) -> dict[str, Any]:
 
 
 def default_of(field: Any) -> Any:
-    """The default of a field, `MISSING` where there is none."""
+    """Default of a field, `MISSING` without a default."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def checked(
     key: str, positional: tuple[Any, ...], named: dict[str, Any], given: Any = None
 ) -> dict[str, Any]:
-    """The fields of a specification, its class known and its arguments by name.
+    """Fields of a specification with a known class and named arguments.
 
     Raises:
-        ValueError: another class or argument.
+        ValueError: an unknown class or argument.
     """
     if given is not None:
         return {"name": key, "given": given}

@@ -1,10 +1,10 @@
-"""Stages of a recipe as rules: each rule with what later stages do to its tensors.
+"""Folding of a recipe's stages into rules: each rule includes the effects of later stages on its tensors.
 
 In: a stage that prunes to 0.5 at once, and a training whose rule refers to it and reaches 0.8 after 1000 steps.
 Out: the rule of the first stage, whose `later` is `{prune: {method: gmp, sparsity: 0.8}, schedule: {from: 0.5, ...}}`.
 
-Steps are counted from the start of the training from then on: a stage starts where the one before ends. Stages that
-contradict each other are refused.
+Folded schedules count steps from the start of the whole training: a stage starts at the end of the previous stage.
+Contradictory stages are refused.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ NEAR = 1e-6
 
 @dataclass
 class Known:
-    """A rule, what stages do to its tensors, the share of zeros that they reach, and the last of these stages."""
+    """A rule, its parts by stage, the sparsity reached so far, and the label of the last stage."""
 
     rule: Rule
     parts: list[Rule] = field(default_factory=list)
@@ -27,10 +27,10 @@ class Known:
 
 
 def folded(stages: Sequence[Stage]) -> tuple[Rule, ...]:
-    """The rules of all stages, each tensor in one of them.
+    """Rules of all stages; each tensor is in one rule.
 
     Raises:
-        ValueError: stages that contradict each other.
+        ValueError: stages contradict each other.
     """
     found: list[Known] = []
     start = 0
@@ -51,7 +51,7 @@ def folded(stages: Sequence[Stage]) -> tuple[Rule, ...]:
 
 
 def _require_stage(stage: Stage, label: str, start: int) -> None:
-    """Raises where keys of a stage contradict each other."""
+    """Raises if keys of a stage contradict each other."""
     if stage.run == "oneshot" and stage.steps is not None:
         raise ValueError(f"{label}: `run: oneshot` takes no step; leave `steps` out, or `run: train`")
     if stage.rewind is None:
@@ -67,10 +67,10 @@ def _require_stage(stage: Stage, label: str, start: int) -> None:
 
 
 def _known(found: Sequence[Known], rule: Rule, label: str, start: int) -> Known:
-    """The earlier rule and stages for the tensors of a rule.
+    """Earlier rule and stages for the tensors of a rule.
 
     Raises:
-        ValueError: it refers to none, or to one that does not prune; a rule that does not prune in a later stage.
+        ValueError: the rule refers to none, or to one without `prune`; a rule without `prune` in a later stage.
     """
     if rule.ref is None:
         if rule.prune is None and start:
@@ -89,10 +89,10 @@ def _known(found: Sequence[Known], rule: Rule, label: str, start: int) -> Known:
 
 
 def _add(known: Known, rule: Rule, prune: Prune, stage: Stage, label: str, start: int) -> None:
-    """Adds what a stage does to the tensors of a rule.
+    """Adds the effect of a stage on the tensors of a rule.
 
     Raises:
-        ValueError: it contradicts the kind of the stage, or what stages before reach.
+        ValueError: it contradicts the kind of the stage, or the results of earlier stages.
     """
     pattern = next((part.prune.pattern for part in known.parts if part.prune is not None), None)
     if known.share > 0 and prune.method != "constant" and prune.pattern != pattern:
@@ -112,7 +112,7 @@ def _add(known: Known, rule: Rule, prune: Prune, stage: Stage, label: str, start
 
 
 def _at_once(rule: Rule, prune: Prune, stage: Stage, label: str, start: int, known: Known) -> Rule:
-    """The rule that makes zeros at a step."""
+    """Rule that makes all zeros in one step."""
     if rule.schedule is not None or prune.method in GRADUAL:
         asked = "a `schedule`" if rule.schedule is not None else f"`method: {prune.method}`"
         raise ValueError(f"{label}: {asked} changes masks over steps; `run: train`")
@@ -140,7 +140,7 @@ def _at_once(rule: Rule, prune: Prune, stage: Stage, label: str, start: int, kno
 
 
 def _training(rule: Rule, prune: Prune, label: str, start: int, known: Known) -> Rule | None:
-    """The rule whose schedule counts from the start of the training; `None` where masks stay."""
+    """Rule with a schedule counted from the start of the training; `None` if masks stay constant."""
     if prune.method == "constant" and rule.schedule is None:
         return None if known.parts or start else rule
     spec = rule.schedule
@@ -164,10 +164,10 @@ def _training(rule: Rule, prune: Prune, label: str, start: int, known: Known) ->
 
 
 def _length(stage: Stage, label: str, *, is_last: bool) -> int:
-    """The steps of a stage.
+    """Number of steps of a stage.
 
     Raises:
-        ValueError: a training without an end before another stage, or one that ends before its schedules.
+        ValueError: a training without an end before another stage, or with an end before its schedules'.
     """
     if stage.run == "oneshot":
         return 0
@@ -183,13 +183,13 @@ def _length(stage: Stage, label: str, *, is_last: bool) -> int:
 
 
 def share_of(prune: Prune) -> float | None:
-    """The share of zeros that is asked for; `None` for those that are there."""
+    """Requested sparsity; `None` to keep existing zeros."""
     group = prune.pattern.nm if prune.pattern else None
     return prune.sparsity if group is None else 1 - group.keep / group.of
 
 
 def _joined(known: Known) -> Rule:
-    """The rule with what later stages do."""
+    """Rule with the effects of later stages."""
     if not known.parts:
         return known.rule
     first, *later = known.parts

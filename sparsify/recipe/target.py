@@ -2,8 +2,8 @@
 
 In: `param:encoder.*.weight`, `re:param:.*weight`, `scope:layer@2`. Out: `selects(target, "param", "encoder.0.weight")`.
 
-Expressions are those of Rust's `regex` crate, by way of pydantic: they match in time linear in the name, so there are
-no look-arounds and no back references. Globs are those of `fnmatch`, which does not go back behind a star.
+Expressions have the syntax of Rust's `regex` crate, by way of pydantic: matching is linear in the length of the name,
+so look-arounds and back references do not exist. Globs are those of `fnmatch`, without backtracking behind a star.
 """
 
 import re
@@ -16,19 +16,19 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 KINDS: Final = ("param", "input", "node", "scope", "op")
 MOST_CHARACTERS: Final = 1000
-# The length of an expression times what its counts multiply to: `(a{1,30}){1,30}` is as long as its copies.
+# Maximum length of an expression times the product of its counts: `(a{1,30}){1,30}` is as long as its copies.
 MOST_COPIES: Final = 10_000
-# `in_proj_weight` of a module that has no module `in_proj`.
+# `in_proj_weight` of a module without a submodule `in_proj`.
 PACKED: Final = re.compile(r"(?<=\w)_(weight|bias)$")
 COUNTS: Final = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 CALL: Final = re.compile(r"0*[1-9][0-9]{0,8}")
 
 
 def require_target(target: str) -> str:
-    """The target itself.
+    """Returns a valid target unchanged.
 
     Raises:
-        ValueError: an expression that cannot be read, or that is too long; a call that is no number.
+        ValueError: an unreadable or too long expression; a call that is no number.
     """
     if len(target) > MOST_CHARACTERS:
         raise ValueError(f"{target[:20]!r}... has {len(target)} characters, more than {MOST_CHARACTERS}")
@@ -42,7 +42,7 @@ def require_target(target: str) -> str:
 
 
 def kind_of(target: str) -> str:
-    """The kind of a target, `param`, `input`, ...; "" where its text has none.
+    """Kind of a target, `param`, `input`, ...; "" without a kind.
 
     >>> kind_of("op:softmax"), kind_of("re:param:.*"), kind_of("Linear")
     ('op', '', '')
@@ -52,7 +52,7 @@ def kind_of(target: str) -> str:
 
 
 def selects(target: str, kind: str, name: str) -> bool:
-    """Whether a target that is no module's type selects what has this name."""
+    """Whether a target selects an object by kind and name; module types are not handled."""
     if target.startswith("re:"):
         return expression(target[3:]).isinstance_python(f"{kind}:{name}")
     wanted, separator, pattern = target.partition(":")
@@ -63,7 +63,7 @@ def selects(target: str, kind: str, name: str) -> bool:
 
 
 def dotted(name: str) -> str:
-    """The name that a packed parameter would have in a module of its own.
+    """Name of a packed parameter as if its prefix were a submodule.
 
     >>> dotted("layers.0.self_attn.in_proj_weight")
     'layers.0.self_attn.in_proj.weight'
@@ -84,7 +84,7 @@ def matches_name(kind: str, pattern: str, name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def expression(text: str) -> SchemaValidator:
-    """The predicate whether an expression matches all of a name.
+    """Compiled predicate: whether an expression matches a whole name.
 
     Raises:
         ValueError: it cannot be read, or it is too long.

@@ -1,7 +1,7 @@
-"""Keys and values that no version reads yet, or that say nothing: what to write instead.
+"""Refusals of unsupported or meaningless keys and values, with the spelling to use instead.
 
 In: the section `FormatSpec` and its key `block`, or `Verify` and `against: masked_dense`. Out: a sentence for the error
-at that place, "" for keys that there never were.
+at that place, "" for keys that never existed.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ REFUSED: Final[dict[tuple[str, str], str]] = {
 
 
 def refusal(section: str, key: str, value: Any = None) -> str:
-    """Why a key of a section is refused, or this value of it; "" where nothing is known of it.
+    """Reason why a key of a section, or one value of the key, is refused; "" for other keys.
 
     >>> refusal("FormatSpec", "block")
     '`block` is not supported; write the blocks into the levels, `i/16: dense`'

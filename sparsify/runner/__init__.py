@@ -1,5 +1,5 @@
-"""The command `sparsify run`: a dense model trained, made sparse by a recipe, verified and timed.
+"""The command `sparsify run`: train a dense model, apply a recipe, verify and time the result.
 
-In: `run("gcn", dataset="cora", data_root="/data")`, from `sparsify.runner.run`. Out: a `RunResult`, which prints
-one table.
+In: `run("gcn", dataset="cora", data_root="/data")`, from `sparsify.runner.run`. Out: a `RunResult`; printed, one
+table.
 """

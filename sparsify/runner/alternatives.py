@@ -1,6 +1,6 @@
-"""Alternatives that a run of a graph model times beside the dense and the sparse model.
+"""Alternatives timed beside the dense and the sparse model in a run of a graph model.
 
-In: the request of `gcn`, its graph. Out: the same passes by torch alone, and by the first rules of the recipe alone.
+In: the request of `gcn`, a graph. Out: the same passes by torch alone, and under each prefix of the recipe's rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import shared_copy
+from sparsify.passes.module.check.verify import pairs
 from sparsify.passes.module.prune_and_capture import pruned, sparse_module
-from sparsify.passes.module.verify import pairs
 from sparsify.recipe import Recipe
 from sparsify.report import Report
 from sparsify.runner.measure import Call, Timing
@@ -29,10 +29,10 @@ class Alternative:
     """A contender beside the dense and the sparse model.
 
     Attributes:
-        name: `torch` for torch alone, else the rule that it has on top of those before.
-        largest_error: the largest absolute difference of its outputs from the dense model's.
-        agrees: whether they are within the recipe's tolerance.
-        timing: of the turns that it took.
+        name: `torch` for torch alone, else the last rule of the prefix of rules.
+        largest_error: the largest absolute difference of outputs from the dense model's.
+        agrees: whether all outputs are within the recipe's tolerance.
+        timing: times of the turns.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Alternative:
 def alternatives(
     request: Request, asked: Subject, dense: nn.Module, expected: Any, report: Report
 ) -> tuple[list[Alternative], list[Call]]:
-    """The model by torch alone, then the sparse model with the first rule, with the first two and so on, and calls.
+    """Alternatives and calls: the model by torch alone, then sparse with rule 1, with rules 1 and 2, and so on.
 
     Args:
-        request: what was asked for.
-        asked: the model before it is pruned, and its inputs.
+        request: model, recipe and data.
+        asked: the model before pruning, and inputs.
         dense: the pruned model.
-        expected: its result.
-        report: of the model with all rules; rules that matched nothing are left out.
+        expected: the result of `dense`.
+        report: report of the model with all rules; rules without a match are left out.
     """
     if asked.graph is None:
         return [], []
@@ -80,7 +80,7 @@ def alternatives(
 
 
 def one_pass(model: Callable[..., Any], example: Sequence[Tensor]) -> Call:
-    """A call that runs the model once, without gradients."""
+    """A call: one forward pass without gradients."""
     return without_gradients(lambda: model(*example))
 
 
@@ -95,7 +95,7 @@ def without_gradients(made: Call) -> Call:
 
 
 def difference(expected: Any, found: Any, recipe: Recipe) -> tuple[float, bool]:
-    """The largest absolute difference of the tensors of two outputs, and whether all are within the tolerance."""
+    """The largest absolute difference between the tensors of two outputs, and whether all are within tolerance."""
     rtol, atol = recipe.verify.rtol, recipe.verify.atol
     errors, agrees = [0.0], True
     for _, want, have in pairs(expected, found):
@@ -103,4 +103,4 @@ def difference(expected: Any, found: Any, recipe: Recipe) -> tuple[float, bool]:
             return inf, False
         errors.append(float((want - have).abs().max()) if want.numel() else 0.0)
         agrees = agrees and torch.allclose(have, want, rtol=rtol, atol=atol)
-    return float(torch.tensor(errors, dtype=torch.float64).max()), agrees  # nan where there is one
+    return float(torch.tensor(errors, dtype=torch.float64).max()), agrees  # propagates nan

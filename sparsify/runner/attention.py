@@ -1,7 +1,7 @@
-"""`--sparse-attn bigbird`: a recipe whose attention has a pattern.
+"""`--sparse-attn bigbird`: a recipe with a pattern for attention.
 
-In: the recipe of BERT, `"bigbird"`, `{"block": 32}`, layers `"0,2-5"`. Out: the same with one more rule,
-`{targets: op:scaled_dot_product_attention, mask: {kind: bigbird, block: 32}}`, for the modules with these numbers.
+In: the recipe of BERT, `"bigbird"`, `{"block": 32}`, layers `"0,2-5"`. Out: the recipe with one more rule,
+`{targets: op:scaled_dot_product_attention, mask: {kind: bigbird, block: 32}}`, for the modules of layers 0 and 2 to 5.
 """
 
 import re
@@ -29,10 +29,10 @@ OPERATOR: Final = "op:scaled_dot_product_attention"
 
 
 def kind_of(text: str) -> str:
-    """The kind of pattern that `--sparse-attn` names.
+    """The kind of mask named by `--sparse-attn`.
 
     Raises:
-        SparsifyError: there is no such kind.
+        SparsifyError: the kind is unknown.
 
     >>> kind_of("window")
     'sliding_window'
@@ -49,18 +49,19 @@ def kind_of(text: str) -> str:
 def with_sparse_attention(
     recipe: Recipe, kind: str, numbers: Mapping[str, Any], layers: str | None = None
 ) -> Recipe:
-    """The recipe with a pattern in attention, in the place of those that it has.
+    """The recipe with a pattern in attention; replaces all mask rules of the recipe.
 
-    Linear layers that no rule selects run by the fastest product that is timed, dense where their weights are.
+    If no rule targets parameters, an optional rule for the weights of linear layers is added: each layer runs the
+    product measured to be fastest, a dense product for dense weights.
 
     Args:
-        recipe: of the model.
-        kind: of recipes, `bigbird`.
-        numbers: of the kind, `{"block": 32}`.
-        layers: `"0,2-5"` for modules with these numbers in their names; all when not given.
+        recipe: recipe of the model.
+        kind: kind of mask as recipes spell it, `bigbird`.
+        numbers: parameters of the kind, `{"block": 32}`.
+        layers: `"0,2-5"` for modules with a layer number of 0 or 2 to 5 in the name; all by default.
 
     Raises:
-        SparsifyError: `layers` are no numbers.
+        SparsifyError: `layers` is not a list of numbers and ranges.
     """
     rules = [rule for rule in recipe.rules if rule.mask is None]
     mask = {"kind": kind, **numbers}
@@ -71,7 +72,7 @@ def with_sparse_attention(
 
 
 def target(layers: str | None) -> str:
-    """The modules of some layers that a rule for attention selects, by the first number of their names.
+    """Target of a rule for attention: the modules of some layers, by the first number of the module name.
 
     >>> target("0,2-3")
     're:scope:[^0-9]*(0|2|3)(\\\\..*)?'
@@ -83,10 +84,10 @@ def target(layers: str | None) -> str:
 
 
 def numbers_of(layers: str) -> set[int]:
-    """The numbers that a text of numbers and ranges names.
+    """Numbers of a comma-separated text of numbers and ranges.
 
     Raises:
-        SparsifyError: it names none.
+        SparsifyError: a part is neither a number nor a range.
 
     >>> sorted(numbers_of("0,2-4"))
     [0, 2, 3, 4]

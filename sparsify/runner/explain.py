@@ -1,7 +1,7 @@
 """The command `sparsify explain`: a registered model with its recipe, or an expression over formats.
 
 In: `explain_model_request(resolve("gcn"))`, or `explain_expression("ij,jk->ik", ["csr", "dense"])`. Out: sections.
-The model's weights are not trained and nothing is measured; an expression is not even built.
+The model is not trained and nothing is measured; an expression is not even compiled.
 """
 
 import warnings
@@ -15,8 +15,8 @@ import torch
 from sparsify.compiler import calibrate
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
-from sparsify.compiler.einsum.parse import read
-from sparsify.compiler.einsum.subscripts import read_subscripts
+from sparsify.compiler.einsum.text.parse import read
+from sparsify.compiler.einsum.text.subscripts import read_subscripts
 from sparsify.compiler.explain import Section, explain_program, only, printed
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.kernel.kernel import result_index_dtypes
@@ -44,10 +44,10 @@ class Shown:
     """The parts of an explanation to print.
 
     Attributes:
-        subject: what was asked about.
-        facts: for programs, besides the sections.
-        sections: in order.
-        hint: how to see what is left out.
+        subject: the model or expression explained.
+        sections: sections in print order.
+        facts: machine-readable facts besides the sections.
+        hint: how to see omitted parts.
     """
 
     subject: str
@@ -68,7 +68,7 @@ def check_stages(stages: Sequence[str]) -> tuple[str, ...]:
     """The names between commas.
 
     Raises:
-        SparsifyError: one is no stage; the text lists them.
+        SparsifyError: a name is no stage; the message lists the stages.
     """
     names = tuple(part.strip() for text in stages for part in text.split(",") if part.strip())
     for name in names:
@@ -82,10 +82,10 @@ def explain_model_request(request: Request, *, region: str = "1", stages: Sequen
     Args:
         request: model, recipe and data.
         region: the number of the region to show, or `all`.
-        stages: what to show of it; everything without them.
+        stages: stages of the region to show; all by default.
 
     Raises:
-        SparsifyError: there is no such region or stage.
+        SparsifyError: the region or a stage is unknown.
         CaptureError: the model cannot be captured.
     """
     names = check_stages(stages)
@@ -119,7 +119,7 @@ def explain_model_request(request: Request, *, region: str = "1", stages: Sequen
 
 
 def chosen_regions(found: Explanation, region: str) -> tuple[Section, ...]:
-    """The sections of the regions that are asked for."""
+    """Sections of the requested regions."""
     text = region.strip().removeprefix("region_")
     if text == "all" or (text == "1" and not found.regions):
         return found.regions
@@ -131,7 +131,7 @@ def chosen_regions(found: Explanation, region: str) -> tuple[Section, ...]:
 
 
 def operators_of(request: Request) -> list[tuple[str, int, list[str]]]:
-    """The operators of the request's model as rules may name them, how often, and the modules they run in."""
+    """Operators of the request's model by their names in rules, with counts and module scopes."""
     asked = subject(request)
     draft = captured(asked.model, asked.example, request)
     scopes: dict[str, list[str]] = {}
@@ -155,15 +155,15 @@ def explain_expression(
 
     Args:
         text: `ij,jk->ik`, or `y[i] = A[i,j] * x[j]`.
-        formats: of the operands, in order, or by name.
-        sizes: extents of index variables, for the choice of the schedule; all of them for an estimate of the time.
-        density: of sparse operands, for the same.
-        dtype: of all operands.
-        schedule: instead of the chosen one.
-        stages: what to show; everything without them.
+        formats: formats of the operands, in order, or by name.
+        sizes: extents of index variables, for the choice of the schedule; all extents for an estimate of the time.
+        density: density of sparse operands, for the same purposes.
+        dtype: data type of all operands.
+        schedule: schedule in place of the chosen one.
+        stages: stages to show; all by default.
 
     Raises:
-        SparsifyError: a mistake in what was asked, with what would do.
+        SparsifyError: a mistake in the arguments, with a hint.
     """
     names = check_stages(stages)
     if dtype not in DTYPES:
@@ -182,7 +182,7 @@ def explain_expression(
 
 
 def sizes_of(program: Program, extents: Mapping[str, int], density: float) -> Sizes:
-    """The sizes of operands whose stored entries are a fraction of all."""
+    """Sizes of sparse operands for a given density of stored entries."""
     stored = {}
     for name in program.inputs:
         declared = program.declaration(name)
@@ -192,7 +192,7 @@ def sizes_of(program: Program, extents: Mapping[str, int], density: float) -> Si
 
 
 def cost_of(program: Program, sizes: Sizes, density: float) -> str:
-    """The estimated time of a call, where all sizes are known."""
+    """The estimated time of a call, "" unless all extents are known."""
     if any(index not in sizes.extents for d in program.declarations for index in d.extents):
         return ""
     machine = calibrate.known(current())
@@ -233,7 +233,7 @@ def notation(text: str, sizes: Mapping[str, int]) -> Statements:
 
 
 def require_known(sizes: Mapping[str, int], known: set[str]) -> None:
-    """Raises for an extent of an index variable that does not occur."""
+    """Raises for an extent of an unknown index variable."""
     for name in sizes:
         if name not in known:
             raise SparsifyError(

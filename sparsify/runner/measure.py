@@ -1,7 +1,7 @@
 """Time and memory of contenders in one process.
 
-In: calls. Out: medians of interleaved runs, and the memory that one call takes on top. Of calls that take long
-fewer runs make a median, and the memory is that of one call.
+In: calls. Out: medians of interleaved runs, and the additional memory of one call. Slow calls are run fewer times, and
+measured for memory only once.
 """
 
 import ctypes
@@ -15,18 +15,18 @@ from typing import Any, Final
 Call = Callable[[], Any]
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
-# Calls that take longer than this are not repeated for more than their median.
+# Slow calls, in milliseconds: measured for memory once, and reported with progress.
 LONG_MS: Final = 1000.0
-# Turns that make a median at least, and the multiple of the seconds given after which they are enough.
+# Minimum turns of a median, and the multiple of the time budget after which the minimum is enough.
 FEWEST: Final = 3
 PATIENCE: Final = 5
-# Turns disagree where the middle half of their ratios is spread by more than this factor.
+# Turns disagree if the middle half of the ratios is spread by more than a factor of SPREAD.
 SPREAD: Final = 1.25
 
 
 @dataclass(slots=True)
 class Timing:
-    """The times of one contender, in milliseconds: its first call, and its runs in order."""
+    """The times of one contender, in milliseconds: the first call, and all runs in order."""
 
     first_ms: float = 0.0
     runs_ms: list[float] = field(default_factory=list)
@@ -38,14 +38,14 @@ class Timing:
 
 
 def once(call: Call) -> tuple[Any, float]:
-    """The result of a call, and the milliseconds that it took."""
+    """The result of a call, and the elapsed time in milliseconds."""
     started = time.perf_counter_ns()
     found = call()
     return found, (time.perf_counter_ns() - started) / 1e6
 
 
 def agreement(first: Timing, second: Timing) -> str:
-    """The factor by which the second is faster, the number of turns, and whether the turns disagree.
+    """Speedup of the second contender, the number of turns, and the range of ratios if the turns disagree.
 
     >>> agreement(Timing(0.0, [8.0] * 4), Timing(0.0, [2.0, 2.0, 4.0, 4.0]))
     '2.67x, 4 turns that disagree: 2.00x to 4.00x'
@@ -68,12 +68,12 @@ def interleave(
 
     Args:
         calls: the contenders.
-        seconds: after which no further turn starts, once `least` turns are done; after five times as long three are
-            enough.
+        seconds: time budget: no further turn starts once it is spent and `least` turns are done; after five times the
+            budget three turns are enough.
         least: turns wanted.
-        most: turns at most.
-        is_warm: whether all were called before.
-        told: is called with the timings so far after each turn.
+        most: maximum number of turns.
+        is_warm: whether all calls were warmed up before.
+        told: callback after each turn, with the timings so far.
     """
     timings = [Timing() for _ in calls]
     if not is_warm:
@@ -91,9 +91,10 @@ def interleave(
 
 
 def peak_bytes(call: Call, repeats: int = 3) -> int | None:
-    """Rise of the process's memory by one call; None where the system cannot tell.
+    """Rise of the process's memory by one call; None if the system does not report it.
 
-    The least of a few calls, of one that takes long: memory that the allocator holds back differs from call to call.
+    The minimum over `repeats` calls, because memory retained by the allocator varies from call to call; a slow call
+    runs once.
     """
     found: list[int] = []
     for _ in range(repeats):
@@ -119,6 +120,11 @@ def peak_once(call: Call) -> int | None:
 
 
 def resident(name: str) -> int:
-    """A size in the kernel's account of this process, in bytes."""
+    """A field of /proc/self/status in bytes."""
     lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
     return int(lines[name].split()[0]) * 1024
+
+
+def milliseconds(value: float) -> str:
+    """A time with three digits or so."""
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"

@@ -9,17 +9,17 @@ from sparsify.errors import SparsifyError
 from sparsify.passes.lift.attention.mask import GIVEN
 from sparsify.passes.rules.mark import mask_spec
 from sparsify.runner.request import Request
-from sparsify.sparsification.picture import picture
+from sparsify.sparsification.masks.picture import picture
 
 TOKENS: Final = 1024
 
 
 def pictures(request: Request) -> str:
-    """The drawings, for as many tokens as the request has.
+    """Drawings of the attention patterns, for the request's number of tokens (else `TOKENS`).
 
     Raises:
-        SparsifyError: no rule has a pattern of its own.
-        RecipeError: a pattern that is none.
+        SparsifyError: no rule has a pattern other than the model's given mask.
+        RecipeError: a pattern is not valid.
     """
     rules = [rule for rule in request.recipe.rules if rule.mask is not None and rule.mask.kind != GIVEN]
     if not rules:

@@ -1,6 +1,6 @@
-"""A preview of a run: tensors that become sparse, without training, compiling or timing anything.
+"""Preview of a run: tensors selected by the recipe, without training, compiling or timing anything.
 
-In: a `Request`. Out: a `Preview`: one row for each tensor that a rule selects.
+In: a `Request`. Out: a `Preview`: one row for each tensor selected by a rule.
 """
 
 from dataclasses import asdict, dataclass
@@ -26,14 +26,14 @@ from sparsify.passes.rules.prune import prune
 from sparsify.report import Report
 from sparsify.runner.request import Request
 from sparsify.runner.subject import subject
-from sparsify.sparsification.rounding import narrowed
+from sparsify.sparsification.rules.rounding import narrowed
 
 SCALE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tensor that a rule selects, its size before and after, and the programs that would read it."""
+    """A tensor selected by a rule, the size before and after, and the programs with the tensor as an operand."""
 
     rule: str
     tensor: str
@@ -80,7 +80,7 @@ class Preview:
 
 
 def preview(request: Request) -> Preview:
-    """Tensors that the request's recipe makes sparse, in the formats that are expected to be fastest."""
+    """Tensors made sparse by the request's recipe, in the formats expected to be fastest."""
     asked = subject(request)
     with options.override(tune_seconds=0):
         draft = drafted(asked.model, asked.example, request)
@@ -115,7 +115,7 @@ def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) ->
 
 
 def row(draft: Draft, graph: Graph | None, node: fx.Node, found: Mark) -> Row:
-    """One row, for the node that a rule marked."""
+    """The row of a marked node."""
     form = chosen_format(draft, node, found)
     stored, before = operand(draft, graph, node, form, found.dtype)
     programs = [
@@ -133,7 +133,7 @@ def row(draft: Draft, graph: Graph | None, node: fx.Node, found: Mark) -> Row:
 
 
 def chosen_format(draft: Draft, node: fx.Node, found: Mark) -> str:
-    """The format of a mark; of a packed weight the one that suits its zeros."""
+    """The format of a mark; for a packed weight the format chosen for its zeros."""
     bags = [o for r in draft.regions for o in r.operands.values() if isinstance(o, Bags) and is_of(o, node)]
     if bags:
         return str(bags[0].declared.format)
@@ -143,7 +143,7 @@ def chosen_format(draft: Draft, node: fx.Node, found: Mark) -> str:
 
 
 def is_of(operand: object, node: fx.Node) -> bool:
-    """Whether an operand is the marked node, or the bags that it reads."""
+    """Whether an operand is the marked node, or bags (indices and offsets) that the node reads."""
     if isinstance(operand, Matrix) and operand.dense is node:
         return True
     return isinstance(operand, Bags) and {operand.indices, operand.offsets} <= {*node.all_input_nodes}
@@ -152,7 +152,7 @@ def is_of(operand: object, node: fx.Node) -> bool:
 def operand(
     draft: Draft, graph: Graph | None, node: fx.Node, form: str, dtype: str
 ) -> tuple[Any, int | None]:
-    """The tensor behind a node as it would be stored, and its bytes now; None where only a run can tell."""
+    """The tensor of a node in its future storage, and the bytes now; None if unknown before a run."""
     from sparsify.api import tensor as sparse_tensor
 
     known = draft.known_tensor(node)

@@ -1,7 +1,7 @@
 """Progress of a run, on standard error.
 
-In: `Progress("bert", "1 x 4096 tokens", 8000.0)`, with the milliseconds of a dense pass. Out: lines such as
-`bert: turn 2, dense 7.6 s, sparse 2 s`; none where passes are short or options say quiet.
+In: `Progress("bert", "1 x 4096 tokens", 8000.0)`, with the milliseconds of a dense pass. Out: lines like
+`bert: turn 2, dense 7.6 s, sparse 2 s`; none for short passes or under the option `quiet`.
 """
 
 import sys
@@ -12,8 +12,8 @@ from typing import Final
 from sparsify.options import current
 from sparsify.runner.measure import FEWEST, LONG_MS, Timing
 
-# Dense passes beside those of the turns: the first, that under the pattern or for the memory, and about as long as
-# what is sparse takes.
+# Dense passes beside the turns: the first pass, the pass under the pattern or for the memory, and about as much time
+# for the sparse model.
 OTHERS: Final = 4
 
 
@@ -22,9 +22,9 @@ class Progress:
     """The progress of a run.
 
     Attributes:
-        model: its name.
-        inputs: of a pass, in words.
-        dense_ms: of a dense pass.
+        model: name of the model.
+        inputs: inputs of a pass, in words.
+        dense_ms: time of a dense pass.
     """
 
     model: str
@@ -33,11 +33,11 @@ class Progress:
 
     @property
     def is_told(self) -> bool:
-        """Whether a pass takes so long that somebody waits."""
+        """Whether passes are slow enough for progress lines."""
         return self.dense_ms > LONG_MS and not current().quiet
 
     def begun(self) -> None:
-        """Says what a dense pass took, and about how long the run will take."""
+        """Prints the time of a dense pass, and the expected time of the run."""
         expected = seconds((FEWEST + OTHERS) * self.dense_ms)
         self.say(
             f"a dense pass of {self.inputs} takes {seconds(self.dense_ms)}, the run about {expected} and the time of "
@@ -49,12 +49,12 @@ class Progress:
         self.say(f"it is sparse after {seconds(apply_ms)}; passes are compared")
 
     def turn(self, timings: Sequence[Timing]) -> None:
-        """Says what the last turn took."""
+        """Prints the times of the last turn."""
         dense, sparse = (seconds(timing.runs_ms[-1]) for timing in timings[:2])
         self.say(f"turn {len(timings[0].runs_ms)}, dense {dense}, sparse {sparse}")
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Prints one line of progress to standard error."""
         if self.is_told:
             print(f"{self.model}: {text}", file=sys.stderr, flush=True)
 

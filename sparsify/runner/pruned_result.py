@@ -1,6 +1,6 @@
-"""The result of a run of a pruned model: a table with zeros, bytes, and why weights stayed dense.
+"""The result of a run of a pruned model: a table with zeros, bytes, and reasons for weights left dense.
 
-In: what `run` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`.
+In: measurements of `run`. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`.
 """
 
 import re
@@ -20,11 +20,11 @@ MOST_REASONS: Final = 6
 
 @dataclass(slots=True, kw_only=True)
 class PrunedResult(Result):
-    """A finished run of a model that runs on no graph.
+    """A finished run of a model without a graph.
 
     Attributes:
-        weights: the checkpoint, how many were pruned, their share of zeros, bytes of the model.
-        masks: the patterns of attention; the dense model of the times has none.
+        weights: the checkpoint, the number of pruned weights, the share of zeros, bytes of the model.
+        masks: the patterns of attention; the timed dense model has none.
     """
 
     weights: dict[str, Any]
@@ -32,12 +32,12 @@ class PrunedResult(Result):
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """The bytes of the weights that are packed now, before and after."""
+        """Bytes of the packed weights, before and after packing."""
         moved = self.report.conversions
         return sum(entry.bytes_before for entry in moved), sum(entry.bytes_after for entry in moved)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, with the weights and their bytes."""
+        """The result as plain data, with the weights and bytes."""
         before, after = self.bytes
         known = {
             "weights": self.weights,
@@ -48,7 +48,7 @@ class PrunedResult(Result):
         return {**Result.to_dict(self), **known}
 
     def about(self) -> list[list[str]]:
-        """The input, the weights, and their bytes."""
+        """Rows for the input, the weights, and bytes of weights."""
         w = self.weights
         origin = w["checkpoint"] or f"random, seed {self.seed}"
         pruned = f"{w['zeros']:.1%} zeros in {w['pruned']} pruned ones" if w["pruned"] else "none pruned"
@@ -77,18 +77,18 @@ class PrunedResult(Result):
 
 
 def kind_of(reason: str) -> str:
-    """A reason without what differs from weight to weight: dotted names and numbers."""
+    """A reason without weight-specific parts: dotted names and numbers."""
     return re.sub(r"\S*\.\S+|\d+", "", reason)
 
 
 def masks(report: Report) -> list[str]:
-    """The patterns of attention, each with how many calls of attention have it."""
+    """The patterns of attention, each with the number of attention calls."""
     notes = [note for region in report.regions for note in region.notes if note.startswith(UNDER)]
     return [f"{count} x {note.removeprefix(UNDER)}" for note, count in Counter(notes).items()]
 
 
 def weights(source: nn.Module, pruned: nn.Module, checkpoint: str) -> dict[str, Any]:
-    """Origin of the weights, the number of pruned ones, and their share of zeros."""
+    """Origin of the weights, the number of pruned weights, and the share of zeros among them."""
     before = dict(source.named_parameters())
     changed = [value for name, value in pruned.named_parameters() if value is not before[name]]
     entries = sum(value.numel() for value in changed)

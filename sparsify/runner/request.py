@@ -26,15 +26,15 @@ class Request:
 
     Attributes:
         entry: the registered model.
-        recipe: what becomes sparse.
+        recipe: rules for sparse tensors.
         dataset: the name of the data set.
         data_root: the folder of real data, None when not given.
-        arguments: of the model's factory.
-        training: of the training, over its defaults.
-        seed: of everything.
-        batch, seq: rows and tokens of the input of a model that runs on no graph; None for usual ones.
-        batch_size: nodes of a step of the training on sampled neighbourhoods, None where steps see the whole graph.
-        fanout: how many neighbours are sampled, step by step away from those nodes.
+        arguments: arguments of the model's factory.
+        training: arguments of the training, over the defaults.
+        seed: seed of all random numbers.
+        batch, seq: rows and tokens of the input of a model without a graph; None for usual sizes.
+        batch_size: seed nodes of a step on sampled neighbourhoods, None for steps on the whole graph.
+        fanout: numbers of sampled neighbours, one for each hop away from the seed nodes.
         trains_sparse: whether the sparse model is trained instead of the dense one.
     """
 
@@ -71,11 +71,11 @@ def resolve(
 ) -> Request:
     """The request with its defaults filled in.
 
-    A key of `overrides` is an argument of the recipe, the model, the training or the pattern of attention, looked for
-    in that order. The data set is the one given, else that of a recipe which was given, else the model's first.
+    A key of `overrides` is looked up among the arguments of the recipe, the model, the training and the pattern of
+    attention, in order. The data set is `dataset`, else the data set of an explicit recipe, else the model's first.
 
     Raises:
-        SparsifyError: a model, data set or key is not known.
+        SparsifyError: a model, data set or key is unknown.
         RecipeError: the recipe is not valid.
 
     >>> resolve("gcn", overrides={"hidden": "64"}).arguments["hidden"]
@@ -115,7 +115,7 @@ def resolve(
 
 
 def require_seed(seed: int) -> int:
-    """The seed, where it is one."""
+    """The seed; raises unless it fits 32 bits."""
     if not 0 <= seed < 2**32:
         raise SparsifyError(f"the seed {seed}", f"a whole number from 0 to {2**32 - 1}")
     return seed
@@ -124,7 +124,7 @@ def require_seed(seed: int) -> int:
 def require_attention(
     entry: registry.Entry, sparse_attn: str | None, layers: str | None, count: int | None
 ) -> None:
-    """Raises when a pattern is asked for that the model has no attention for; `count` layers, where it is known."""
+    """Raises for a pattern on a model without attention, or for layers beyond `count` (None if unknown)."""
     if sparse_attn is None:
         return
     if entry.is_graph:
@@ -139,7 +139,7 @@ def require_attention(
 
 
 def with_pattern(recipe: Recipe, sparse_attn: str | None, layers: str | None, keys: dict[str, Any]) -> Recipe:
-    """The recipe with a pattern in attention, if one is asked for; it takes what is left of `keys`."""
+    """The recipe with the requested pattern of attention, if any; the pattern consumes the remaining `keys`."""
     if sparse_attn is not None:
         numbers = {key: keys.pop(key) for key in list(keys)}
         return with_sparse_attention(recipe, kind_of(sparse_attn), numbers, layers)
@@ -151,7 +151,7 @@ def with_pattern(recipe: Recipe, sparse_attn: str | None, layers: str | None, ke
 
 
 def positions_for(seq: int | None, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]:
-    """As many positions as there are tokens, for a model with random weights that would have fewer."""
+    """Positions for all tokens, for a model with random weights and too few positions by default."""
     has_positions = "positions" in arguments and "positions" not in given
     if seq is None or not has_positions or given.get("checkpoint", arguments.get("checkpoint")):
         return {}
@@ -159,7 +159,7 @@ def positions_for(seq: int | None, arguments: Mapping[str, Any], given: Mapping[
 
 
 def chosen_data(entry: registry.Entry, recipe: Recipe | None, dataset: str | None) -> str:
-    """The data set that was asked for, else that of a recipe which was given, else the model's first."""
+    """The requested data set, else the data set of an explicit recipe, else the model's first."""
     named = dataset or (recipe.data.name if recipe is not None and recipe.data else entry.datasets[0])
     if named not in entry.datasets:
         raise SparsifyError(f"{entry.name} does not run on {named!r}{nearest(named, entry.datasets)}")
@@ -167,7 +167,7 @@ def chosen_data(entry: registry.Entry, recipe: Recipe | None, dataset: str | Non
 
 
 def require_sizes(entry: registry.Entry, batch: int | None, seq: int | None) -> None:
-    """Raises for sizes of an input that the model does not have, or that are none."""
+    """Raises for sizes unknown to the model's input, and for sizes below 1."""
     for name, size, has in (("batch", batch, not entry.is_graph), ("seq", seq, entry.inputs == "tokens")):
         if size is not None and not has:
             fit = ", ".join(
@@ -181,10 +181,10 @@ def require_sizes(entry: registry.Entry, batch: int | None, seq: int | None) -> 
 
 
 def require_training(entry: registry.Entry, batch_size: int | None, is_asked: bool) -> None:
-    """Raises where `--sparse` asks for a training that there is not.
+    """Raises for `--sparse` without a training of the sparse model alone.
 
     Raises:
-        SparsifyError: a model that is not trained, or samples on which both models are trained.
+        SparsifyError: runs do not train the model, or train both models on samples.
     """
     if not is_asked:
         return
@@ -201,10 +201,10 @@ def require_training(entry: registry.Entry, batch_size: int | None, is_asked: bo
 def sampling_of(
     entry: registry.Entry, batch_size: int | None, fanout: str | None
 ) -> tuple[int | None, tuple[int, ...]]:
-    """The size of batches and the numbers of neighbours, as `10,10` has them; neither where nothing is sampled.
+    """Batch size and numbers of neighbours (`10,10`); `None, ()` without sampling.
 
     Raises:
-        SparsifyError: a model without an edge_index, one without the other, or numbers below 1.
+        SparsifyError: a model without an edge_index, one option without the other, or numbers below 1.
     """
     if batch_size is None and fanout is None:
         return None, ()
@@ -226,12 +226,12 @@ def sampling_of(
 
 
 def parsed(value: Any) -> Any:
-    """The value that a text on the command line stands for."""
+    """The value of a text on the command line."""
     return parse_scalar(value) if isinstance(value, str) else value
 
 
 def model_arguments(recipe: Recipe, entry: registry.Entry, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the recipe gives this model; of those for another model, the ones it knows."""
+    """Arguments for the model from the recipe; from a recipe for another model, only known arguments."""
     if recipe.model is None:
         return {}
     given = recipe.model.args
@@ -241,13 +241,13 @@ def model_arguments(recipe: Recipe, entry: registry.Entry, known: Mapping[str, A
 
 
 def require_none(unknown: Mapping[str, Any], known: Any) -> None:
-    """Raises for the first key that nothing takes."""
+    """Raises for the first key without a taker."""
     for key, value in unknown.items():
         raise SparsifyError(f"{key}={value}: nothing here has an argument {key!r}{nearest(key, known)}")
 
 
 def require_types(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raises for the first argument that is not of its default's kind."""
+    """Raises for the first argument with another type than the default's."""
     for key, value in arguments.items():
         kind = type(defaults[key])
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (
@@ -260,7 +260,7 @@ KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false",
 
 
 def require_positive(arguments: Mapping[str, Any], keys: Iterable[str]) -> None:
-    """Raises for the first of `keys` that is below 1."""
+    """Raises for the first of `keys` with an argument below 1."""
     for key in keys:
         if arguments.get(key, 1) < 1:
             raise SparsifyError(f"{key}={arguments[key]}: at least 1 is wanted")

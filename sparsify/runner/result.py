@@ -1,7 +1,7 @@
 """The result of a run: one table, plain data, files.
 
-In: what `run` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`. `Result` is what all runs
-share, `RunResult` that of a model on a graph.
+In: measurements of `run`. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`. `Result` is the common base
+of all runs, `RunResult` the result of a model on a graph.
 """
 
 import csv
@@ -19,7 +19,8 @@ from sparsify.report import Report
 from sparsify.report_page import page_of
 from sparsify.report_text import UNLIMITED, paragraphs, terminal_width, wrapped
 from sparsify.runner.alternatives import BY_HAND, Alternative
-from sparsify.runner.measure import Timing, agreement
+from sparsify.runner.measure import Timing, agreement, milliseconds
+from sparsify.runner.peers.baselines import Baseline
 from sparsify.runner.training import Steps
 
 SCHEMA = 1
@@ -27,7 +28,7 @@ SCHEMA = 1
 
 @dataclass(slots=True)
 class Contender:
-    """The dense or the sparse model: times, bytes that one pass needs on top, test accuracy where there is one."""
+    """The dense or the sparse model: times, additional bytes of one pass, test accuracy or None."""
 
     accuracy: float | None
     timing: Timing
@@ -50,20 +51,21 @@ class Result:
 
     Attributes:
         model: the name of the model.
-        arguments: of its factory.
+        arguments: arguments of the model's factory.
         recipe: the name of the recipe.
-        data: what the model ran on; its `name` at least.
-        seed: of everything.
-        dense: the model as it was, or with the same pruned weights.
-        sparse: the model that the recipe made.
+        data: facts on the input data; at least the `name`.
+        seed: seed of all random numbers.
+        dense: the original model, or the model with the same pruned weights.
+        sparse: the model under the recipe.
         largest_error: the largest absolute difference of outputs.
         tolerance: rtol and atol of the recipe.
         agrees: whether all outputs are within the tolerance.
         apply_ms: the time of `apply`: capture, passes, kernels, conversions.
-        conversions_ms: the time that operands took to be converted in `apply`, and in the first call.
-        report: what `apply` did.
-        machine: where it ran.
-        details: what a page shows besides, where one was asked for.
+        conversions_ms: the time of operand conversions in `apply`, and in the first call.
+        report: report of `apply`.
+        machine: facts on the machine.
+        details: details for a requested page.
+        baselines: the dense model by the fastest libraries, or by the requested ones.
     """
 
     model: str
@@ -81,10 +83,11 @@ class Result:
     report: Report
     machine: dict[str, str | int] = field(default_factory=dict)
     details: Details = field(default_factory=Details)
+    baselines: list[Baseline] = field(default_factory=list)
 
     @property
     def verified(self) -> bool:
-        """Whether some of the model is sparse now and its outputs are those of the dense model."""
+        """Whether a part of the model became sparse and outputs equal the dense model's within tolerance."""
         return self.agrees and bool(self.report.regions)
 
     @property
@@ -94,12 +97,12 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """The factor by which a pass of the sparse model is faster."""
+        """Speedup of a pass of the sparse model."""
         return self.dense.timing.median_ms / self.sparse.timing.median_ms
 
     @property
     def kernels(self) -> dict[str, int]:
-        """The numbers of different kernels that were built now and that were found in the cache."""
+        """Numbers of distinct kernels built in this run and found in the cache."""
         regions = [region for region in self.report.regions if region.kernel and region.cache != "none"]
         built = {region.kernel for region in regions if region.cache == "miss"}
         return {"built": len(built), "found": len({region.kernel for region in regions} - built)}
@@ -117,6 +120,7 @@ class Result:
             "dense": self.dense.to_dict(),
             "sparse": self.sparse.to_dict(),
             "ratio": self.ratio,
+            "baselines": [baseline.to_dict() for baseline in self.baselines],
             "largest_error": self.largest_error,
             "tolerance": self.tolerance,
             "agrees": self.agrees,
@@ -128,7 +132,7 @@ class Result:
         }
 
     def about(self) -> list[list[str]]:
-        """The rows that come first: what the model ran on, where its weights are from."""
+        """The first rows of the table: input data and origin of the weights."""
         return []
 
     def of_alternatives(self) -> list[list[str]]:
@@ -136,7 +140,7 @@ class Result:
         return []
 
     def rows(self) -> list[list[str]]:
-        """The rows of the table: what, dense, sparse, remark."""
+        """The rows of the table: quantity, dense, sparse, remark."""
         dense, sparse = self.dense, self.sparse
         kernels = self.kernels
         in_apply, in_first = map(milliseconds, self.conversions_ms)
@@ -149,6 +153,7 @@ class Result:
                 *pair(dense.timing.median_ms, sparse.timing.median_ms),
                 agreement(dense.timing, sparse.timing),
             ],
+            *(baseline.row(sparse.timing) for baseline in self.baselines),
             *self.of_alternatives(),
             ["first call", *pair(dense.timing.first_ms, sparse.timing.first_ms), ""],
             ["apply", "", milliseconds(self.apply_ms), "capture, passes, kernels, conversions"],
@@ -174,7 +179,7 @@ class Result:
         return [f"warning: {text}" for text in self.report.warnings]
 
     def complaint(self) -> str:
-        """Why the run is not verified, "" when it is."""
+        """The reason for a run that is not verified, else ""."""
         if not self.report.regions:
             return "no part of the model became sparse"
         return "" if self.agrees else "outputs differ from the dense model's"
@@ -192,11 +197,12 @@ class Result:
         return "\n".join([table, *(wrapped(line, width) for line in (place, *self.notes()))])
 
     def timings(self) -> list[tuple[str, Timing]]:
-        """The times of all contenders, each with its name."""
-        return [("dense", self.dense.timing), ("sparse", self.sparse.timing)]
+        """The times of all contenders, by name."""
+        baselines = [(one.name, one.timing) for one in self.baselines if one.timing.runs_ms]
+        return [("dense", self.dense.timing), ("sparse", self.sparse.timing), *baselines]
 
     def write(self, folder: str | Path, command: str = "") -> Path:
-        """Writes result.json, times.csv, report.txt and report.html into `folder` and returns it; see `to_html`."""
+        """Writes result.json, times.csv, report.txt and report.html (see `to_html`) into `folder`; returns the path."""
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         (place / "result.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
@@ -211,11 +217,11 @@ class Result:
         return place
 
     def to_html(self, path: str | Path, command: str = "") -> Path:
-        """Writes the report as a page, with the times and the difference of this run, and returns its path.
+        """Writes the report as a page, with the times and the difference of this run; returns the path.
 
         Args:
-            path: of the file.
-            command: that makes the run again.
+            path: path of the file.
+            command: command to repeat the run; by default `self.command()`.
 
         Raises:
             SparsifyError: the file cannot be written.
@@ -232,7 +238,7 @@ class Result:
         return write(page_of(self.report, given), path)
 
     def command(self) -> str:
-        """A command that makes the run again, with the recipe in a file."""
+        """A command to repeat the run, with the recipe in a file."""
         arguments = [f"{key}={value}" for key, value in self.arguments.items() if value != ""]
         data = ["--dataset", str(self.data["name"]), "--seed", str(self.seed)]
         return shlex.join(["sparsify", "run", self.model, *arguments, "--recipe", "recipe.yaml", *data])
@@ -243,7 +249,7 @@ class RunResult(Result):
     """A finished run of a model on a graph.
 
     Attributes:
-        training: epochs, seconds, note, and whether the weights were there already.
+        training: epochs, seconds, note, and whether cached weights were reused.
         steps: training steps of both models.
         others: the model by torch alone, and the sparse model with the first rules alone.
     """
@@ -259,12 +265,12 @@ class RunResult(Result):
         return {**Result.to_dict(self), "training": self.training, "steps": steps, "alternatives": others}
 
     def timings(self) -> list[tuple[str, Timing]]:
-        """The times of all contenders, each with its name."""
+        """The times of all contenders, by name."""
         more = [(rules_text(other), other.timing) for other in self.others]
         return [*Result.timings(self), *more]
 
     def of_alternatives(self) -> list[list[str]]:
-        """Torch alone, and what each rule adds to those before; a wrong result is said."""
+        """Rows for torch alone, and for each prefix of the rules; wrong results are marked."""
         rows = []
         for other in self.others:
             time = milliseconds(other.timing.median_ms)
@@ -279,18 +285,18 @@ class RunResult(Result):
 
     @property
     def verified(self) -> bool:
-        """Whether outputs and losses of training are those of the dense model."""
+        """Whether outputs and training losses equal the dense model's within tolerance."""
         is_trained = self.steps is None or self.steps.agrees(**self.tolerance)
         return self.agrees and bool(self.report.regions) and is_trained
 
     def complaint(self) -> str:
-        """Why the run is not verified, "" when it is."""
+        """The reason for a run that is not verified, else ""."""
         if self.steps is not None and not self.steps.agrees(**self.tolerance):
             return "losses of training differ from the dense model's"
         return Result.complaint(self)
 
     def rows(self) -> list[list[str]]:
-        """The rows of the table, with those of training behind the first call."""
+        """The rows of the table, with the rows of training after the first call."""
         rows = Result.rows(self)
         behind = next(place for place, row in enumerate(rows) if row[0] == "first call") + 1
         return [*rows[:behind], *self.of_training(), *rows[behind:]]
@@ -350,7 +356,7 @@ def rules_text(other: Alternative) -> str:
 
 
 def conversion_ms(report: Report) -> float:
-    """The time that operands took to be converted, all calls so far together."""
+    """Total time of operand conversions over all calls so far."""
     return sum(entry.total_us for entry in report.conversions) / 1e3
 
 
@@ -359,11 +365,6 @@ def pair(dense: float, sparse: float) -> tuple[str, str]:
     return milliseconds(dense), milliseconds(sparse)
 
 
-def milliseconds(value: float) -> str:
-    """A time with three digits or so."""
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
-
-
 def mebibytes(value: int | None) -> str:
-    """A size, `?` when it is not known."""
+    """A size in MiB, `?` if unknown."""
     return "?" if value is None else f"{value / 2**20:.1f} MiB"

@@ -4,7 +4,7 @@ In: `run("gcn", dataset="synthetic")`. Out: a `RunResult`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,9 @@ from sparsify.passes.save import save as save_model
 from sparsify.recipe import Recipe
 from sparsify.report import Origin
 from sparsify.runner import measure
-from sparsify.runner.alternatives import alternatives, difference, one_pass
+from sparsify.runner.alternatives import Alternative, alternatives, difference, one_pass
+from sparsify.runner.measure import Timing
+from sparsify.runner.peers.baselines import Baseline, Baselines, parsed
 from sparsify.runner.progress import Progress
 from sparsify.runner.pruned_result import PrunedResult, masks, weights
 from sparsify.runner.request import Request, resolve
@@ -37,7 +39,7 @@ from sparsify.runner.subject import Subject, subject
 from sparsify.runner.training import EPOCHS, Steps, full_steps, sampled_steps, sparse_twin
 from sparsify.runtime.machine import machine
 
-# Passes of which each region's time is a median; of long ones, one pass tells it.
+# Passes for the median time of each region; a slow model runs one pass.
 REPEATS: Final = 5
 
 
@@ -64,27 +66,30 @@ def run(
     html: str | PathLike[str] | None = None,
     trace: str | PathLike[str] | None = None,
     save: str | PathLike[str] | None = None,
+    baseline: str | Sequence[str] | None = None,
 ) -> Result:
-    """The dense model against the one that the recipe makes of it: difference, time, memory, on graphs accuracy.
+    """Compares the dense model with the model under a recipe: difference, time, memory, accuracy on graphs.
 
     Args:
         model, recipe: a registered name; a path, a built-in name, a mapping or a `Recipe`, else the model's own.
-        dataset, data_root: one of the model's data sets, and the folder of real data, which is only read.
-        overrides, seed: arguments of the recipe, the model or the training; the seed of all that is random.
-        sparse_weights: how linear layers are pruned, as `0.9` or `2:4`; as the recipe says when not given.
-        sparse_attn, layers: the pattern of attention, as `bigbird`, of all layers or `0,2-5`; alone it prunes nothing.
+        dataset, data_root: one of the model's data sets, and the folder of real data (read only).
+        overrides, seed: arguments of the recipe, the model or the training; the seed of all random numbers.
+        sparse_weights: pruning of linear layers, as `0.9` or `2:4`; by default the recipe's.
+        sparse_attn, layers: pattern of attention, as `bigbird`, of all layers or `0,2-5`; alone, disables pruning.
         batch, seq: rows and tokens of the input without a graph.
-        batch_size, fanout: nodes of a step on sampled neighbourhoods, and how many are sampled, as `10,10`.
-        sparse, retrain: train the sparse model of a graph; train although there are weights in the cache.
-        seconds: how long to time both models; five turns, three where they take five times as long.
+        batch_size, fanout: seed nodes of a step on sampled neighbourhoods, and neighbours per hop, as `10,10`.
+        sparse, retrain: train the sparse model of a graph; train in spite of cached weights.
+        seconds: time budget for both models; at least five turns, three if these exceed five times the budget.
         quiet: show no progress on standard error.
         out: a folder for result.json, times.csv, report.txt and report.html.
+        baseline: further libraries for the dense model, in the syntax of `--baseline`.
         html, trace, save: files for a report page and the trace of a call; a folder for the sparse model with kernels.
 
     Raises:
-        SparsifyError: something asked for is not known, or data, packages or a compiler are missing.
+        SparsifyError: an unknown name or option, or missing data, packages or compiler.
     """
-    sizes: dict[str, Any] = {"batch": batch, "seq": seq, "batch_size": batch_size, "fanout": fanout}
+    given: dict[str, Any] = {"batch": batch, "seq": seq, "batch_size": batch_size, "fanout": fanout}
+    given |= {"sparse_weights": sparse_weights, "sparse_attn": sparse_attn, "layers": layers}
     request = resolve(
         model,
         recipe=recipe,
@@ -92,15 +97,12 @@ def run(
         data_root=data_root,
         overrides=overrides,
         seed=seed,
-        sparse_weights=sparse_weights,
-        sparse_attn=sparse_attn,
-        layers=layers,
         sparse=sparse,
-        **sizes,
+        **given,
     )
     with override(quiet=quiet or current().quiet):
         files: dict[str, Any] = {"out": out, "html": html, "trace": trace, "save": save}
-        return run_request(request, retrain=retrain, seconds=seconds, **files)
+        return run_request(request, retrain=retrain, seconds=seconds, baseline=parsed(baseline), **files)
 
 
 def run_request(
@@ -112,9 +114,10 @@ def run_request(
     html: str | PathLike[str] | None = None,
     trace: str | PathLike[str] | None = None,
     save: str | PathLike[str] | None = None,
+    baseline: tuple[str, ...] | None = None,
     command: str = "",
 ) -> Result:
-    """As `run`, for a request that is complete; `command` is what pages say makes them again."""
+    """`run` for a complete request; `command` is shown on pages as the way to repeat the run."""
     place = None if out is None else output_folder(out)
     page, events = (None if file is None else output_file(file) for file in (html, trace))
     kept = None if save is None else output_folder(save)
@@ -129,7 +132,8 @@ def run_request(
         training = dense_model(request, graph, retrain=retrain)
         asked = replace(asked, model=training.model)
         steps = full_steps(request, training.model, example, graph, seconds)
-    looks = Looks(place is not None or page is not None, events, kept)
+    wanted = () if baseline is None and graph is not None else baseline
+    looks = Looks(place is not None or page is not None, events, kept, Baselines(wanted))
     result = compare(request, asked, training, seconds, looks)
     if isinstance(result, RunResult):
         result.steps = steps
@@ -151,7 +155,7 @@ def output_folder(out: str | PathLike[str]) -> Path:
 
 
 def output_file(file: str | PathLike[str]) -> Path:
-    """The path of a file for results, in a folder that is made before anything takes time."""
+    """The path of a file for results; creates the parent folder, so that a bad path fails early."""
     path = Path(file).expanduser()
     if path.is_dir():
         raise SparsifyError(f"cannot write results to {path}: a folder", "give the path of a file in it")
@@ -160,7 +164,7 @@ def output_file(file: str | PathLike[str]) -> Path:
 
 
 def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
-    """The trained model that the request starts from, trained by its sparse twin where that is asked for."""
+    """The trained model of the request, trained by a sparse twin if requested."""
     settings, note = train.settings_for(graph, request.seed)
     usual, example = inputs.training_inputs, inputs.example_inputs(request.entry, graph)
     return trained(
@@ -176,7 +180,7 @@ def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
 
 
 def of_steps(request: Request, model: nn.Module, steps: Steps) -> Trained:
-    """Training of a model by steps over samples; its weights are not kept."""
+    """Record of a training by sampled steps; the weights are not cached."""
     epochs = request.training.get("epochs", EPOCHS)
     seconds = sum(steps.dense.runs_ms) / 1e3
     return Trained(model, Training(epochs, seconds, 0.0, steps.text), Path(), reused=False)
@@ -184,24 +188,24 @@ def of_steps(request: Request, model: nn.Module, steps: Steps) -> Trained:
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """What is kept of a sparse model in a run: details for a page, the trace of a call in a file, a folder to serve."""
+    """Requested results of a run: details for a page, a trace, a folder to serve, other libraries' times."""
 
     has_page: bool = False
     trace: Path | None = None
     save: Path | None = None
+    baselines: Baselines = field(default_factory=Baselines)
 
     def keep(self, sparse: SparseModule) -> None:
-        """Writes the model into its folder.
+        """Writes the model into the folder `save`, if any.
 
         Raises:
-            DataError: it cannot be served, or the folder cannot be written.
+            DataError: the model cannot be served, or the folder cannot be written.
         """
         if self.save is not None:
             save_model(sparse, self.save, kernels=True)
 
     def at(self, sparse: SparseModule, example: Sequence[Tensor]) -> Details:
-        """The details, of a call where a graph holds the model; the trace and the model, as it is now, are written."""
-        self.keep(sparse)
+        """Details for the page, of a call if the model was captured; writes the trace."""
         if self.trace is not None:
             sparse.report.to_trace(self.trace, tuple(example))
         if not self.has_page:
@@ -213,13 +217,12 @@ class Looks:
 def compare(
     request: Request, asked: Subject, training: Trained | None, seconds: float, looks: Looks
 ) -> Result:
-    """The result of making a model sparse and of running both, with the same pruned weights.
+    """Makes a model sparse and runs the dense and the sparse model, with the same pruned weights.
 
     Args:
-        request: what was asked for.
-        asked: the model before it is pruned, and its inputs.
-        training: of a model on a graph.
-        seconds, looks: how long to time both, and what else to find out.
+        request: model, recipe and data.
+        asked, training: the model before pruning, with inputs; training of a model on a graph.
+        seconds, looks: time budget for both models, and further requested results.
     """
     recipe = request.recipe
     how = Asked(recipe, verify=False, trainable=False)
@@ -235,20 +238,20 @@ def compare(
     in_apply_ms = conversion_ms(sparse.report)
     found, sparse_first = measure.once(sparse_call := one_pass(sparse, asked.example))
     in_first_ms = conversion_ms(sparse.report) - in_apply_ms
-    looks.keep(sparse)  # what cannot be saved ends the run before it takes time
+    looks.keep(sparse)  # early: a model that cannot be saved ends the run before timing
     accuracies = [accuracy(asked.graph, scores) for scores in (expected, found)]
+    baselines, theirs = looks.baselines.made(dense, asked.example, expected)
     if how.has_masks:  # the dense model attends to everything: another result
         expected = one_pass(sparse.original, asked.example)()
     error, agrees = difference(expected, found, recipe)
     others, more = alternatives(request, asked, dense, expected, sparse.report)
-    del expected, found
-    warm = dense_first > measure.LONG_MS
-    timings = measure.interleave(call, sparse_call, *more, seconds=seconds, is_warm=warm, told=progress.turn)
+    how_long: dict[str, Any] = {"seconds": seconds, "is_warm": dense_first > measure.LONG_MS}
+    timings = measure.interleave(call, sparse_call, *theirs, *more, **how_long, told=progress.turn)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
+    others = note_times(baselines, others, timings[2:])
     with torch.no_grad():
         sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
     both = zip(accuracies, timings[:2], (call, sparse_call), strict=True)
-    others = [replace(other, timing=timing) for other, timing in zip(others, timings[2:], strict=True)]
     contenders = [Contender(known, timing, measure.peak_bytes(run)) for known, timing, run in both]
     shared: dict[str, Any] = {
         "model": request.entry.name,
@@ -265,11 +268,23 @@ def compare(
         "report": sparse.report,
         "machine": machine(),
         "details": looks.at(sparse, asked.example),
+        "baselines": baselines,
     }
     if asked.graph is not None and training is not None:
         told = described_training(request, training)
         return RunResult(**shared, data=described(asked.graph), training=told, others=others)
     return pruned_result(request, asked, dense, shared)
+
+
+def note_times(
+    baselines: Sequence[Baseline], others: Sequence[Alternative], timings: Sequence[Timing]
+) -> list[Alternative]:
+    """Stores the times of the baselines in place, and returns the alternatives with times."""
+    running = [baseline for baseline in baselines if not baseline.reason]
+    for baseline, timing in zip(running, timings, strict=False):
+        baseline.timing.runs_ms = timing.runs_ms
+    left = timings[len(running) :]
+    return [replace(other, timing=timing) for other, timing in zip(others, left, strict=True)]
 
 
 def pruned_result(request: Request, asked: Subject, dense: nn.Module, shared: dict[str, Any]) -> PrunedResult:
@@ -280,7 +295,7 @@ def pruned_result(request: Request, asked: Subject, dense: nn.Module, shared: di
 
 
 def accuracy(graph: Graph | None, scores: Tensor) -> float | None:
-    """The share of nodes for tests that are classified rightly; `None` without a graph."""
+    """Accuracy on the test nodes; `None` without a graph."""
     return None if graph is None else train.accuracy(scores, graph.y, graph.test)
 
 

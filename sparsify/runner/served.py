@@ -1,6 +1,6 @@
-"""A run of a served model: how long it takes to load, and to compute calls like those that it was saved with.
+"""A run of a served model: load time, and times of calls like the saved ones.
 
-In: the folder of `sparsify.save(sparse, folder, kernels=True)`. Out: a `ServedResult`, which prints as one table.
+In: the folder of `sparsify.save(sparse, folder, kernels=True)`. Out: a `ServedResult`; printed, one table.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -16,13 +16,14 @@ from sparsify.errors import SparsifyError
 from sparsify.passes import saved_folder
 from sparsify.passes.served.load import load_served
 from sparsify.runner import measure
-from sparsify.runner.result import SCHEMA, mebibytes, milliseconds
+from sparsify.runner.measure import milliseconds
+from sparsify.runner.result import SCHEMA, mebibytes
 from sparsify.runtime.machine import machine
 
 
 @dataclass(slots=True)
 class ServedKind:
-    """Calls of one kind and size: what they are like, the first one, and the runs."""
+    """Calls of one kind and size: description of inputs, first call, and runs."""
 
     inputs: str
     first_ms: float
@@ -36,13 +37,13 @@ class ServedResult:
     """A finished run of a served model.
 
     Attributes:
-        folder, model, recipe: where it lies, its class, and what made it sparse.
-        levels: of CPUs that the folder has kernels for.
-        regions: how many kernels a call has.
-        file_bytes: of weights, graphs and kernels.
-        load_ms: until the model was there.
-        kinds: of calls.
-        machine: where it ran.
+        folder, model, recipe: the folder, the model's class, and the recipe's name.
+        levels: CPU levels of the kernels in the folder.
+        regions: number of kernels of a call.
+        file_bytes: bytes of weights, graphs and kernels.
+        load_ms: load time of the model.
+        kinds: kinds of calls.
+        machine: facts on the machine.
     """
 
     folder: str
@@ -92,15 +93,15 @@ class ServedResult:
 
 
 def run_served(folder: Path, *, seconds: float = 4.0) -> ServedResult:
-    """The times of a served model for calls like those that it was saved with, on drawn inputs.
+    """Times of a served model for calls like the saved ones, on random inputs.
 
     Args:
-        folder: with graphs and kernels.
-        seconds: how long calls are timed together.
+        folder: folder with graphs and kernels.
+        seconds: time budget of all calls together.
 
     Raises:
         DataError: the folder has no graphs, or was changed.
-        SparsifyError: its calls bring caches or sparse inputs, which are not drawn.
+        SparsifyError: the saved calls have caches, objects or sparse inputs, which are not drawn at random.
     """
     served, load_ms = measure.once(lambda: load_served(folder))
     calls = served.example_calls()

@@ -1,6 +1,6 @@
-"""The model of a request as it is built, and what it is called with.
+"""The untrained model of a request, with example inputs.
 
-In: the request of `gcn` or of `bert`. Out: the untrained model, its example inputs, and what they are in words.
+In: the request of `gcn` or of `bert`. Out: the untrained model, example inputs, and a description of the inputs.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sparsify.runner.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model in evaluation mode, its inputs, a description of them, and the graph if it runs on one."""
+    """A model in evaluation mode, inputs, a description of the inputs, and the graph of a graph model."""
 
     model: nn.Module
     example: tuple[Tensor, ...]

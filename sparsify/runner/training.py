@@ -1,7 +1,7 @@
 """Training steps of the dense model and of the sparse one, from the same weights and with the same data.
 
-In: a model on a graph, and a `Request` that may ask for sampled neighbourhoods. Out: `Steps`: the medians of
-interleaved steps, and the losses, which are equal but for rounding.
+In: a model on a graph, and a `Request`, with or without sampled neighbourhoods. Out: `Steps`: the medians of
+interleaved steps, and the losses (equal up to rounding).
 """
 
 import copy
@@ -26,11 +26,11 @@ from sparsify.runner import measure
 from sparsify.runner.measure import Timing
 from sparsify.runner.request import TRAINING, Request
 
-# The arguments of a call, the rows of the result that count, and their classes.
+# Arguments of a call, selected rows of the result, and the classes of the rows.
 Batch = tuple[tuple[Tensor, ...], Tensor, Tensor]
-# Of the first steps nothing is timed: they capture, and build kernels.
+# Warm-up steps without timing: the first steps capture, and build kernels.
 WARM: Final = 3
-# Of sampled training, where none are asked for.
+# Default number of epochs of sampled training.
 EPOCHS: Final = 3
 
 
@@ -39,11 +39,11 @@ class Steps:
     """Training steps of both models.
 
     Attributes:
-        text: what a step sees.
+        text: input of a step, in words.
         dense, sparse: times of a step: forward, backward, optimizer.
-        losses: of both models on the first batch without dropout, before any step.
-        sample_ms: median time to sample a batch, `None` where a step sees the whole graph.
-        accuracies: on test nodes after the training, where the steps were one.
+        losses: losses of both models on the first batch without dropout, before any step.
+        sample_ms: median time to sample a batch, `None` for steps on the whole graph.
+        accuracies: accuracies of both models on test nodes after sampled training, else `None`.
     """
 
     text: str
@@ -55,7 +55,7 @@ class Steps:
 
     @property
     def ratio(self) -> float:
-        """The factor by which a step of the sparse model is faster."""
+        """Speedup of a step of the sparse model."""
         return self.dense.median_ms / self.sparse.median_ms
 
     def agrees(self, rtol: float, atol: float) -> bool:
@@ -81,7 +81,7 @@ class Steps:
 def full_steps(
     request: Request, model: nn.Module, example: tuple[Tensor, ...], graph: Graph, seconds: float
 ) -> Steps:
-    """Steps that see the whole graph, on copies of a model."""
+    """Steps on the whole graph, with copies of a model."""
     batch: Batch = (example, graph.train, graph.y[graph.train])
     runs = [stepper(made, request) for made in both(request, model, example)]
     steps = Steps("the whole graph", losses=losses(runs, batch))
@@ -96,10 +96,10 @@ def sampled_steps(request: Request, model: nn.Module, example: tuple[Tensor, ...
     """The training of a model, and of a sparse twin with the same samples, over sampled neighbourhoods.
 
     Args:
-        request: has the size of batches, the fanout and the number of epochs.
-        model: untrained; the steps train it in place.
+        request: size of batches, fanout and number of epochs.
+        model: untrained model, trained in place.
         example: the whole graph, for the accuracies.
-        graph: gives classes and split.
+        graph: classes and split.
     """
     assert request.batch_size is not None, "the request asks for batches"
     epochs = request.training.get("epochs", EPOCHS)
@@ -134,7 +134,7 @@ class Stepper:
     optimizer: torch.optim.Optimizer
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The loss before the step, which is taken."""
+        """Takes a step; returns the loss before the step."""
         self.model.train()
         self.optimizer.zero_grad()
         loss = self.loss(batch)
@@ -155,9 +155,9 @@ def stepper(model: nn.Module, request: Request) -> Stepper:
 
 
 def to_train(request: Request, model: nn.Module, example: Sequence[Tensor]) -> tuple[Source, Asked]:
-    """A model as its rules prune it, and what is asked of its sparse twin.
+    """A model pruned by the recipe's rules, and the options of the sparse twin.
 
-    Optional rules are left out: features that dropout reads first stay dense.
+    Optional rules are left out: features with dropout as the first reader stay dense.
     """
     rules = [rule for rule in request.recipe.rules if not rule.optional]
     how = Asked(request.recipe.with_rules(rules), verify=False, trainable=True)
@@ -195,7 +195,7 @@ def losses(runs: Sequence[Stepper], batch: Batch) -> tuple[float, float]:
 def sampled(
     sampler: NeighbourSampler, graph: Graph, size: int, epochs: int, sample_ms: list[float]
 ) -> Iterator[Batch]:
-    """The batches of all epochs; what sampling took is noted."""
+    """The batches of all epochs; appends the sampling time of each batch to `sample_ms`."""
     for _ in range(epochs):
         started = time.perf_counter()
         for batch, found in sampler.batches(graph.train, size):

@@ -1,4 +1,4 @@
-"""Errors of a recipe that its file alone shows: schema, formats, masks, the model's name.
+"""Static errors of a recipe file, found without a model: schema, formats, masks, the model's name.
 
 In: `complaints("mine.yaml")`. Out: `["mine.yaml:5:5: format: no level is called 'crs'; ..."]`, empty when all is well.
 Recipes without masks need no torch.
@@ -12,7 +12,7 @@ from sparsify.storage.recipe_format import recipe_format
 
 
 def complaints(recipe: str) -> list[str]:
-    """All complaints about a file or built-in recipe, each with its place."""
+    """All complaints about a file or built-in recipe, each with file, line and column."""
     try:
         loaded = recipes.load(recipe)
     except RecipeError as error:
@@ -21,7 +21,7 @@ def complaints(recipe: str) -> list[str]:
 
 
 def wrong_formats(recipe: Recipe) -> list[RecipeError]:
-    """The rules whose format does not exist."""
+    """Errors of rules with an unknown format."""
     found = []
     for rule in recipe.rules:
         try:
@@ -33,7 +33,7 @@ def wrong_formats(recipe: Recipe) -> list[RecipeError]:
 
 
 def wrong_masks(recipe: Recipe) -> list[RecipeError]:
-    """The rules whose masks cannot be made, as their numbers are too small or their file is missing."""
+    """Errors of rules with an impossible mask: numbers too small or a missing file."""
     found = []
     for rule in recipe.rules:
         if rule.mask is not None:
@@ -47,7 +47,7 @@ def wrong_masks(recipe: Recipe) -> list[RecipeError]:
 
 
 def wrong_model(recipe: Recipe) -> list[RecipeError]:
-    """The model that is not registered."""
+    """Error of a recipe for an unregistered model."""
     if recipe.model is not None:
         try:
             registry.find(recipe.model.factory)

@@ -1,7 +1,7 @@
-"""`--sparse-weights 0.9|2:4|2:4:16`: a recipe whose weights are pruned so.
+"""`--sparse-weights 0.9|2:4|2:4:16`: a recipe with pruned weights.
 
-In: the recipe of a GCN, `"2:4"`. Out: the same with one more rule, `{targets: param:*.weight, types: Linear, prune:
-...}`; where rules prune already, only how much changes.
+In: the recipe of a GCN, `"2:4"`. Out: the recipe with one more rule, `{targets: param:*.weight, types: Linear, prune:
+...}`; in a recipe with pruning rules, only `prune` of these rules changes.
 """
 
 import re
@@ -15,7 +15,7 @@ TARGETS: Final = {"targets": ["param:*.weight"], "types": ["Linear"], "role": "w
 
 
 def with_sparse_weights(recipe: Recipe, text: str) -> Recipe:
-    """The recipe with all its pruned weights pruned as `text` says, those of linear layers if it prunes none.
+    """The recipe with `text` as the pruning of all pruning rules; without such rules, a new rule for linear layers.
 
     Raises:
         SparsifyError: the text is neither a share of zeros nor n:m.
@@ -28,14 +28,14 @@ def with_sparse_weights(recipe: Recipe, text: str) -> Recipe:
 
 
 def pruned_as(rule: Rule, prune: Prune) -> Rule:
-    """The rule with another way to prune, if it prunes; what shares a threshold goes on sharing it."""
+    """The rule with another pruning method, if it prunes; the scope of a shared threshold is kept."""
     if rule.prune is None:
         return rule
     return rule.model_copy(update={"prune": prune.model_copy(update={"scope": rule.prune.scope})})
 
 
 def prune_of(text: str) -> dict[str, Any]:
-    """How to prune, as a rule says it.
+    """The `prune` entry of a rule for `--sparse-weights`.
 
     >>> prune_of("2:4")
     {'method': 'magnitude', 'pattern': '2:4'}

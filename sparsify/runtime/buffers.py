@@ -1,12 +1,11 @@
-"""Memory that is used again: outputs and intermediates come from a pool.
+"""Memory pool for outputs and intermediates: freed blocks are recycled.
 
-In: `pool.empty((2708, 128), torch.float32)`. Out: a tensor with undefined values, in memory that an earlier
-tensor no longer needs.
+In: `pool.empty((2708, 128), torch.float32)`. Out: a tensor with undefined values, in the memory of an earlier
+tensor without remaining references.
 
-The first touch of fresh pages costs ten times as much as writing to pages that are there; for large blocks the
-system is asked for huge pages, which are four times cheaper. Whether memory is
-free is read from the reference count of its storage, so views, tensors saved for backward and numpy arrays
-keep theirs without any call of ours.
+The first touch of fresh pages costs ten times as much as writing to resident pages; large blocks use
+huge pages, four times cheaper. The reference count of a storage shows whether the memory is free, so views,
+tensors saved for backward and numpy arrays keep their memory alive without an explicit call.
 """
 
 import ctypes
@@ -23,11 +22,11 @@ from typing import Final
 
 import torch
 
-# Smaller tensors are cheap: torch's allocator keeps their pages.
+# Smaller tensors are cheap, because torch's allocator keeps their pages.
 SMALLEST_BYTES: Final = 128 * 1024
 LIMIT_BYTES: Final = 512 * 1024 * 1024
 STEPS: Final = 8
-# Where blocks begin that the system may back by one huge page.
+# Alignment and size of a huge page.
 HUGE_BYTES: Final = 2 * 1024 * 1024
 CPU: Final = torch.device("cpu")
 LOOKS: Final = 8
@@ -40,10 +39,10 @@ class Block:
 
     Attributes:
         storage: the memory; while it is free, only the block itself refers to it.
-        handle: of the storage in C++.
-        address: where the memory was at first; sharing with another process and resizing move it.
-        used: when it was handed out last, counted in requests.
-        template: a tensor of the shape and dtype asked for last.
+        handle: handle of the storage in C++.
+        address: first address of the memory; sharing with another process and resizing move it.
+        used: number of the pool request that handed the block out last.
+        template: tensor of the shape and dtype requested last.
     """
 
     storage: torch.UntypedStorage
@@ -53,28 +52,28 @@ class Block:
     template: torch.Tensor
 
     def is_free(self) -> bool:
-        """Whether no tensor has this memory and nobody has its storage."""
+        """Whether no tensor and no other owner refers to the storage."""
         return self.references() == _IDLE
 
     def is_whole(self) -> bool:
-        """Whether it still is the memory that was allocated, and this process's alone."""
+        """Whether the storage still is the allocated memory, private to this process."""
         return self.storage.data_ptr() == self.address
 
     def references(self) -> tuple[int, int]:
-        """The numbers of references from C++ and from Python; a storage is one object in Python."""
+        """The reference counts of the storage in C++ and in Python; a storage is one object in Python."""
         return _use_count(self.handle), sys.getrefcount(self.storage)
 
     def hand_out(self, shape: tuple[int, ...], dtype: torch.dtype, used: int) -> torch.Tensor:
-        """A tensor in this memory."""
+        """New tensor in the memory of the block."""
         self.used = used
         if self.template.dtype != dtype or self.template.shape != shape:
             self.template = typed(self.storage, shape, dtype)
-        # A third of the time that torch.empty takes; it has a version counter of its own and is no view.
+        # Three times as fast as torch.empty; the result has a separate version counter and is no view.
         return self.template.data
 
 
 def typed(storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor at the start of a storage, an ordinary one in inference mode too."""
+    """A contiguous tensor at the start of a storage, a normal tensor even in inference mode."""
     with torch.inference_mode(False):
         return torch.empty(0, dtype=dtype, device=CPU).set_(storage, 0, shape, row_major(shape))
 
@@ -88,7 +87,7 @@ def allocate(size: int) -> Block:
 
 
 def advise_huge_pages(address: int, size: int) -> None:
-    """Asks for huge pages for what of a block they can hold wholly; systems without them go on as before."""
+    """Requests huge pages for the aligned part of a block; a no-op on systems without huge pages."""
     if _madvise is None:
         return
     first = -(-address // HUGE_BYTES) * HUGE_BYTES
@@ -96,7 +95,7 @@ def advise_huge_pages(address: int, size: int) -> None:
 
 
 def _find_madvise() -> Callable[[int, int, int], int] | None:
-    """The function of the C library, `None` where the system has no huge pages on request."""
+    """`madvise` of the C library, `None` on systems without huge pages on request."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     found = ctypes.CDLL(None).madvise
@@ -108,11 +107,11 @@ _madvise: Final = _find_madvise()
 
 
 class Pool:
-    """Hands out tensors in recycled memory; may be used by several threads at once.
+    """Hands out tensors in recycled memory; thread-safe.
 
     Attributes:
-        limit_bytes: memory that the pool remembers at most; what it forgets lives on with its tensors.
-        lookers: what is called whenever memory was handed out.
+        limit_bytes: maximum memory tracked by the pool; untracked blocks live on with their tensors.
+        lookers: callbacks, called whenever memory was handed out.
     """
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -131,8 +130,8 @@ class Pool:
         return self._take(size_class(size), shape, dtype)
 
     def _take(self, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in a block of this size class."""
-        # Found free and handed out under one lock: nobody else can take it in between.
+        """New tensor in a block of the given size class."""
+        # Found free and handed out under one lock, so no other thread takes the block in between.
         with self._lock:
             self._requests += 1
             block = self._find(size) or self._add(size)
@@ -142,7 +141,7 @@ class Pool:
             return made
 
     def used_bytes(self) -> int:
-        """Bytes of the blocks that somebody has."""
+        """Bytes of the blocks in use."""
         known = list(self._blocks.items())  # other threads may add to both
         return sum(size for size, blocks in known for block in list(blocks) if not block.is_free())
 
@@ -152,28 +151,28 @@ class Pool:
         return any(block.handle == storage._cdata for block in list(blocks))
 
     def maker(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        """A maker of tensors as `empty` makes them, of one shape and dtype; small ones in fewer steps."""
+        """Factory of tensors equal to those of `empty`, for one shape and dtype; small tensors in fewer steps."""
         size = math.prod(shape, start=dtype.itemsize)
         if self.is_recycled(size):
             return partial(self._take, size_class(size), shape, dtype)
         return partial(torch.empty_strided, shape, row_major(shape), dtype=dtype, device=CPU)
 
     def is_recycled(self, size: int) -> bool:
-        """Whether a tensor of so many bytes comes from the pool."""
+        """Whether tensors of the given size in bytes come from the pool."""
         return SMALLEST_BYTES <= size <= self.limit_bytes
 
     def clear(self) -> None:
-        """Forgets all memory; what no tensor uses is returned to the system."""
+        """Drops all blocks; memory without a tensor is returned to the system."""
         with self._lock:
             self._blocks, self._bytes = {}, 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the blocks that the pool remembers, free or not."""
+        """Bytes of all tracked blocks, free or not."""
         return self._bytes
 
     def _find(self, size: int) -> Block | None:
-        """A free block among the few that were handed out longest ago."""
+        """A free block among the few least recently used ones."""
         blocks = self._blocks.get(size)
         if not blocks:
             return None
@@ -197,9 +196,10 @@ class Pool:
         return block
 
     def _forget_half(self) -> None:
-        """Forgets blocks until half of the limit is left: free ones first, then those handed out longest ago.
+        """Drops blocks until half of the limit is left: free blocks first, then the least recently used ones.
 
-        Half, so that a program that keeps more than the limit in use does not come here at every request.
+        Half of the limit, so that a program with more memory in use than the limit does not drop blocks at every
+        request.
         """
         known = [(size, block) for size, blocks in self._blocks.items() for block in blocks]
         known.sort(key=lambda pair: (pair[1].is_free(), -pair[1].used))
@@ -223,14 +223,14 @@ class Slots:
         self.tensors: dict[int, torch.Tensor] = {}
 
     def __call__(self, slot: int, size: int) -> torch.Tensor:
-        """The tensor of an output slot, `size` bytes long; asked again, a new one takes its place."""
+        """The tensor of an output slot, `size` bytes long; a second call replaces the tensor by a new one."""
         dtype = self.dtypes[slot]
         made = self.tensors[slot] = self.pool.empty((size // dtype.itemsize,), dtype)
         return made
 
 
 def cut(arrays: tuple[torch.Tensor, ...], count: int) -> tuple[torch.Tensor, ...]:
-    """The first `count` elements of arrays; where that is less than half of their memory, in memory of their own."""
+    """The first `count` elements of arrays; copied into smaller memory if `count` is less than half of the array."""
     lengths = [array.numel() for array in arrays]
     if max(lengths) == count == min(lengths):
         return arrays
@@ -243,7 +243,7 @@ def cut(arrays: tuple[torch.Tensor, ...], count: int) -> tuple[torch.Tensor, ...
 
 
 def size_class(size: int) -> int:
-    """The bytes of the block that serves `size` bytes: at most an eighth more.
+    """Bytes of the block for a request of `size` bytes: at most an eighth more.
 
     >>> size_class(1024), size_class(1025)
     (1024, 1152)
@@ -266,13 +266,13 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# The references to a block that nobody has.
+# The reference counts of an idle block.
 _IDLE: Final = allocate(1).references()
 POOL: Final = Pool()
 
 
 def _release() -> None:
-    """A forked process starts with a lock that nobody holds."""
+    """Replaces the lock in a forked process by a free one."""
     POOL._lock = threading.Lock()
 
 

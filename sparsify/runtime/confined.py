@@ -1,10 +1,10 @@
-"""Changes of modules and of the process that one thread alone sees.
+"""Thread-local changes of modules and of process state.
 
-In: `with substituted(math, "pow", power): ...`. Out: `math.pow` is `power` in this thread, and what it was in all
-others; afterwards it is the original again, in whichever order such contexts of several threads end.
+In: `with substituted(math, "pow", power): ...`. Out: `math.pow` is `power` in this thread and unchanged in all
+others; afterwards `math.pow` is the original again, in whichever order contexts of several threads end.
 
-Other code may save a substitute and put it back after its context. It acts as the original, and its next use
-removes it.
+Other code may save a substitute and restore it after the context. The stale substitute acts as the original, and its
+next use removes it.
 """
 
 import logging
@@ -20,18 +20,18 @@ import torch
 
 from sparsify.runtime.locks import Lock
 
-# Reads and writes of attributes that have substitutes.
+# Guards reads and writes of substituted attributes.
 CHANGES: Final = Lock()
 
 
 class Here(threading.local):
-    """Whether the thread that asks is inside of a context."""
+    """Whether the calling thread is inside a context."""
 
     inside = False
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Within this context the thread is inside."""
+        """Context manager: the thread is inside."""
         before, self.inside = self.inside, True
         try:
             yield
@@ -40,13 +40,13 @@ class Here(threading.local):
 
 
 class Change:
-    """One substitution of an attribute: the original behind it, and whether its context has ended.
+    """One substitution of an attribute: the original value, and whether the context has ended.
 
     Attributes:
-        owner: module, class or object that has the attribute.
-        name: of the attribute.
-        original: the value for threads that are not inside.
-        is_over: whether the context has ended, so that the original is the value for all threads.
+        owner: module, class or object with the attribute.
+        name: name of the attribute.
+        original: value for threads outside the context.
+        is_over: whether the context has ended, so that all threads get the original.
     """
 
     def __init__(self, owner: Any, name: str, original: Any) -> None:
@@ -54,13 +54,13 @@ class Change:
         self.here, self.is_over = Here(), False
 
     def end(self) -> None:
-        """Puts the original in place, or the substitute of another context that has not ended."""
+        """Restores the original, or the substitute of another context still open."""
         self.is_over = True
         restore(self.owner, self.name)
 
 
 class Flag(Change):
-    """A truth value of one thread, over the one that was there before."""
+    """Truth value of one thread, overriding the previous value."""
 
     def __bool__(self) -> bool:
         if self.is_over:
@@ -84,7 +84,7 @@ class Flag(Change):
 
 
 class Choice(Change):
-    """A function that is `substitute` in the threads inside of its context, and `original` in all others."""
+    """Function dispatching to `substitute` in threads inside the context, and to `original` in all others."""
 
     def __init__(self, owner: Any, name: str, original: Any, substitute: Callable[..., Any]) -> None:
         super().__init__(owner, name, original)
@@ -95,13 +95,13 @@ class Choice(Change):
                 restore(owner, name)
             return (substitute if here.inside else original)(*args, **kwargs)
 
-        self.function: Any = chosen  # a function, which binds as a method
+        self.function: Any = chosen  # a function, because functions bind as methods
         update_wrapper(self.function, original)
         vars(chosen)["choice"] = self
 
 
 def living(value: Any) -> Any:
-    """The original behind substitutes whose contexts have ended."""
+    """The original behind substitutes of ended contexts."""
     while (known := value if isinstance(value, Flag) else getattr(value, "choice", None)) is not None:
         if not isinstance(known, Change) or not known.is_over:
             break
@@ -120,7 +120,7 @@ def restore(owner: Any, name: str) -> None:
 
 @contextmanager
 def substituted(owner: Any, name: str, substitute: Callable[..., Any]) -> Iterator[None]:
-    """Within this context a function of a module or class is another one, for this thread."""
+    """Context manager: replaces a function of a module or class for this thread."""
     with CHANGES:
         choice = Choice(owner, name, living(getattr(owner, name)), substitute)
         setattr(owner, name, choice.function)
@@ -130,7 +130,7 @@ def substituted(owner: Any, name: str, substitute: Callable[..., Any]) -> Iterat
 
 @contextmanager
 def flagged(owner: Any, name: str) -> Iterator[None]:
-    """Within this context a truth value of a module is `True` for this thread, and as before for all others."""
+    """Context manager: a truth value of a module is `True` for this thread, and unchanged for all others."""
     with CHANGES:
         flag = Flag(owner, name, living(getattr(owner, name)))
         setattr(owner, name, flag)
@@ -140,7 +140,7 @@ def flagged(owner: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def _entered(change: Change) -> Iterator[None]:
-    """Within this context the thread is inside of a change, which ends with the context."""
+    """Context manager: the thread is inside a change; the change ends with the context."""
     try:
         with change.here.entered():
             yield
@@ -149,13 +149,13 @@ def _entered(change: Change) -> Iterator[None]:
 
 
 class Stream:
-    """A stream that drops what threads inside write, and hands on the rest."""
+    """Stream wrapper: drops the output of threads inside the context and forwards the rest."""
 
     def __init__(self, stream: Any, here: Here) -> None:
         self.stream, self.here = stream, here
 
     def write(self, text: str) -> int:
-        """Writes a text, or drops it."""
+        """Writes or drops a text."""
         return len(text) if self.here.inside else int(self.stream.write(text))
 
     def __getattr__(self, name: str) -> Any:
@@ -163,19 +163,19 @@ class Stream:
 
 
 class Inside:
-    """A pattern, for a filter of warnings, that matches every text in threads inside."""
+    """Pattern for a warnings filter: matches every text in threads inside the context."""
 
     def __init__(self, here: Here) -> None:
         self.here = here
 
     def match(self, text: str) -> bool:
-        """Whether the thread that warns is inside."""
+        """Whether the warning thread is inside."""
         return self.here.inside
 
 
 @contextmanager
 def silenced(loggers: Sequence[str]) -> Iterator[None]:
-    """Within this context warnings, standard error and loggers say nothing of what this thread does."""
+    """Context manager: silences warnings, standard error and loggers for this thread."""
     here = Here()
     silence: Any = ("ignore", Inside(here), Warning, None, 0)
 
@@ -183,7 +183,7 @@ def silenced(loggers: Sequence[str]) -> Iterator[None]:
         return not here.inside
 
     with ExitStack() as changes:
-        filters = warnings.filters  # a list of its own where other contexts are inside of this one
+        filters = warnings.filters  # a separate list if other contexts are open inside
         filters.insert(0, silence)  # type: ignore[attr-defined]
         changes.callback(_remove, filters, silence)
         for log in map(logging.getLogger, loggers):
@@ -198,6 +198,6 @@ def silenced(loggers: Sequence[str]) -> Iterator[None]:
 
 
 def _remove(filters: Any, silence: Any) -> None:
-    """Takes a filter out of a list that may have been emptied meanwhile."""
+    """Removes a filter from a list, possibly emptied meanwhile."""
     if silence in filters:
         filters.remove(silence)

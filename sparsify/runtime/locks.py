@@ -1,4 +1,4 @@
-"""Locks that a thread may take again, and that nobody holds in a forked process.
+"""Reentrant locks, free again in a forked process.
 
 In: `with CAPTURES: ...`. Out: one thread at a time in the block; a child process forked meanwhile can enter it, too.
 """
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 
 class Lock:
-    """A reentrant lock; a process forked while another thread holds it starts with a free one."""
+    """A reentrant lock; free in a process forked while another thread held the lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -24,18 +24,18 @@ class Lock:
 
     def __exit__(self, *_: Any) -> None:
         *self._entered.locks, lock = self._entered.locks
-        lock.release()  # the one that was acquired: the thread itself may have forked since
+        lock.release()  # the acquired lock: the thread itself may have forked since
 
     def free(self) -> None:
-        """Makes the lock free; threads that hold it release the old one."""
+        """Replaces the lock by a free one; threads in the block release the old one."""
         self._lock = threading.RLock()
 
 
 _locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 # Captures of models, one at a time in the process: `torch.export` keeps state in modules of torch.
 CAPTURES: Final = Lock()
-# Changes of the parameters that models hold, and reads of several that must fit each other. Whoever has this lock never
-# waits for `CAPTURES`.
+# Guards changes of the parameters of models, and consistent reads of several. A holder never waits for
+# `CAPTURES`.
 WEIGHTS: Final = Lock()
 
 

@@ -13,7 +13,7 @@ INFO = Path("/proc/cpuinfo")
 
 
 def machine() -> dict[str, str | int]:
-    """Facts that a reader needs to judge a timing."""
+    """Machine description printed with measurements: processor, threads, versions."""
     return {
         "cpu": processor(),
         "vector": torch.backends.cpu.get_cpu_capability(),
@@ -36,7 +36,7 @@ def processor() -> str:
 
 
 def version(distribution: str) -> str:
-    """The installed version of a distribution, "" when it is not installed."""
+    """The installed version of a distribution, "" if absent."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

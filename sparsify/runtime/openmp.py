@@ -1,9 +1,9 @@
-"""The one OpenMP runtime of this process: that which torch has loaded.
+"""The one OpenMP runtime of this process: the library loaded by torch.
 
 In: nothing. Out: `path()`, such as `.../torch/lib/libgomp.so.1`; kernels link against this very file.
 
-Two runtimes would mean two thread pools fighting for the same cores, and `torch.set_num_threads` would be
-heard by one of them only. Wheels may carry a renamed copy (`torch.libs/libgomp-a34b3233.so.1`), so the
+Two runtimes would mean two thread pools fighting for the same cores, and `torch.set_num_threads` would reach
+only one of them. Wheels may carry a renamed copy (`torch.libs/libgomp-a34b3233.so.1`), so the
 compiler's own `-lgomp` is not enough.
 """
 
@@ -20,10 +20,10 @@ _RUNTIME = re.compile(r"/lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so[.\d]*|dylib)$")
 
 @cache
 def path() -> Path:
-    """The file of the OpenMP runtime that torch uses.
+    """The file of the OpenMP runtime used by torch.
 
     Raises:
-        CompilerError: torch has none; kernels cannot be linked then.
+        CompilerError: torch has no OpenMP runtime, so kernels cannot be linked.
     """
     found = loaded() or _beside_torch()
     if not found:
@@ -36,7 +36,7 @@ def path() -> Path:
 
 
 def loaded() -> list[str]:
-    """The files of all OpenMP runtimes that are mapped into this process; more than one is a mistake."""
+    """The files of all OpenMP runtimes mapped into this process; more than one is a mistake."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -46,7 +46,7 @@ def loaded() -> list[str]:
 
 
 def _beside_torch() -> list[str]:
-    """Runtimes that the wheel of torch carries, for systems without `/proc`."""
+    """Runtimes shipped in the wheel of torch, for systems without `/proc`."""
     package = Path(torch.__file__).parent
     folders = (package / "lib", package.parent / "torch.libs")
     files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]

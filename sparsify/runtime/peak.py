@@ -1,12 +1,14 @@
-"""Peak memory of a computation: the most bytes of its tensors that live at a time.
+"""Peak memory of a computation: maximum bytes of simultaneously live tensors.
 
 In: `with Peak() as peak: model(x)`. Out: `peak.bytes`, results and intermediates in memory of torch and of the pool,
-without what was there before.
+without tensors made before.
 """
 
+import sys
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,12 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsify.runtime.buffers import POOL, Pool
 
+STATUS: Final = Path("/proc/self/status")
+
 
 class Peak(TorchDispatchMode):
-    """The most bytes of tensors made in this context that lived at a time; what one operator needs within is left out.
+    """Maximum bytes of simultaneously live tensors made in this context, without scratch memory of operators.
 
     Attributes:
-        bytes: as far as the context has come.
+        bytes: peak so far.
     """
 
     only_looks = True  # keeps no tensor
@@ -55,6 +59,21 @@ class Peak(TorchDispatchMode):
 
     def _release(self, size: int) -> None:
         self._outside -= size
+
+
+def resident_bytes() -> int:
+    """Peak resident memory of this process.
+
+    `VmHWM` on Linux, because `ru_maxrss` is at least the value of the parent process; elsewhere `ru_maxrss`.
+    """
+    if STATUS.is_file():
+        for line in STATUS.read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024
 
 
 def storages(values: Any) -> Iterable[torch.UntypedStorage]:

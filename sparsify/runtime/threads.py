@@ -13,15 +13,15 @@ import torch
 
 from sparsify.options import Options
 
-# Where C code finds it too.
+# At a fixed address, for C code.
 forked: Final = ctypes.c_int64(0)
 
 
 def count(options: Options) -> int:
-    """Threads of a kernel that starts now: those of the options, else those of torch.
+    """Threads of a kernel that starts now: the count of the options, else the count of torch.
 
-    A process forked from one that has run parallel loops gets 1: the runtime's threads did not come along,
-    and waiting for them never ends.
+    A process forked after parallel loops ran gets 1: the threads of the runtime were not copied by the fork, and
+    waiting for them would never end.
     """
     if forked.value:
         return 1

@@ -1,11 +1,11 @@
-"""Functions of torch that read a tensor in nanoseconds: their addresses, for C code that is built without headers.
+"""Addresses of torch functions that read a tensor in nanoseconds, for C code built without headers.
 
-In: nothing. Out: `torch_functions()`, addresses in the order of `NAMES`, and where a tensor of Python keeps the
-tensor of C++; `None` where this build of torch lacks one of them or answers in another way than expected.
+In: nothing. Out: `torch_functions()`, addresses in the order of `NAMES`, and the offset of the C++ tensor in a
+Python tensor; `None` if this build of torch lacks a function or returns an unexpected result.
 
-Most belong to torch's C interface, whose names and arguments are kept stable for compiled models; a handle there is
-the address of an `at::Tensor`, which is one pointer. The others are C++ functions, whose mangled names say what they
-take. All are tried on tensors at hand before anybody calls them.
+Most belong to torch's C interface, with names and arguments kept stable for compiled models; a handle is
+the address of an `at::Tensor`, itself one pointer. The others are C++ functions, with the argument types in the
+mangled names. All are checked on example tensors before the first use.
 """
 
 import ctypes
@@ -48,13 +48,13 @@ NAMES: Final = (
 
 @cache
 def torch_functions() -> tuple[int, ...] | None:
-    """The addresses of `NAMES`, then that of the flag `threads.forked`, then the offset of the tensor of C++."""
+    """The addresses of `NAMES`, then the address of the flag `threads.forked`, then the offset of the C++ tensor."""
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
     try:
         libraries = {name: _library(name) for name, _ in NAMES}
         functions = {name: getattr(libraries[library], name) for library, name in NAMES}
-        # The first call may be one that is traced, or one in inference mode: examples are plain tensors even then.
+        # The first call may be traced, or in inference mode: examples are plain tensors even then.
         with torch.inference_mode(False), _disable_current_modes(), torch._C.DisableTorchFunction():
             offset = _offset()
             if offset is None or not _are_as_expected(functions, offset):
@@ -79,7 +79,7 @@ def dtype_number(dtype: torch.dtype) -> int:
 def _library(name: str) -> Any:
     folder = Path(torch.__file__).parent / "lib"
     ending = "dylib" if sys.platform == "darwin" else "so"
-    # Only one that torch has loaded itself.
+    # Only a library already loaded by torch.
     return ctypes.CDLL(str(folder / f"{name}.{ending}"), mode=os.RTLD_NOLOAD)
 
 
@@ -95,7 +95,7 @@ def _examples() -> Iterator[torch.Tensor]:
 
 
 def _offset() -> int | None:
-    """Offset of the pointer of a Python tensor's `at::Tensor` from its start."""
+    """Offset of the `at::Tensor` pointer in a Python tensor."""
     examples = list(_examples())
     step = ctypes.sizeof(ctypes.c_void_p)
     for offset in range(0, torch.Tensor.__basicsize__, step):
@@ -106,7 +106,7 @@ def _offset() -> int | None:
 
 
 def _are_as_expected(functions: dict[str, Any], offset: int) -> bool:
-    """Whether the functions say of tensors what Python says of them."""
+    """Whether the functions return the same properties of tensors as Python."""
     for example in _examples():
         handle = ctypes.c_void_p(id(example) + offset)
         implementation = ctypes.c_void_p(example._cdata)
@@ -162,7 +162,7 @@ def _address(function: Any) -> int:
 
 
 def _asked(function: Any, handle: ctypes.c_void_p, kind: Any) -> Any:
-    """The output argument of a function of the C interface; `None` when it fails."""
+    """The output argument of a function of the C interface; `None` on failure."""
     result = kind()
     if function(handle, ctypes.byref(result)):
         return None

@@ -1,16 +1,16 @@
-"""Freed memory back to the system.
+"""Return of freed memory to the system.
 
-In: tensors that were freed. Out: `trim()` lowers the memory of the process by what the C library kept of them.
+In: tensors that were freed. Out: `trim()` returns the part kept by the C library, lowering the memory of the process.
 """
 
 import ctypes
 from typing import Final
 
-# Of glibc alone; None where the C library has no such function.
+# In glibc alone; None in other C libraries.
 _malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def trim() -> None:
-    """Returns memory that the C library keeps free to the system, where it can be asked to."""
+    """Returns free memory kept by the C library to the system, if the library supports it."""
     if _malloc_trim is not None:
         _malloc_trim(0)

@@ -1,8 +1,8 @@
 """The symmetric adjacency of a graph as rows on disk, made from chunks of edges.
 
-In: an `EdgeList`. Out: `Adjacency`, whose `blocks()` give consecutive rows in CSR; memory is O(nodes) and one bucket.
+In: an `EdgeList`. Out: `Adjacency`; its `blocks()` give consecutive rows in CSR. Memory is O(nodes) and one bucket.
 
-Edges are appended to one file for each range of rows, and each of these is sorted by itself: an external bucket sort.
+Edges are appended to one file for each range of rows, and each file is sorted separately: an external bucket sort.
 """
 
 from collections.abc import Iterator
@@ -46,8 +46,8 @@ def build(edges: EdgeList, folder: Path) -> Adjacency:
     """Sorts the edges of a file into rows, in a folder for temporary files.
 
     Args:
-        edges: counted, so that the number of nodes is known.
-        folder: has room for 24 bytes an edge.
+        edges: counted, with a known number of nodes.
+        folder: folder with room for 24 bytes an edge.
     """
     assert edges.nodes is not None, "edges are counted first"
     nodes = edges.nodes
@@ -74,7 +74,7 @@ def build(edges: EdgeList, folder: Path) -> Adjacency:
 
 
 def _bounds(degree: Array) -> tuple[int, ...]:
-    """First rows of blocks of some 1 M entries each."""
+    """First rows of blocks of about 1 M entries each."""
     ends = np.cumsum(degree)
     marks = np.arange(BLOCK_ENTRIES, int(ends[-1]), BLOCK_ENTRIES)
     cuts = np.unique(np.concatenate([[0], np.searchsorted(ends, marks), [len(degree)]]))
@@ -87,7 +87,7 @@ def _bucket(folder: Path, number: int) -> Path:
 
 
 def _scatter(edges: EdgeList, bounds: tuple[int, ...], folder: Path) -> None:
-    """Appends every edge, in both directions, to the file of its row's block."""
+    """Appends every edge, in both directions, to the file of the row's block."""
     starts = np.asarray(bounds[1:-1])
     for number in range(len(bounds) - 1):
         _bucket(folder, number).touch()

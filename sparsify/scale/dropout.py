@@ -1,10 +1,10 @@
-"""Dropout whose numbers follow rows of the whole graph, so that it does not matter which process has a row.
+"""Dropout with random numbers tied to rows and edges of the whole graph, independent of the owning process.
 
-In: own rows, and a seed that all processes have. Out: the rows with entries at 0; each entry's number is a hash of
-seed, global row and place in the row.
+In: rows with their numbers in the whole graph, and a seed common to all processes. Out: the rows with entries at 0;
+the random number of an entry is a hash of seed, row number and position in the row.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,16 +16,14 @@ BITS: Final = 24
 
 
 class Draws:
-    """The numbers of one part: a generator that is alike in all processes, and the rows.
+    """The seeds of calls: a generator in the same state in all processes.
 
     Args:
-        seed: the same in all processes.
-        rows: int64 [own], global numbers.
+        seed: seed common to all processes.
     """
 
-    def __init__(self, seed: int, rows: Tensor) -> None:
+    def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.rows = rows
         self.seed = 0
 
     def advance(self) -> None:
@@ -36,28 +34,62 @@ class Draws:
 DRAWS: Final[dict[int, Draws]] = {}
 
 
-def drop_rows(values: Tensor, share: float, mode: int | None, plan: int, number: int) -> Tensor:
-    """`values / (1 - share)` with that share of entries at 0.
+@torch.library.custom_op("sparsify::drop_rows", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def drop_rows(
+    values: Tensor, numbers: Tensor | None, share: float, mode: int, plan: int, number: int
+) -> Tensor:
+    """`values / (1 - share)` with a share of entries at 0.
 
     Args:
-        values: own rows along `mode`; of all processes alike where that is None.
-        share: of entries that become 0.
-        plan: of the part, as `halo.register` numbered it.
-        number: of this dropout in the graph.
+        values: own rows along `mode`, or a replicated tensor.
+        numbers: int64, numbers of the rows in the whole graph; None for a replicated tensor.
+        share: share of entries set to 0.
+        mode: mode of the rows.
+        plan: plan of the part, as numbered by `halo.register`.
+        number: number of the dropout in the graph.
     """
+    return dropped(values, numbers, share, mode, DRAWS[plan].seed, number)
+
+
+@drop_rows.register_fake
+def _dropped(
+    values: Tensor, numbers: Tensor | None, share: float, mode: int, plan: int, number: int
+) -> Tensor:
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def _keep_seed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Saves the seed of the call for the gradient."""
+    _, numbers, ctx.share, ctx.mode, plan, ctx.number = inputs
+    ctx.seed = DRAWS[plan].seed
+    ctx.save_for_backward(numbers)
+
+
+def _drop_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    """The gradient with the same entries at 0."""
+    (numbers,) = ctx.saved_tensors
+    found = dropped(gradient, numbers, ctx.share, ctx.mode, ctx.seed, ctx.number)
+    return found, None, None, None, None, None
+
+
+torch.library.register_autograd("sparsify::drop_rows", _drop_backward, setup_context=_keep_seed)
+
+
+def dropped(
+    values: Tensor, numbers: Tensor | None, share: float, mode: int, seed: int, number: int
+) -> Tensor:
+    """Dropout by a seed in place of a generator."""
     if share >= 1:
         return values * 0
-    draws = DRAWS[plan]
-    lead = 0 if mode is None else mode
-    moved = values.transpose(0, lead) if values.dim() else values.reshape(1)
-    rows = torch.arange(len(moved)) if mode is None else draws.rows
+    moved = values.transpose(0, mode) if values.dim() else values.reshape(1)
+    rows = torch.arange(len(moved)) if numbers is None else numbers
     width = moved[:1].numel() if len(moved) else 0
     places = rows.reshape(-1, 1) * max(width, 1) + torch.arange(width)
-    drawn = mixed(mixed(places + draws.seed) + number) & ((1 << BITS) - 1)
+    drawn = mixed(mixed(places + seed) + number) & ((1 << BITS) - 1)
     kept = (drawn >= int(share * (1 << BITS))).reshape(moved.shape)
     if values.dim():
-        kept = kept.transpose(0, lead)
-    return torch.where(kept.reshape(values.shape), values / (1 - share), 0)
+        kept = kept.transpose(0, mode)
+    return torch.where(kept.reshape(values.shape), values / (1 - share), 0).contiguous()
 
 
 def mixed(numbers: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Files of edges, read in chunks.
 
-In: `open_edges(Path("graph.mtx"))`. Out: an `EdgeList`, whose `chunks()` are int64 [2, edges], sources above targets.
+In: `open_edges(Path("graph.mtx"))`. Out: an `EdgeList`; its `chunks()` are int64 [2, edges], sources above targets.
 
 Memory grows with the chunk alone for `.npy`, `.pt`, `.mtx`, `.csv`, `.txt`; `.npz` holds the matrix.
 """
@@ -27,7 +27,7 @@ CHUNK_BYTES: Final = 1 << 24
 SUFFIXES: Final = (".npy", ".npz", ".pt", ".mtx", ".csv", ".txt", ".mtx.gz", ".csv.gz", ".txt.gz")
 # The name of the values of a matrix.
 WEIGHT: Final = "edge_weight"
-# Of Matrix Market, types of values, and signs of those that a symmetric matrix leaves out.
+# Value types of Matrix Market, and signs of the mirrored entries of a symmetric matrix.
 FIELDS: Final[dict[str, Any]] = {
     "pattern": None,
     "real": np.float64,
@@ -40,15 +40,15 @@ SEPARATORS: Final = bytes.maketrans(b",;\t\r", b"    ")
 
 @dataclass
 class EdgeList:
-    """Edges on disk, and the data of nodes and edges beside them.
+    """Edges on disk, and the data of nodes and edges.
 
     Attributes:
-        name: of the file, for messages.
-        read: gives the chunks, int64 [2, edges], as the file has them.
-        nodes: how many nodes there are; None where the largest number in the file decides.
+        name: name of the file, for messages.
+        read: yields the chunks, int64 [2, edges], in file order.
+        nodes: number of nodes; None if determined by the largest number in the file.
         node_data: tensors with one row for each node, by name.
         edge_data: tensors with one row for each edge, by name.
-        unsorted: tensors that go to one of these when the number of nodes is known, by name.
+        unsorted: tensors of nodes or edges, to be assigned when the number of nodes is known, by name.
     """
 
     name: str
@@ -104,7 +104,7 @@ class EdgeList:
         return nodes, edges
 
     def sort(self, edges: int) -> None:
-        """Finds by their lengths which tensors are of nodes, and which are of edges; by their names where both fit."""
+        """Assigns tensors to nodes or edges by their lengths; by their names if both fit."""
         for name, data in list(self.unsorted.items()):
             is_of_edges = len(data) == edges and (len(data) != self.nodes or name.startswith("edge_"))
             if is_of_edges or len(data) == self.nodes:
@@ -117,8 +117,8 @@ def open_edges(path: Path, nodes: int | None = None) -> EdgeList:
     Args:
         path: `.npy` int [2, edges] or [edges, 2]; `.pt` with such a tensor, a mapping with `edge_index`, or a Data of
             torch_geometric; `.csv` or `.txt` with a source and a target in each line, `#` before comments; `.mtx`
-            Matrix Market or `.npz` of scipy, an adjacency `A[target, source]`. The texts may be `.gz`.
-        nodes: how many nodes there are, where some may have no edges.
+            Matrix Market or `.npz` of scipy, an adjacency `A[target, source]`. Text files may be `.gz`.
+        nodes: number of nodes, needed if some have no edges.
 
     Raises:
         DataError: the file is missing, of another kind, or damaged.
@@ -143,7 +143,7 @@ def open_edges(path: Path, nodes: int | None = None) -> EdgeList:
         found = reader(path)
     except DataError:
         raise
-    except Exception as error:  # every reader raises its own kinds for damaged files
+    except Exception as error:  # every reader raises different errors for damaged files
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     if nodes is not None:
         if found.nodes is not None and found.nodes != nodes:
@@ -153,10 +153,10 @@ def open_edges(path: Path, nodes: int | None = None) -> EdgeList:
 
 
 def _slices(open_again: Callable[[], Any], name: str) -> Callable[[], Iterator[Array]]:
-    """Chunks of an array or tensor of edges that lies in a file; each chunk maps it anew, so that pages are given back.
+    """Chunks of an array or tensor of edges in a file; each chunk maps the file anew, so pages are released.
 
     Raises:
-        DataError: it is no pair of rows or columns of integers.
+        DataError: not a pair of rows or columns of integers.
     """
     edge_index = open_again()
     dtype = str(edge_index.dtype).removeprefix("torch.")
@@ -174,12 +174,12 @@ def _slices(open_again: Callable[[], Any], name: str) -> Callable[[], Iterator[A
 
 
 def _numpy(path: Path) -> EdgeList:
-    """Edges of a `.npy` file, which is mapped."""
+    """Edges of a memory-mapped `.npy` file."""
     return EdgeList(path.name, _slices(lambda: np.load(path, mmap_mode="r"), path.name))
 
 
 def _scipy(path: Path) -> EdgeList:
-    """Entries of a matrix that scipy saved; their values are weights of edges."""
+    """Entries of a matrix saved by scipy; the values are edge weights."""
     import scipy.sparse
 
     matrix: Any = scipy.sparse.csr_array(scipy.sparse.load_npz(path))
@@ -199,7 +199,7 @@ def _scipy(path: Path) -> EdgeList:
 
 
 def _require_square(name: str, shape: tuple[int, ...]) -> None:
-    """Raises where a matrix is no adjacency of one set of nodes."""
+    """Raises unless a matrix is an adjacency of one set of nodes."""
     if len(shape) != 2 or shape[0] != shape[1]:
         raise DataError(
             f"{name} is {' x '.join(map(str, shape))}", "an adjacency has as many rows as columns"
@@ -207,12 +207,12 @@ def _require_square(name: str, shape: tuple[int, ...]) -> None:
 
 
 def _torch(path: Path) -> EdgeList:
-    """Edges of a tensor, a mapping or a Data that torch saved; the tensors are mapped."""
+    """Edges of a tensor, a mapping or a Data saved by torch; memory-mapped."""
     loaded = _load(path)
     if isinstance(loaded, torch.Tensor):
         return EdgeList(path.name, _slices(lambda: loaded, path.name))
     if isinstance(loaded, (tuple, list)) and len(loaded) == 2 and hasattr(loaded[0], "to_dict"):
-        loaded = loaded[0]  # a data set of torch_geometric: its data, and where each graph begins
+        loaded = loaded[0]  # a data set of torch_geometric: data, and the start of each graph
     data = loaded.to_dict() if hasattr(loaded, "to_dict") else loaded
     if not isinstance(data, dict) or not isinstance(data.get("edge_index"), torch.Tensor):
         raise DataError(
@@ -259,12 +259,12 @@ def _load(path: Path) -> Any:
 
 
 def _open(path: Path) -> IO[bytes]:
-    """A text, which may be compressed."""
+    """A text file, possibly compressed."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def _blocks(file: IO[bytes], first: bytes = b"") -> Iterator[bytes]:
-    """Whole lines of a text, some MiB at a time."""
+    """Whole lines of a text, a few MiB at a time."""
     rest = first
     while block := file.read(CHUNK_BYTES):
         end = block.rfind(b"\n") + 1
@@ -286,7 +286,7 @@ def _columns(block: bytes, name: str, dtype: Any, columns: tuple[int, ...]) -> A
     """The numbers of each line in some columns, [lines, columns]; `#` and `%` begin comments.
 
     Raises:
-        DataError: a line has fewer numbers, or something that is none.
+        DataError: a line with fewer numbers, or with other text.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of blocks without numbers
@@ -300,7 +300,7 @@ def _columns(block: bytes, name: str, dtype: Any, columns: tuple[int, ...]) -> A
 
 
 def _text(path: Path) -> EdgeList:
-    """Lines of a source and a target; further columns and a header of names are left out."""
+    """Lines of a source and a target; skips further columns and a header of names."""
 
     def read() -> Iterator[Array]:
         with _open(path) as file:
@@ -314,7 +314,7 @@ def _text(path: Path) -> EdgeList:
 
 
 def _matrix_market(path: Path) -> EdgeList:
-    """Entries of a matrix in coordinates; of a symmetric one, both directions. Values are weights of edges."""
+    """Entries of a coordinate matrix; for a symmetric one, both directions. Values are edge weights."""
     with _open(path) as file:
         kind = file.readline().lower().split()
         if kind[:3] != [b"%%matrixmarket", b"matrix", b"coordinate"] or len(kind) < 5:
@@ -355,13 +355,13 @@ def _matrix_market(path: Path) -> EdgeList:
 
 
 def _weights(blocks: Iterator[tuple[bytes, Array]], name: str, dtype: Any, sign: int) -> torch.Tensor | None:
-    """The values of Matrix Market as a mapped temporary file; of a symmetric matrix, those of both directions.
+    """The values of Matrix Market as a mapped temporary file; for a symmetric matrix, of both directions.
 
     Args:
-        blocks: lines, and their edges.
-        name: of the file.
-        dtype: of the values; None where there are none.
-        sign: of the value of the other direction, 0 without one.
+        blocks: lines and their edges.
+        name: name of the file.
+        dtype: dtype of the values; None without values.
+        sign: sign of the value of the other direction, 0 without one.
     """
     if dtype is None:
         return None

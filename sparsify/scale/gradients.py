@@ -1,6 +1,6 @@
-"""Gradients of what all processes have alike: each of them reads its own copy, so gradients are added.
+"""Gradients of replicated tensors: each process reads its own copy, so gradients are summed over processes.
 
-In: parameters before, and outputs behind, a graph over local rows. Out: the same values, whose gradients are those of
+In: parameters before, and outputs behind, a graph over local rows. Out: the same values, with the gradients of
 the sum of all processes' losses.
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class _Shared(torch.autograd.Function):
-    """Parameters that each process reads: gradients are summed over processes, all in one message."""
+    """Parameters read by each process: gradients are summed over processes, all in one message."""
 
     @staticmethod
     def forward(ctx: Any, plan: int, *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -32,7 +32,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _Alike(torch.autograd.Function):
-    """A result that each process has: a loss of it is one loss, not one for each process."""
+    """A replicated result: a loss of the result counts once, not once for each process."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, count: int) -> Tensor:
@@ -49,7 +49,7 @@ _ALIKE: Any = _Alike.apply
 
 
 def shared(parameters: list[Tensor], plan: int) -> list[Tensor]:
-    """The parameters, whose gradients are summed over processes."""
+    """The parameters, with gradients summed over processes."""
     trained = [place for place, parameter in enumerate(parameters) if parameter.requires_grad]
     found = list(parameters)
     if trained and torch.is_grad_enabled():
@@ -59,6 +59,6 @@ def shared(parameters: list[Tensor], plan: int) -> list[Tensor]:
 
 
 def alike(value: Tensor, count: int) -> Tensor:
-    """A result that `count` processes have, each with its part of the gradient."""
+    """A result replicated in `count` processes, with a part of the gradient in each."""
     found: Tensor = _ALIKE(value, count) if value.requires_grad else value
     return found

@@ -1,9 +1,9 @@
-"""The streaming partitioner: a semi-external multilevel method, whose memory grows with the nodes.
+"""The streaming partitioner: a semi-external multilevel method, with memory proportional to the nodes.
 
 In: an `Adjacency` on disk and a number of parts. Out: int32 [nodes], the part of each node.
 
-Sweeps of label propagation, which read the rows block by block, cluster the nodes; the graph of the clusters is small,
-lies in memory and is clustered further, bisected and refined; then the rows are read again to move nodes at the cut.
+Sweeps of label propagation, reading the rows block by block, cluster the nodes; the small graph of the clusters
+is clustered further in memory, bisected and refined; then the rows are read again to move nodes at the cut.
 
 Source: Akhremtsev, Sanders, Schulz, (Semi-)external algorithms for graph partitioning and clustering, 2015.
 """
@@ -21,9 +21,9 @@ from sparsify.scale.adjacency import Adjacency
 
 Array = np.ndarray[Any, Any]
 IMBALANCE: Final = 0.03
-# Nodes of the coarsest graph, for each part and at least.
+# Nodes of the coarsest graph, per part and as a minimum.
 COARSEST: Final = (40, 400)
-# A cluster of one level is as heavy as so many average nodes at most.
+# Maximum weight of a cluster at one level, in average nodes.
 SHRINK: Final = 6
 CLUSTER_SWEEPS: Final = 4
 REFINE_SWEEPS: Final = 6
@@ -51,12 +51,12 @@ class Graph:
 
 
 def multilevel(adjacency: Adjacency, parts: int, seed: int = 0) -> Array:
-    """The part of each node, int32 [nodes]; a part has 1.03 of its share at most, or its share rounded up.
+    """The part of each node, int32 [nodes]; at most 1.03 times the equal share per part, or the share rounded up.
 
     Args:
         adjacency: rows on disk.
-        parts: two or more.
-        seed: of all choices.
+        parts: number of parts, two or more.
+        seed: random seed of all choices.
     """
     nodes = len(adjacency.pos) - 1
     limit = _limit(nodes, parts)
@@ -75,7 +75,7 @@ def multilevel(adjacency: Adjacency, parts: int, seed: int = 0) -> Array:
 
 
 def _balanced(part: Array, adjacency: Adjacency, limit: int, parts: int) -> Array:
-    """The parts, where those above the limit give nodes to the lightest: nodes with few edges, which cost least."""
+    """The parts, after moving low-degree nodes from parts above the limit to the lightest ones."""
     size = np.bincount(part, minlength=parts)
     heavy = np.flatnonzero(size > limit)
     if not len(heavy):
@@ -94,7 +94,7 @@ def _balanced(part: Array, adjacency: Adjacency, limit: int, parts: int) -> Arra
 
 
 def _limit(weight: int, parts: int) -> int:
-    """The most that a part may weigh."""
+    """The maximum weight of a part."""
     return max(ceil(weight / parts), int(weight / parts * (1 + IMBALANCE)))
 
 
@@ -110,7 +110,7 @@ def _cluster_rows(adjacency: Adjacency, most: int, seed: int) -> Array:
 
 
 def _renumbered(labels: Array) -> Array:
-    """Labels numbered from 0 in their order."""
+    """Labels renumbered from 0, in order."""
     used = np.zeros(int(labels.max(initial=-1)) + 1, np.int32)
     used[labels] = 1
     return (np.cumsum(used, dtype=np.int32) - 1).astype(np.int32)[labels]
@@ -134,13 +134,13 @@ def _contract_rows(adjacency: Adjacency, cluster: Array) -> Graph:
 
 
 def _edges_between(rows: Array, columns: Array, weight: Array, count: int) -> scipy.sparse.csr_array:
-    """Edges between clusters, with the sums of their weights."""
+    """Edges between clusters, with summed weights."""
     apart = rows != columns
     return scipy.sparse.csr_array((weight[apart], (rows[apart], columns[apart])), (count, count))
 
 
 def _graph(matrix: scipy.sparse.csr_array, node_weight: Array) -> Graph:
-    """A graph of a matrix."""
+    """The graph of a matrix."""
     return Graph(
         matrix.indptr.astype(np.int64),
         matrix.indices.astype(np.int32, copy=False),
@@ -183,14 +183,14 @@ def _partition(graph: Graph, parts: int, limit: int, seed: int) -> Array:
 
 
 def _labels(graph: Graph, part: Array, limit: Array) -> Labels:
-    """The sizes of parts of a graph in memory."""
+    """The labels of a partition of a graph in memory, with the weights of the parts."""
     size = np.zeros(len(limit), np.int64)
     np.add.at(size, part, graph.node_weight)
     return Labels(np.ascontiguousarray(part, np.int32), size, limit)
 
 
 def _refined(graph: Graph, labels: Labels, seed: int) -> None:
-    """Balances parts and refines them until a pass gains nothing."""
+    """Balances parts, and refines until a pass gains nothing."""
     weights = {"edge_weight": graph.edge_weight, "node_weight": graph.node_weight}
     for sweep in range(4):
         if (labels.size <= labels.limit).all():
@@ -217,7 +217,7 @@ def _bisect(graph: Graph, parts: int, seed: int) -> Array:
 
 
 def _halves(graph: Graph, share: float, seed: int) -> Array:
-    """The best of some bisections: part 0 is grown around a node to its share, then both are refined."""
+    """The best of several bisections: part 0 is grown around a node to its share, then both parts are refined."""
     total = int(graph.node_weight.sum())
     wanted = round(total * share)
     slack = max(int(graph.node_weight.max()), int(total * IMBALANCE / 4))

@@ -1,8 +1,8 @@
-"""The parts of a graph's nodes, by one of three methods.
+"""Partitioning of a graph's nodes, by one of three methods.
 
-In: `partition(Path("graph.npy"), 4, "stream", Path("parts/"))`. Out: the folder of `parts`, and what it says.
+In: `partition(Path("graph.npy"), 4, "stream", Path("parts/"))`. Out: the folder of `parts`, and its `meta.json`.
 
-- `range`: consecutive nodes; no edge is looked at.
+- `range`: consecutive nodes, without reading edges.
 - `stream`: our own multilevel method, edges on disk, memory O(nodes).
 - `metis`: METIS, by the package pymetis; the graph is held in memory several times.
 """
@@ -26,15 +26,15 @@ METHODS: Final = ("metis", "stream", "range")
 def partition(
     graph: Path, count: int, method: str, out: Path, *, nodes: int | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """Writes the parts of a graph into a folder; the content of its `meta.json`.
+    """Writes the parts of a graph into a folder; the content of `meta.json`.
 
     Args:
-        graph: a file that `open_edges` reads.
-        count: how many parts, 1 or more; with fewer nodes some parts are empty.
+        graph: a file supported by `open_edges`.
+        count: number of parts, 1 or more; with fewer nodes some parts are empty.
         method: `metis`, `stream` or `range`.
-        out: a new or empty folder; temporary files lie in it, too.
-        nodes: how many nodes there are, where the last ones may have no edges.
-        seed: of choices between equal parts.
+        out: a new or empty folder, also for temporary files.
+        nodes: number of nodes, needed if the last ones have no edges.
+        seed: random seed of choices between equal parts.
 
     Raises:
         DataError: the file, the folder, the method or the count is wrong, or pymetis is missing.

@@ -3,8 +3,8 @@
 In: edges and the part of each node. Out: `meta.json` and, for part r, `part-r/graph.safetensors` (rows, edges with
 columns `[own | halo]`, halo plan), `part-r/nodes.safetensors` (`x`, `y`, masks) and `part-r/edges.safetensors`.
 
-An edge belongs to the part of its target. Part r numbers its own rows 0 to n_r - 1 in ascending order of their global
-numbers, and its halo, the rows of other parts that its edges read, from n_r on, by owner and then by global number.
+An edge belongs to the part of the target. Part r numbers its own rows 0 to n_r - 1 in ascending order of global
+numbers, and its halo, the rows of other parts read by its edges, from n_r on, by owner and then by global number.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from sparsify.errors import DataError
 from sparsify.scale.edge_list import EdgeList
 
 Array = np.ndarray[Any, Any]
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 META: Final = "meta.json"
 GRAPH, NODE_DATA, EDGE_DATA = "graph.safetensors", "nodes.safetensors", "edges.safetensors"
 
@@ -34,13 +34,14 @@ class Part:
     """One part of a graph.
 
     Attributes:
-        rank, parts: its number, and how many parts there are.
-        nodes, edges: of the whole graph.
-        rows: int64 [own], the global numbers of its rows.
-        halo: int64 [halo], those of the rows of others that its edges read.
+        rank, parts: number of the part, and number of parts.
+        nodes, edges: numbers of the whole graph.
+        rows: int64 [own], global numbers of the own rows.
+        halo: int64 [halo], global numbers of the rows read from other parts.
         edge_index: int64 [2, edges of the part], sources in `[own | halo]` above targets in `[own]`.
-        send_rows: int32, own rows that others read, those of part 0 first.
-        send_counts, receive_counts: how many rows go to, and come from, each part.
+        edge_numbers: int64 [edges of the part], global numbers of the edges.
+        send_rows: int32, own rows read by others, in the order of the parts.
+        send_counts, receive_counts: numbers of rows sent to, and received from, each part.
         node_data: tensors with a row for each own row.
         edge_data: tensors with a row for each edge of the part.
     """
@@ -52,6 +53,7 @@ class Part:
     rows: torch.Tensor
     halo: torch.Tensor
     edge_index: torch.Tensor
+    edge_numbers: torch.Tensor
     send_rows: torch.Tensor
     send_counts: tuple[int, ...]
     receive_counts: tuple[int, ...]
@@ -60,7 +62,7 @@ class Part:
 
 
 class PartSizes(BaseModel):
-    """The sizes of one part, as `meta.json` has them: own rows, edges, halo rows, rows sent."""
+    """The sizes of one part in `meta.json`: own rows, edges, halo rows, rows sent."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -73,7 +75,7 @@ class PartSizes(BaseModel):
 class Meta(BaseModel):
     """Contents of `meta.json`: sizes of the graph and of each part, names of data, and the SHA-256 sum of each file.
 
-    `fingerprint` is a digest of edges and parts, which the files of parts have, too.
+    `fingerprint` is a digest of edges and parts, also stored in the files of parts.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -115,17 +117,17 @@ class Meta(BaseModel):
 
 
 def write(edges: EdgeList, part: Array, parts: int, folder: Path, method: str) -> dict[str, Any]:
-    """Writes all parts into a new folder; what `meta.json` says.
+    """Writes all parts into a new folder; the content of `meta.json`.
 
     Args:
-        edges: counted; read once more.
+        edges: counted edges; read once more.
         part: int32 [nodes].
-        parts: how many.
-        folder: new or empty.
-        method: how the parts were made.
+        parts: number of parts.
+        folder: new or empty folder.
+        method: partitioning method.
 
     Raises:
-        DataError: the folder has files, or the edges are not those that were counted.
+        DataError: the folder has files, or the edges changed after counting.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} is not empty", "give --out a new folder")
@@ -155,7 +157,7 @@ def write(edges: EdgeList, part: Array, parts: int, folder: Path, method: str) -
 
 
 def _scatter(edges: EdgeList, part: Array, parts: int, folder: Path, digest: Any) -> tuple[int, int]:
-    """Appends each edge, with its number, to the file of its target's part; how many there are, and how many cut."""
+    """Appends each edge, with its number, to the file of the target's part; the numbers of edges, and of cut edges."""
     count = cut = 0
     for rank in range(parts):
         (folder / f"part-{rank}" / "edges.bin").touch()
@@ -177,7 +179,7 @@ def _scatter(edges: EdgeList, part: Array, parts: int, folder: Path, digest: Any
 def _write_edges(
     edges: EdgeList, part: Array, local: Array, rank: int, rows: Array, folder: Path, meta: Mapping[str, Any]
 ) -> Array:
-    """Writes the data of one part, its edges with local numbers into a temporary file; its halo, global numbers."""
+    """Writes the data of one part, with locally numbered edges in a temporary file; the halo in global numbers."""
     place = folder / f"part-{rank}"
     source, target, number = np.fromfile(place / "edges.bin", np.int64).reshape(-1, 3).T
     is_remote = part[source] != rank
@@ -187,7 +189,7 @@ def _write_edges(
     columns = np.empty_like(source)
     columns[~is_remote] = local[source[~is_remote]]
     columns[is_remote] = len(rows) + by_number[np.searchsorted(halo[by_number], source[is_remote])]
-    np.stack([columns, local[target].astype(np.int64)]).tofile(place / "edges.bin")
+    np.stack([columns, local[target].astype(np.int64), number]).tofile(place / "edges.bin")
     kept = torch.from_numpy(np.ascontiguousarray(rows))
     _save({name: data[kept] for name, data in edges.node_data.items()}, place / NODE_DATA, rank, meta)
     kept = torch.from_numpy(np.ascontiguousarray(number))
@@ -199,14 +201,16 @@ def _write_plan(
     rank: int, halos: list[Array], part: Array, local: Array, order: Array, starts: Array, folder: Path,
     meta: Mapping[str, Any],
 ) -> PartSizes:  # fmt: skip
-    """Writes the edges, rows and halo plan of one part; its sizes."""
+    """Writes the edges, rows and halo plan of one part; the sizes of the part."""
     place = folder / f"part-{rank}"
     sent = [local[halo[part[halo] == rank]] for halo in halos]
-    edge_index = np.fromfile(place / "edges.bin", np.int64).reshape(2, -1)
+    columns, targets, numbers = np.fromfile(place / "edges.bin", np.int64).reshape(3, -1)
+    edge_index = np.stack([columns, targets])
     arrays: dict[str, Array] = {
         "rows": order[starts[rank] : starts[rank + 1]].astype(np.int64),
         "halo": halos[rank].astype(np.int64),
         "edge_index": edge_index,
+        "edge_numbers": numbers,
         "send_rows": np.concatenate(sent).astype(np.int32),
         "send_counts": np.array([len(rows) for rows in sent], np.int64),
         "receive_counts": np.bincount(part[halos[rank]], minlength=len(halos)).astype(np.int64),
@@ -223,7 +227,7 @@ def _write_plan(
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path, rank: int, meta: Mapping[str, Any]) -> None:
-    """Writes tensors with the fingerprint of their graph; nothing where there are none."""
+    """Writes tensors with the fingerprint of their graph; no file for no tensors."""
     if tensors:
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, path, {"fingerprint": meta["fingerprint"], "part": str(rank)})
@@ -239,7 +243,7 @@ def read_meta(folder: Path) -> Meta:
     """Contents of the `meta.json` of a folder.
 
     Raises:
-        DataError: there is none, it is damaged, or it is of another layout.
+        DataError: the file is missing, damaged, or of another layout.
     """
     again = f"sparsify partition GRAPH --parts N --out {folder}"
     try:
@@ -263,7 +267,7 @@ def read_meta(folder: Path) -> Meta:
 
 
 def read(folder: Path, rank: int, meta: Meta | None = None) -> Part:
-    """One part of a folder; its tensors are mapped from the files.
+    """One part of a folder; tensors are memory-mapped from the files.
 
     Raises:
         DataError: a file is missing or damaged, or belongs to another graph, partition or part.
@@ -283,7 +287,8 @@ def read(folder: Path, rank: int, meta: Meta | None = None) -> Part:
     send_counts, receive_counts = (tuple(arrays[name].tolist()) for name in ("send_counts", "receive_counts"))
     return Part(
         rank, meta.parts, meta.nodes, meta.edges, arrays["rows"], arrays["halo"], arrays["edge_index"],
-        arrays["send_rows"], send_counts, receive_counts, loaded.get(NODE_DATA, {}), loaded.get(EDGE_DATA, {}),
+        arrays["edge_numbers"], arrays["send_rows"], send_counts, receive_counts,
+        loaded.get(NODE_DATA, {}), loaded.get(EDGE_DATA, {}),
     )  # fmt: skip
 
 
@@ -291,7 +296,7 @@ def _load(path: Path, rank: int, meta: Meta) -> dict[str, torch.Tensor]:
     """The tensors of a file of a part.
 
     Raises:
-        DataError: it is missing or damaged, or belongs to another graph or part.
+        DataError: the file is missing or damaged, or belongs to another graph or part.
     """
     if not path.is_file():
         raise DataError(

@@ -1,56 +1,66 @@
-"""The graph of a model for one part: exchanges go where an operator reads rows that other processes have.
+"""Placement of a model's graph on one part: exchanges are inserted where an operator reads rows of other processes.
 
-In: a captured graph, and how its inputs lie. Out: `place(...)`, a new graph over local rows with `halo_exchange` before
-gathers by columns, `halo_reduce` behind scatters by columns, `all_reduce_sum` behind sums over rows.
+In: a captured graph, and the placements of its inputs. Out: `place(...)`, a new graph over local rows with
+`halo_exchange` before gathers by columns, `halo_reduce` behind scatters by columns, `all_reduce_sum` behind sums over
+rows.
 
-Each operator has a rule in `RULES`, from the placements of its operands to that of its result; pointwise operators have
-one in common. An operator without a rule that reads all of a sharded mode is refused: its local result would be wrong.
+Each operator has a rule in `RULES`, from the placements of the operands to the placement of the result; pointwise
+operators share one. An operator without a rule that reads all of a sharded mode is refused, because its local result
+would be wrong.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 
 from sparsify.errors import UnsupportedOperatorError
 from sparsify.passes.graph.node_info import info
-from sparsify.scale.dropout import drop_rows
-from sparsify.scale.placement import ANY, NODES, REPLICATED, Placement, Size, common, joined
+from sparsify.scale import dropout  # noqa: F401  registers drop_rows
+from sparsify.scale.placement import ANY, EDGES, NODES, REPLICATED, Placement, Size, common, joined
 
 aten = torch.ops.aten
+DROP: Final = torch.ops.sparsify.drop_rows.default
+# The buffers of the new graph with numbers of rows and edges in the whole graph.
+NUMBERS: Final = {NODES: "numbers_of_rows", EDGES: "numbers_of_edges"}
+# Distance of the number ranges of concatenated sets of rows.
+APART: Final = 1 << 40
 
 
 @dataclass
 class Placing:
-    """A graph that is placed, node by node.
+    """The state of placement, node by node.
 
     Attributes:
         graph: the new graph.
-        plan: the number of the halo plan.
-        halo: how many rows of others this process reads.
-        nodes: how many nodes the whole graph has.
-        placements: of the nodes of the old graph: how tensors lie, what sizes count; nothing of other values.
-        copies: by node of the old graph that of the new one.
-        exchanged: by node of the old graph its rows with the halo, exchanged once.
+        plan: number of the halo plan.
+        halo: number of rows read from other processes.
+        nodes, edges: numbers of the whole graph.
+        placements: placements of tensors and meanings of sizes by node of the old graph; no entry for other values.
+        copies: node of the new graph by node of the old graph.
+        exchanged: rows with the halo by node of the old graph, exchanged once.
+        numbers: node of the new graph with the global numbers of a set of rows, by name of the set.
     """
 
     graph: fx.Graph
     plan: int
     halo: int
     nodes: int
+    edges: int
     placements: dict[fx.Node, Placement | Size] = field(default_factory=dict)
     copies: dict[fx.Node, Any] = field(default_factory=dict)
     exchanged: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    numbers: dict[str, Callable[[], fx.Node]] = field(default_factory=dict)
 
     def of(self, value: Any) -> Placement:
-        """The placement of a tensor; a tensor that is not sharded is replicated."""
+        """The placement of a tensor; replicated if not sharded."""
         found = self.placements.get(value) if isinstance(value, fx.Node) else None
         return found if isinstance(found, Placement) else REPLICATED
 
     def size(self, value: Any) -> Size | None:
-        """The rows that a size counts, None for plain numbers."""
+        """The set of rows counted by a size, None for plain numbers."""
         found = self.placements.get(value) if isinstance(value, fx.Node) else None
         return found if isinstance(found, Size) else None
 
@@ -59,11 +69,11 @@ class Placing:
         return self.graph.call_function(target, args, kwargs)
 
     def copied(self, node: fx.Node) -> fx.Node:
-        """The node in the new graph, with the arguments that stand there for its own."""
+        """The node in the new graph, with arguments replaced by their copies."""
         return self.graph.node_copy(node, lambda argument: self.copies[argument])
 
     def with_halo(self, node: fx.Node, mode: int) -> fx.Node:
-        """The tensor with the rows of the halo behind its own along a mode."""
+        """The tensor with the halo rows behind the own rows along a mode."""
         if node not in self.exchanged:
             rows = self.copies[node]
             if mode:
@@ -72,18 +82,34 @@ class Placing:
             self.exchanged[node] = self.call(aten.transpose.int, found, 0, mode) if mode else found
         return self.exchanged[node]
 
+    def numbers_of(self, space: str) -> fx.Node:
+        """The global numbers of the rows of a set, int64 [rows]; other sets have other numbers."""
+        made = self.numbers.get(space)
+        node = made() if made is not None else self.graph.get_attr(NUMBERS[space])
+        self.numbers[space] = lambda: node
+        return node
+
+    def greatest(self, value: fx.Node, modes: list[int]) -> fx.Node:
+        """The maximum along modes over all processes, without a gradient; the modes are kept with extent 1."""
+        detached = self.call(aten.detach.default, value)
+        return self.call(torch.ops.sparsify.all_reduce_amax.default, detached, modes, self.plan)
+
+    def count(self, space: str | None) -> int | None:
+        """The number of rows of a set in all processes; None if dependent on data."""
+        return {NODES: self.nodes, EDGES: self.edges}.get(str(space))
+
     def total(self, value: fx.Node) -> fx.Node:
         """The sum of a tensor over all processes."""
         return self.call(torch.ops.sparsify.all_reduce_sum.default, value, self.plan)
 
 
-# A rule makes the node in the new graph and says how its result lies.
+# A rule makes the node in the new graph and returns the placement of the result.
 Rule = Callable[[Placing, Any], tuple[Any, Placement | Size | None]]
 RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Registers a rule for ATen's operators of some names."""
+    """Registers a rule for ATen operators by name."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -93,21 +119,21 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def place(
-    graph: fx.Graph, inputs: Mapping[str, Placement], plan: int, halo: int, nodes: int
+    graph: fx.Graph, inputs: Mapping[str, Placement], plan: int, halo: int, nodes: int, edges: int
 ) -> tuple[fx.Graph, list[Placement]]:
-    """The graph over local rows, and how its outputs lie.
+    """The graph over local rows, and the placements of the outputs.
 
     Args:
-        graph: of `passes.capture`, its placeholders named by inputs.
-        inputs: how the inputs lie, by name.
-        plan: of the exchange, as `halo.register` numbered it.
-        halo: how many rows of others this process reads.
-        nodes: how many nodes the whole graph has.
+        graph: graph of `passes.capture`, with placeholders named by inputs.
+        inputs: placements of the inputs, by name.
+        plan: plan of the exchange, as numbered by `halo.register`.
+        halo: number of rows read from other processes.
+        nodes, edges: numbers of the whole graph.
 
     Raises:
-        UnsupportedOperatorError: an operator needs rows of other processes in a way that has no rule.
+        UnsupportedOperatorError: an operator needs rows of other processes in a way without a rule.
     """
-    placing = Placing(fx.Graph(), plan, halo, nodes)
+    placing = Placing(fx.Graph(), plan, halo, nodes, edges)
     outputs: list[Placement] = []
     for node in graph.nodes:
         found: Placement | Size | None = REPLICATED
@@ -131,7 +157,7 @@ def place(
 
 
 def _called(placing: Placing, node: Any) -> tuple[Any, Placement | Size | None]:
-    """The call in the new graph, by the rule of its operator."""
+    """The call in the new graph, by the rule of the operator."""
     operands = node.all_input_nodes
     target: Any = node.target
     is_operator = isinstance(target, torch._ops.OpOverload)
@@ -165,31 +191,31 @@ def _refused(
 
 
 def shape_of(node: Any) -> tuple[Any, ...]:
-    """The sizes of a tensor as it was captured."""
+    """The captured sizes of a tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def _require_values(placing: Placing, node: Any, *placements: Placement) -> None:
-    """Raises where local numbers are read as values."""
+    """Raises if local row numbers are read as values."""
     if any(placement.numbers for placement in placements):
         raise _refused(placing, node, "reads numbers of nodes as values, which differ between processes")
 
 
 def _mode(node: Any, mode: int) -> int:
-    """A mode counted from the first."""
+    """A mode counted from 0."""
     return mode % len(shape_of(node)) if shape_of(node) else mode
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Whether two captured sizes are the same expression; no guard arises."""
+    """Whether two captured sizes are the same expression; adds no guard."""
     return str(left) == str(right)
 
 
 def _sizes(placing: Placing, node: Any) -> tuple[Any, Placement | Size | None]:
-    """Sums of sizes that count rows here count rows; other arithmetic of local sizes is refused.
+    """Sums of row counts are row counts; other arithmetic of local sizes is refused.
 
-    `n + 2` counts two more in each process, and two more in all of them together: no local number says both.
+    `n + 2` would add two in each process, but two to the global count: no local number expresses both.
     """
     if getattr(node.target, "__name__", "") == "add" and all(placing.size(value) for value in node.args):
         return placing.copied(node), Size(ANY)
@@ -197,7 +223,7 @@ def _sizes(placing: Placing, node: Any) -> tuple[Any, Placement | Size | None]:
 
 
 def _pointwise(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Entries alone: rows of all operands lie along one mode, and what is the same everywhere is broadcast."""
+    """Pointwise operators: rows of all operands lie along one mode, and replicated operands are broadcast."""
     rank = len(shape_of(node))
     found: Placement | None = None
     tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
@@ -231,7 +257,7 @@ def _pointwise(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 
 def _with_whole_sizes(placing: Placing, node: Any) -> Any:
-    """The call, where numbers of local rows that are values become the number of all."""
+    """The call, with local row counts used as values replaced by the global count."""
     made: Any = placing.copied(node)
     for operand in node.all_input_nodes:
         size = placing.size(operand)
@@ -245,7 +271,7 @@ def _with_whole_sizes(placing: Placing, node: Any) -> Any:
 
 @rule("detach", "_to_copy", "to", "contiguous", "alias", "lift_fresh_copy")
 def _kept(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Copies lie as their operand; numbers stay numbers in integers alone."""
+    """Copies keep the placement of the operand; row numbers remain row numbers in integer dtypes alone."""
     placement = placing.of(node.args[0])
     value = node.meta["val"]
     if placement.numbers and (value.is_floating_point() or value.dtype == torch.bool):
@@ -255,7 +281,7 @@ def _kept(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("sym_size")
 def _size_of(placing: Placing, node: Any) -> tuple[Any, Placement | Size]:
-    """The size of a mode: of rows, how many are here."""
+    """The size of a mode; for the mode of the rows, the local count."""
     placement = placing.of(node.args[0])
     if placement.is_sharded and _mode(node.args[0], node.args[1]) == placement.mode:
         assert placement.space is not None
@@ -265,7 +291,7 @@ def _size_of(placing: Placing, node: Any) -> tuple[Any, Placement | Size]:
 
 @rule("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like")
 def _filled(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Equal entries: rows where a size counts rows."""
+    """Constant tensors: sharded if a size counts rows."""
     if isinstance(node.args[0], fx.Node):
         return placing.copied(node), placing.of(node.args[0]).at(placing.of(node.args[0]).mode)
     if any(placing.size(value) for value in node.args[1:]):
@@ -288,7 +314,7 @@ def _numbered(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 
 def reshaped(before: tuple[Any, ...], after: tuple[Any, ...], mode: int) -> int | None:
-    """The position of a mode after a reshape that keeps the mode: as large, behind as many entries; else None.
+    """The position of a mode after a reshape that preserves the mode (extent and offset); else None.
 
     >>> reshaped((10, 32), (10, 4, 8), 0)
     0
@@ -310,7 +336,7 @@ def _product(sizes: tuple[Any, ...]) -> Any:
 
 @rule("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten")
 def _reshape(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Views that keep the mode of the rows."""
+    """Views that preserve the mode of the rows."""
     placement = placing.of(node.args[0])
     if not placement.is_sharded:
         return placing.copied(node), _by_sizes(placing, node)
@@ -324,7 +350,7 @@ def _reshape(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 
 def _by_sizes(placing: Placing, node: Any) -> Placement:
-    """The placement of a replicated tensor after a view to sizes of which one counts rows."""
+    """The placement of a replicated tensor after a view; sizes that count rows are refused."""
     if any(placing.size(n) for n in node.all_input_nodes):
         raise _refused(placing, node, "gives a tensor of each process a number of local rows")
     return REPLICATED
@@ -332,7 +358,7 @@ def _by_sizes(placing: Placing, node: Any) -> Placement:
 
 @rule("expand")
 def _expanded(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Broadcasting: rows stay, or equal ones arise."""
+    """Broadcasting: keeps rows, or makes equal rows."""
     operand, sizes = node.args[:2]
     placement, rank = placing.of(operand), len(shape_of(node))
     if placement.is_sharded:
@@ -353,7 +379,7 @@ def _expanded(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("repeat")
 def _repeated(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Copies along other modes than that of the rows; numbers `[1, n]` repeated twice are a pair of numbers."""
+    """Copies along modes other than the rows; numbers `[1, n]` repeated twice are a pair of numbers."""
     operand, times = node.args[:2]
     placement, added = placing.of(operand), len(times) - len(shape_of(operand))
     mode = placement.mode + added
@@ -369,7 +395,7 @@ def _repeated(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("transpose", "permute", "t", "numpy_T")
 def _permuted(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Modes in another order."""
+    """Permutation of modes."""
     operand = node.args[0]
     placement, rank = placing.of(operand), len(shape_of(operand))
     if len(placement.numbers) > 1:
@@ -387,7 +413,7 @@ def _permuted(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("select")
 def _selected(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """One entry of another mode than that of the rows; of a pair of numbers, one of them."""
+    """One entry of a mode other than the rows; for a pair of numbers, one of the pair."""
     operand, mode, index = node.args
     placement, at = placing.of(operand), _mode(operand, mode)
     if at == placement.mode:
@@ -402,7 +428,7 @@ def _selected(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("unbind")
 def _unbound(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """All entries of another mode than that of the rows; of a pair of numbers, each of them."""
+    """All entries of a mode other than the rows; for a pair of numbers, each of the pair."""
     operand, mode = node.args[0], node.args[1] if len(node.args) > 1 else 0
     placement, at = placing.of(operand), _mode(operand, mode)
     if at == placement.mode or (at and placement.numbers):
@@ -412,7 +438,7 @@ def _unbound(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("slice", "split", "split_with_sizes", "chunk", "flip", "roll", "cumsum", "glu")
 def _along(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Parts of, or steps along, another mode than that of the rows."""
+    """Parts of, or steps along, a mode other than the rows."""
     operand = node.args[0]
     placement = placing.of(operand)
     name = node.target._schema.name.removeprefix("aten::")
@@ -438,7 +464,7 @@ def _along(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("getitem")
 def _item(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """One of several results that lie alike."""
+    """One of several results with equal placements."""
     placement = placing.of(node.args[0])
     if len(placement.numbers) > 1:
         placement = replace(placement, numbers=(placement.numbers[node.args[1]],))
@@ -447,7 +473,7 @@ def _item(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("cat", "stack")
 def _concatenated(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Tensors behind each other: along the mode of the rows, all items of each process."""
+    """Concatenation: along the mode of the rows, locally in each process."""
     tensors = list(node.args[0])
     mode = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     rank = len(shape_of(node))
@@ -464,6 +490,10 @@ def _concatenated(placing: Placing, node: Any) -> tuple[Any, Placement]:
             _require_values(placing, node, *placements)
         numbers = tuple(joined(kind) for kind in zip(*(p.numbers for p in placements)))
         space = " & ".join(str(placement.space) for placement in placements)
+        if all(placement.space in NUMBERS or placement.space in placing.numbers for placement in placements):
+            placing.numbers.setdefault(
+                space, lambda: _numbers_behind(placing, [str(p.space) for p in placements])
+            )
         return placing.copied(node), Placement(space, row, numbers)
     if len({placement.space for placement in placements}) != 1:
         raise _refused(placing, node, "joins rows of different sets")
@@ -473,6 +503,15 @@ def _concatenated(placing: Placing, node: Any) -> tuple[Any, Placement]:
         )
     _require_values(placing, node, *placements)
     return placing.copied(node), placements[0].at(row + (is_stack and at <= row))
+
+
+def _numbers_behind(placing: Placing, spaces: list[str]) -> fx.Node:
+    """The numbers of concatenated sets of rows."""
+    found = [
+        placing.call(aten.add.Tensor, placing.numbers_of(space), APART * place)
+        for place, space in enumerate(spaces)
+    ]
+    return placing.call(aten.cat.default, found)
 
 
 @rule("index")
@@ -495,12 +534,19 @@ def _indexed(placing: Placing, node: Any) -> tuple[Any, Placement]:
         numbers = rows.numbers
         if _are_loops(placing, index, operand):
             numbers = ("own",)
-        return placing.copied(node), Placement(f"{rows.space}[{index.name}]", mode, numbers)
+        space = f"{rows.space}[{index.name}]"
+        placing.numbers.setdefault(
+            space,
+            lambda: placing.call(
+                aten.index.Tensor, placing.numbers_of(str(rows.space)), [placing.copies[index]]
+            ),
+        )
+        return placing.copied(node), Placement(space, mode, numbers)
     return _gather(placing, node, operand, mode, index)
 
 
 def _are_loops(placing: Placing, mask: Any, numbers: Any) -> bool:
-    """Whether a mask keeps numbers that equal own ones: `a[a == b]`, or `a[~(a != b)]`, where b numbers own rows."""
+    """Whether a mask keeps numbers equal to own ones: `a[a == b]`, or `a[~(a != b)]`, with b as the own row numbers."""
     wanted = "eq"
     while isinstance(mask, fx.Node) and mask.target in (aten.bitwise_not.default, aten.logical_not.default):
         mask, wanted = mask.args[0], "ne" if wanted == "eq" else "eq"
@@ -511,7 +557,7 @@ def _are_loops(placing: Placing, mask: Any, numbers: Any) -> bool:
 
 @rule("index_put")
 def _put(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """`out[own numbers] = x`: rows of this process alone."""
+    """`out[own numbers] = x`: writes rows of this process alone."""
     result, indices, values = node.args[:3]
     into, rows = placing.of(result), placing.of(values)
     used = [(mode, index) for mode, index in enumerate(indices) if index is not None]
@@ -536,7 +582,7 @@ def _index_select(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 
 def _gather(placing: Placing, node: Any, operand: Any, mode: int, index: Any) -> tuple[Any, Placement]:
-    """`out[.., e, ..] = x[.., index[e], ..]`: rows lie as the index does."""
+    """`out[.., e, ..] = x[.., index[e], ..]`: the result has the placement of the index."""
     rows, numbers = placing.of(operand), placing.of(index)
     _require_values(placing, node, rows)
     if not numbers.is_sharded:
@@ -610,7 +656,7 @@ def _over_processes(placing: Placing, node: Any) -> fx.Node:
 
 @rule("linear")
 def _linear(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """`x W^T + b`: rows stay where features are summed."""
+    """`x W^T + b`: rows stay, features are summed."""
     operand, *weights = node.args
     rows = placing.of(operand)
     is_other = any(placing.of(weight).is_sharded for weight in weights)
@@ -649,19 +695,33 @@ def _product_of(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("softmax", "log_softmax", "_softmax", "_log_softmax", "logsumexp")
 def _normalised(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Along another mode than that of the rows."""
-    rows = placing.of(node.args[0])
-    modes = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
-    if rows.mode in {_mode(node.args[0], m) for m in modes}:
-        raise _refused(placing, node, "normalises over rows of all processes")
+    """Softmax and logsumexp: local along other modes; along the rows, with the maximum and the sum of all processes."""
+    operand, listed = node.args[:2]
+    rows = placing.of(operand)
+    modes = sorted({_mode(operand, m) for m in (listed if isinstance(listed, (list, tuple)) else [listed])})
     _require_values(placing, node, rows)
-    if node.target is aten.logsumexp.default:
-        return _reduced_mode(placing, node, rows)
-    return placing.copied(node), rows
+    is_sum = node.target is aten.logsumexp.default
+    if rows.mode not in modes:
+        return _reduced_mode(placing, node, rows) if is_sum else (placing.copied(node), rows)
+    value = placing.copies[operand]
+    dtype = node.kwargs.get("dtype", node.args[2] if len(node.args) > 2 and not is_sum else None)
+    if isinstance(dtype, torch.dtype):
+        value = placing.call(aten.to.dtype, value, dtype)
+    most = placing.greatest(value, modes)
+    shifted = placing.call(aten.sub.Tensor, value, most)
+    exponentials = placing.call(aten.exp.default, shifted)
+    total = placing.total(placing.call(aten.sum.dim_IntList, exponentials, modes, True))
+    if is_sum:
+        found = placing.call(aten.add.Tensor, placing.call(aten.log.default, total), most)
+        is_kept = len(shape_of(node)) == len(shape_of(operand))
+        return found if is_kept else placing.call(aten.squeeze.dims, found, modes), REPLICATED
+    if "log" in node.target._schema.name:
+        return placing.call(aten.sub.Tensor, shifted, placing.call(aten.log.default, total)), rows
+    return placing.call(aten.div.Tensor, exponentials, total), rows
 
 
 def _reduced_mode(placing: Placing, node: Any, rows: Placement) -> tuple[Any, Placement]:
-    """The rows of a reduction over other modes."""
+    """The placement after a reduction over other modes."""
     operand = node.args[0]
     rank = len(shape_of(operand))
     modes = node.args[1] if len(node.args) > 1 else []
@@ -687,7 +747,7 @@ def _reduced_mode(placing: Placing, node: Any, rows: Placement) -> tuple[Any, Pl
     "linalg_vector_norm",
 )
 def _reduced(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Over other modes, local; sums and means over rows, summed over processes."""
+    """Reductions: local over other modes; sums and means over rows, summed over processes."""
     operand = node.args[0]
     rows, rank = placing.of(operand), len(shape_of(operand))
     name = node.target._schema.name.removeprefix("aten::")
@@ -701,19 +761,70 @@ def _reduced(placing: Placing, node: Any) -> tuple[Any, Placement]:
         return placing.copied(node), rows.at(rows.mode - (0 if is_kept else sum(m < rows.mode for m in gone)))
     if name == "sum":
         return placing.total(placing.copied(node)), REPLICATED
-    if name == "mean" and rows.space == NODES:
-        made = placing.copied(node)
-        made.target = aten.sum.default if len(node.args) == 1 else aten.sum.dim_IntList
-        count = placing.nodes
-        for mode in gone - {rows.mode}:
-            count *= shape_of(operand)[mode]
-        return placing.call(aten.div.Tensor, placing.total(made), count), REPLICATED
-    raise _refused(placing, node, "reduces over rows of all processes in another way than by sums")
+    is_kept = len(shape_of(node)) == rank
+    if name in ("amax", "amin"):
+        return _extreme(placing, node, sorted(gone), is_kept), REPLICATED
+    count = placing.count(rows.space)
+    if name not in ("mean", "var", "std") or count is None:
+        raise _refused(placing, node, "reduces over rows of all processes in another way than by sums")
+    for mode in gone - {rows.mode}:
+        count *= shape_of(operand)[mode]
+    value, modes = placing.copies[operand], sorted(gone)
+    mean = _mean(placing, value, modes, count)
+    if name == "mean":
+        return mean if is_kept else placing.call(aten.squeeze.dims, mean, modes), REPLICATED
+    centred = placing.call(aten.sub.Tensor, value, mean)
+    squares = placing.call(aten.mul.Tensor, centred, centred)
+    found = _mean(placing, squares, modes, count - _correction(node))
+    found = found if is_kept else placing.call(aten.squeeze.dims, found, modes)
+    return found if name == "var" else placing.call(aten.sqrt.default, found), REPLICATED
+
+
+def _correction(node: Any) -> Any:
+    """The correction of a variance, subtracted from the number of entries."""
+    if "unbiased" in {argument.name for argument in node.target._schema.arguments}:
+        names = [argument.name for argument in node.target._schema.arguments]
+        place = names.index("unbiased")
+        given = node.args[place] if len(node.args) > place else node.kwargs.get("unbiased", True)
+        return int(given)
+    given = node.kwargs.get("correction")
+    return 1 if given is None else given
+
+
+def _mean(placing: Placing, value: fx.Node, modes: list[int], count: Any) -> fx.Node:
+    """The sum over all processes along modes, kept with extent 1, divided by a count."""
+    summed = placing.total(placing.call(aten.sum.dim_IntList, value, modes, True))
+    return placing.call(aten.div.Tensor, summed, count)
+
+
+def _extreme(placing: Placing, node: Any, modes: list[int], is_kept: bool) -> fx.Node:
+    """The maximum or minimum over all processes; the gradient is divided equally among all ties.
+
+    `m + s - s.detach()` with `s = sum(where(x == m, x, 0)) / count(x == m)`.
+    """
+    value = placing.copies[node.args[0]]
+    is_least = node.target is aten.amin.default
+    turned = placing.call(aten.neg.default, value) if is_least else value
+    most = placing.greatest(turned, modes)
+    found = most
+    if node.meta["val"].is_floating_point():
+        equal, finite = placing.call(aten.eq.Tensor, turned, most), placing.call(aten.isfinite.default, most)
+        ties = placing.call(aten.logical_and.default, equal, finite)
+        zero = placing.call(aten.zeros_like.default, turned)
+        kept = placing.call(aten.where.self, ties, placing.call(aten.sub.Tensor, turned, most), zero)
+        ones = placing.call(aten.where.self, ties, placing.call(aten.ones_like.default, turned), zero)
+        count = placing.total(placing.call(aten.sum.dim_IntList, ones, modes, True))
+        count = placing.call(aten.clamp_min.default, count, 1)
+        summed = placing.total(placing.call(aten.sum.dim_IntList, kept, modes, True))
+        found = placing.call(aten.add.Tensor, most, placing.call(aten.div.Tensor, summed, count))
+    if is_least:
+        found = placing.call(aten.neg.default, found)
+    return found if is_kept else placing.call(aten.squeeze.dims, found, modes)
 
 
 @rule("layer_norm", "rms_norm", "native_layer_norm")
 def _layer_norm(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Over the last modes, which are not that of the rows."""
+    """Layer norm over the last modes, excluding the mode of the rows."""
     rows = placing.of(node.args[0])
     _require_values(placing, node, rows)
     if rows.mode >= len(shape_of(node.args[0])) - len(node.args[1]):
@@ -723,28 +834,65 @@ def _layer_norm(placing: Placing, node: Any) -> tuple[Any, Placement]:
 
 @rule("batch_norm")
 def _batch_norm(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """With the statistics of the model; those of a batch need the rows of all processes."""
-    rows = placing.of(node.args[0])
+    """Batch norm with running statistics, or with statistics of the rows of all processes, followed by the buffers."""
+    operand, weight, bias, running_mean, running_var, is_training, momentum, eps = node.args[:8]
+    rows, shape = placing.of(operand), shape_of(operand)
     _require_values(placing, node, rows)
-    if node.args[5] or rows.mode == 1:
+    if rows.mode == 1:
+        raise _refused(placing, node, "normalises each row by itself, and has a weight for each")
+    if not is_training:
+        return placing.copied(node), rows
+    count: Any = placing.count(rows.space)
+    if count is None:
         raise _refused(
-            placing, node, "in training takes statistics over rows of all processes; set model.eval()"
+            placing, node, "in training takes statistics over rows of which only the data say how many"
         )
-    return placing.copied(node), rows
+    modes = [mode for mode in range(len(shape)) if mode != 1]
+    for mode in set(modes) - {rows.mode}:
+        count *= shape[mode]
+    value = placing.copies[operand]
+    mean = _mean(placing, value, modes, count)
+    centred = placing.call(aten.sub.Tensor, value, mean)
+    variance = _mean(placing, placing.call(aten.mul.Tensor, centred, centred), modes, count)
+    scale = placing.call(aten.rsqrt.default, placing.call(aten.add.Tensor, variance, eps))
+    found = placing.call(aten.mul.Tensor, centred, scale)
+    sizes = [-1 if mode == 1 else 1 for mode in range(len(shape))]
+    for operator, factor in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        if factor is not None:
+            found = placing.call(
+                operator, found, placing.call(aten.view.default, placing.copies[factor], sizes)
+            )
+    for buffer, value, share in (
+        (running_mean, mean, 1.0),
+        (running_var, variance, count / max(count - 1, 1)),
+    ):
+        if buffer is not None:
+            _follow(placing, placing.copies[buffer], value, momentum, share)
+    return found, rows
+
+
+def _follow(placing: Placing, buffer: fx.Node, value: fx.Node, momentum: float, factor: float) -> None:
+    """`buffer = (1 - momentum) buffer + momentum factor value`, written in place."""
+    detached = placing.call(aten.view.default, placing.call(aten.detach.default, value), [-1])
+    kept = placing.call(aten.mul.Tensor, buffer, 1 - momentum)
+    new = placing.call(aten.add.Tensor, kept, placing.call(aten.mul.Tensor, detached, momentum * factor))
+    placing.call(aten.copy_.default, buffer, new)
 
 
 @rule("dropout")
 def _dropout(placing: Placing, node: Any) -> tuple[Any, Placement]:
-    """Nothing in evaluation; in training the numbers follow the rows of the whole graph, whoever has them."""
+    """Dropout: the identity in evaluation; in training the random numbers follow the global rows."""
     operand, share, training = node.args[:3]
     rows = placing.of(operand)
     _require_values(placing, node, rows)
     if not training or share == 0:
         return placing.copied(node), rows
-    if rows.is_sharded and rows.space != NODES:
+    is_known = rows.space in NUMBERS or rows.space in placing.numbers
+    if rows.is_sharded and not is_known:
         raise _refused(
             placing, node, "in training draws for rows that have no number in the whole graph; set p=0"
         )
-    number = sum(other.target is drop_rows for other in placing.graph.nodes)
-    mode = rows.mode if rows.is_sharded else None
-    return placing.call(drop_rows, placing.copies[operand], share, mode, placing.plan, number), rows
+    place = sum(other.target is DROP for other in placing.graph.nodes)
+    numbers = placing.numbers_of(str(rows.space)) if rows.is_sharded else None
+    made = placing.call(DROP, placing.copies[operand], numbers, float(share), rows.mode, placing.plan, place)
+    return made, rows

@@ -1,11 +1,11 @@
 """Placements of the tensors of a graph on processes: `Placement`.
 
 In: a tensor of a captured model. Out: `Placement("nodes", 0)`, each process has its own rows along mode 0;
-`REPLICATED`, each has all of it.
+`REPLICATED`, each process has the whole tensor.
 
-A tensor of local numbers says what they number: `own` rows, from 0, or `column`s, rows in `[own | halo]`. Such numbers
-are no values: they differ from those of one process, so that comparisons with each other, gathers and scatters alone
-take them.
+A tensor of local row numbers has a kind: `own` rows, from 0, or `column`s, rows in `[own | halo]`. Row numbers
+are no values: they differ from the numbers in one process, so only comparisons of row numbers, gathers and scatters
+accept them.
 """
 
 from collections.abc import Iterable
@@ -17,14 +17,14 @@ Numbers = Literal["own", "column"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the rows of a tensor are.
+    """The placement of the rows of a tensor.
 
     Attributes:
-        space: the set that the rows belong to, of which each process has its part: `nodes`, `edges`, some of them,
-            `nodes[mask]`, or several behind each other, `edges & nodes`; `ANY` of equal rows; None where each process
-            has the whole tensor.
-        mode: along which the rows lie.
-        numbers: of local numbers what they are: one kind, or one for each entry of mode 0.
+        space: set of the rows, divided among the processes: `nodes`, `edges`, some of them,
+            `nodes[mask]`, or several behind each other, `edges & nodes`; `ANY` for equal rows; None for a tensor
+            replicated in each process.
+        mode: mode along the rows.
+        numbers: kinds of local row numbers: one kind, or one for each entry of mode 0.
     """
 
     space: str | None = None
@@ -33,11 +33,11 @@ class Placement:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process has some rows alone."""
+        """Whether the rows are divided among the processes."""
         return self.space is not None
 
     def at(self, mode: int) -> "Placement":
-        """The same rows along another mode, as values."""
+        """The placement with the same rows along another mode."""
         return replace(self, mode=mode, numbers=())
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A symbolic integer that counts local rows."""
+    """A symbolic integer counting local rows."""
 
     space: str
 
@@ -61,7 +61,7 @@ REPLICATED: Final = Placement()
 
 
 def common(first: str | None, second: str | None) -> str | None:
-    """The set that rows of two tensors belong to, where they may be combined row by row; None where not.
+    """The common set of the rows of two tensors, if row-wise combination is allowed; None if not.
 
     >>> common("edges", "any"), common("edges & nodes", "nodes & edges")
     ('edges', None)
@@ -72,7 +72,7 @@ def common(first: str | None, second: str | None) -> str | None:
 
 
 def joined(kinds: Iterable[Numbers]) -> Numbers:
-    """What numbers of several kinds are together: own rows are columns, too.
+    """The common kind of row numbers of several kinds: own rows are columns, too.
 
     >>> joined(["own", "column"])
     'column'

@@ -1,4 +1,4 @@
-"""The processes that share a graph: how they meet, and what they check before they compute.
+"""Processes sharing a graph: rendezvous, and checks before the first exchange.
 
 In: the environment of `torchrun`. Out: a group of torch.distributed over gloo, or an error in every process.
 """
@@ -15,22 +15,25 @@ import torch.distributed as dist
 
 import sparsify
 from sparsify.errors import DataError, ProcessError, SparsifyError
-from sparsify.scale.failures import named
+from sparsify.runtime.failures import named
+
+if dist.is_available():
+    import torch.distributed.nn  # default arguments of its functions keep the group existing at import
 
 EXTRA_S: Final = 1.0
 VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join(timeout_s: float) -> None:
-    """Makes this process one of a group, unless it is in one; a group of one without an environment of `torchrun`.
+    """Joins this process to a group, unless already a member; a group of one without an environment of `torchrun`.
 
-    Whatever is wrong with this process alone comes later, in `require_equal_start`, so that the others learn of it.
+    Errors of this process alone are reported later, in `require_equal_start`, to all processes.
 
     Args:
-        timeout_s: after which a process that does not answer is an error.
+        timeout_s: timeout for a process that does not answer.
 
     Raises:
-        ProcessError: this torch has no gloo, or the processes do not meet.
+        ProcessError: this build of torch has no gloo, or the rendezvous failed.
     """
     if not dist.is_available() or not dist.is_gloo_available():
         raise ProcessError("this torch has no gloo", "install a build of torch with distributed")
@@ -45,14 +48,14 @@ def join(timeout_s: float) -> None:
 
 
 def _leave() -> None:
-    """Ends the group while its threads can still be joined; a process that exits with it aborts."""
+    """Destroys the group while its threads can still be joined; a process exiting with a group aborts."""
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()
 
 
 def require_count(parts: int, folder: Any) -> None:
-    """Raises where there is not one process for each part."""
+    """Raises unless the number of processes equals the number of parts."""
     count = dist.get_world_size()
     if parts != count:
         raise ProcessError(
@@ -64,7 +67,7 @@ def require_count(parts: int, folder: Any) -> None:
 def _meet(timeout_s: float) -> None:
     """Starts torch.distributed from the environment.
 
-    It starts in a thread: what else listens at the port may never answer, and torch waits for it without a limit.
+    The start runs in a thread: another service at the port may never answer, and torch waits without a limit.
     """
     rank, address, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     errors: list[Exception] = []
@@ -72,7 +75,7 @@ def _meet(timeout_s: float) -> None:
     def start() -> None:
         try:
             dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
-        except Exception as error:  # the thread that waits raises it
+        except Exception as error:  # raised again by the waiting thread
             errors.append(error)
 
     thread = Thread(target=start, daemon=True)
@@ -90,7 +93,7 @@ def _meet(timeout_s: float) -> None:
 
 
 def agree(what: str, mine: Any) -> list[Any]:
-    """The objects of all processes, in the order of ranks: an all-gather of small objects."""
+    """An all-gather of small objects: the objects of all processes, in the order of ranks."""
     found: list[Any] = [None] * dist.get_world_size()
     with named(what):
         dist.all_gather_object(found, mine)
@@ -98,11 +101,11 @@ def agree(what: str, mine: Any) -> list[Any]:
 
 
 def require_equal_start(graph: str, problem: SparsifyError | None) -> None:
-    """Raises in every process where one of them cannot start, or has another graph or other versions.
+    """Raises in every process if one cannot start, or has another graph or other versions.
 
     Args:
-        graph: what tells the graph and its parts from others.
-        problem: why this process cannot start, if it cannot.
+        graph: identity of the graph and its parts.
+        problem: reason why this process cannot start, if any.
     """
     facts = {
         "graph": graph, "sparsify": sparsify.__version__, "torch": str(torch.__version__),

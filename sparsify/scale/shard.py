@@ -1,30 +1,34 @@
 """A model over the rows of one part: `shard(model, graph="parts/")`, in one process for each part.
 
-In: a model of the whole graph, a folder of parts. Out: a `ShardedModule`, called as the model with this part's tensors;
-outputs and gradients are those of one process.
+In: a model of the whole graph, a folder of parts. Out: a `ShardedModule`, called like the model with this part's
+tensors; outputs and gradients equal the results of one process.
 """
 
-from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, overload
 from zlib import crc32
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
-from sparsify.errors import CaptureError, DataError, ProcessError, SparsifyError, public
+from sparsify import recipe as recipes
+from sparsify.errors import DataError, ProcessError, RecipeError, SparsifyError, public
+from sparsify.passes.apply import Given
 from sparsify.passes.capture import calls
-from sparsify.passes.capture.export import Captured, capture
 from sparsify.passes.capture.shell import is_dunder, modes
-from sparsify.passes.graph.node_info import info
-from sparsify.scale import gradients, halo, parts, processes
+from sparsify.recipe import Recipe
+from sparsify.scale import halo, parts, processes
+from sparsify.scale.capture_rows import EDGE_INDEX, EDGE_ROWS, ROWS, captured_rows
 from sparsify.scale.dropout import DRAWS, Draws
+from sparsify.scale.hoist import hoist
+from sparsify.scale.in_turns import PartsInTurn
+from sparsify.scale.kernels import require_rules_of_graphs, with_kernels
 from sparsify.scale.parts import Part
-from sparsify.scale.place import place
+from sparsify.scale.place import NUMBERS, place
 from sparsify.scale.placement import EDGES, NODES, REPLICATED, Placement
+from sparsify.scale.tensor_parallel.module import TensorParallelModule
 from sparsify.scale.variant import (
     CONTENTS,
     FAILED,
@@ -33,45 +37,126 @@ from sparsify.scale.variant import (
     Variant,
     ambiguous,
     attach,
+    attribute,
     digest,
     require_equal,
     together,
 )
 from sparsify.training.all_reduce import broadcast_parameters
 
-ROWS: Final = Placement(NODES, 0)
-EDGE_ROWS: Final = Placement(EDGES, 0)
-EDGE_INDEX: Final = Placement(EDGES, 1, ("column", "own"))
 TIMEOUT_S: Final = 300.0
+
+
+@overload
+def shard(
+    model: nn.Module,
+    recipe: Given | None = None,
+    *,
+    graph: str | PathLike[str],
+    strict: bool = False,
+    verify: bool = True,
+    timeout_s: float = TIMEOUT_S,
+    memory: None = None,
+) -> "ShardedModule": ...
+
+
+@overload
+def shard(
+    model: nn.Module, recipe: None = None, *, graph: str | PathLike[str], memory: str | int
+) -> PartsInTurn: ...
+
+
+@overload
+def shard(
+    model: nn.Module,
+    recipe: Given,
+    example_inputs: Any = None,
+    *,
+    strict: bool = False,
+    verify: bool = True,
+    timeout_s: float | None = None,
+) -> "ShardedModule | PartsInTurn | TensorParallelModule": ...
 
 
 @public
 def shard(
-    model: nn.Module, recipe: Any = None, *, graph: str | PathLike[str], timeout_s: float = TIMEOUT_S
-) -> "ShardedModule":
-    """The model over the rows of this process: under `torchrun`, every process calls it with its part's tensors.
+    model: nn.Module,
+    recipe: Given | None = None,
+    example_inputs: Any = None,
+    *,
+    graph: str | PathLike[str] | None = None,
+    strict: bool = False,
+    verify: bool = True,
+    timeout_s: float | None = None,
+    memory: str | int | None = None,
+) -> "ShardedModule | PartsInTurn | TensorParallelModule":
+    """The part of a model computed by this process, under `torchrun`: rows of a graph, or weights of linear layers.
 
-    The code of the model stays as it is: where rows of other processes are gathered along `edge_index`, they are
-    exchanged, in both directions; gradients of parameters are summed over processes. A loss is the sum of what the
-    processes compute of their own rows, so divide by counts of the whole graph, `part.count(mask)`.
+    The code of the model is unchanged. With a graph, every process calls the result with its part's tensors: rows of
+    other processes gathered along `edge_index` are exchanged, in both directions; gradients of
+    parameters are summed over processes. A loss is the sum of the losses of own rows over all processes, so divide
+    by counts of the whole graph, `part.count(mask)`. With `shard: {linear: tensor}` in the recipe, every process calls
+    the result with the same inputs, and has all outputs.
 
     Args:
-        model: of node features [nodes, ...] and `edge_index` [2, edges]; its parameters become those of process 0.
-        recipe: None.
-        graph: the folder that `sparsify partition` wrote, with a part for each process.
-        timeout_s: after which a process that does not answer is an error in the others.
+        model: model of node features [nodes, ...] and `edge_index` [2, edges], or with linear layers; the parameters
+            become the parameters of process 0.
+        recipe: as of `apply`; `shard` selects the division. With a graph, rules apply to already sparse tensors
+            (`source: given`), so the steps between two exchanges run in kernels; None for torch's operators.
+        example_inputs: inputs of the model with `linear: tensor`, as of `apply`.
+        graph: folder written by `sparsify partition`, with a part for each process; by default from the recipe.
+        strict: raise if a tensor made sparse by a rule would stay dense.
+        verify: compare kernels with torch's operators at the first call, on local rows.
+        memory: in one process, the parts are computed one after the other, in inference, each within the memory limit,
+            as "2GB"; called with `data`, placeholders of the whole graph's tensors. Takes no rules.
+        timeout_s: timeout for a process that does not answer, an error in the others; by default from the recipe,
+            or 300.
 
     Raises:
         DataError: the folder is missing, damaged or of several graphs, in any process.
-        ProcessError: another number of processes, they do not meet, or one of them ended.
+        RecipeError: the recipe divides nothing, and no graph is given.
+        ProcessError: another number of processes, a failed rendezvous, or an ended process.
         UnsupportedOperatorError: at the first call, an operator reads rows of other processes in a way without a rule.
 
     >>> part = sparsify.shard(model, graph="parts/")                       # doctest: +SKIP
     >>> out = part(part.data.x, part.data.edge_index)                      # doctest: +SKIP
     """
+    loaded = None if recipe is None else recipes.load(recipe)
+    asked = loaded.shard if loaded is not None else None
+    if timeout_s is None:
+        timeout_s = asked.timeout if asked is not None else TIMEOUT_S
+    if graph is None and asked is not None and asked.linear is not None:
+        return _tensor_parallel(model, loaded, example_inputs, timeout_s, strict=strict, verify=verify)
+    if example_inputs is not None:
+        raise SparsifyError("shard with example inputs and a graph", "leave them out: calls have the inputs")
+    folder = _folder(graph, loaded)
+    memory = memory if memory is not None or asked is None else asked.memory
+    if memory is not None:
+        if loaded is not None and loaded.rules:
+            raise SparsifyError("shard with a recipe and memory=", "leave one of them out")
+        return PartsInTurn(model, folder, memory)
+    return _by_rows(model, loaded, folder, timeout_s, strict=strict, verify=verify)
+
+
+def _folder(graph: str | PathLike[str] | None, recipe: Recipe | None) -> Path:
+    """The given folder of parts, or the folder of the recipe."""
+    asked = recipe.shard if recipe is not None else None
+    named_folder = graph if graph is not None or asked is None else asked.graph
+    if named_folder is None:
+        raise RecipeError(
+            "shard without graph=, and a recipe without `shard`; give the folder of sparsify partition, or write "
+            "`shard: {linear: tensor}`",
+            "" if recipe is None else recipe.file,
+        )
+    return Path(named_folder)
+
+
+def _by_rows(
+    model: nn.Module, recipe: Recipe | None, folder: Path, timeout_s: float, *, strict: bool, verify: bool
+) -> "ShardedModule":
+    """The model over the rows of this process's part."""
     if recipe is not None:
-        raise SparsifyError("shard takes no recipe yet", "leave it out: the parts run by torch's operators")
-    folder = Path(graph)
+        require_rules_of_graphs(recipe)
     meta, part = None, None
     problem: SparsifyError | None = None
     try:
@@ -88,43 +173,88 @@ def shard(
     processes.require_equal_start("" if meta is None else f"{meta.fingerprint}-{meta.digest}", problem)
     assert part is not None, "a problem raises"
     broadcast_parameters(model)
-    return ShardedModule(model, part)
+    return ShardedModule(model, part, recipe, strict=strict, verify=verify)
+
+
+def _tensor_parallel(
+    model: nn.Module,
+    recipe: Recipe | None,
+    example_inputs: Any,
+    timeout_s: float,
+    *,
+    strict: bool,
+    verify: bool,
+) -> TensorParallelModule:
+    """The model with this process's part of the weights."""
+    if example_inputs is None:
+        raise SparsifyError(
+            "shard with `linear: tensor` and no example inputs", "shard(model, recipe, (x,)), as of apply"
+        )
+    processes.join(timeout_s)
+    processes.require_equal_start("", None)
+    broadcast_parameters(model)
+    made, problem = None, ""
+    try:
+        made = TensorParallelModule(model, recipe, example_inputs, strict=strict, verify=verify)
+    except Exception as error:
+        problem = str(error) or type(error).__name__
+        processes.agree("the split", (problem, None))
+        raise
+    told = processes.agree("the split", (problem, made.pairs))
+    for rank, (text, pairs) in enumerate(told):
+        if text or pairs != made.pairs:
+            raise ProcessError(
+                f"process {rank}: {text or 'splits other products'}",
+                "give all of them the same model and recipe",
+            )
+    return made
 
 
 class ShardedModule(nn.Module):
     """A model over the rows of one part, with the model's own parameters and modes.
 
     Attributes:
-        part: what `sparsify partition` wrote for this process.
-        data: its tensors by name: `rows`, `edge_index`, and those of the graph, as `x`, `y`, `train_mask`.
+        part: the part of this process, written by `sparsify partition`.
+        report: report of the latest graph in kernels; None without a recipe, and before the first call.
+        data: tensors of the part by name: `rows`, `edge_index`, and the data of the graph, as `x`, `y`, `train_mask`.
     """
 
     source: nn.Module
 
-    def __init__(self, model: nn.Module, part: Part) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        part: Part,
+        recipe: Recipe | None = None,
+        *,
+        strict: bool = False,
+        verify: bool = True,
+    ) -> None:
         super().__init__()
         self.training = model.training
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
-        # Modules of the model may have these names, too; in its own code they are the model's.
+        # Modules of the model may have these names, too; in the model's code they are the model's.
         object.__setattr__(self, "source", model)
         object.__setattr__(self, "part", part)
         tensors = {**part.edge_data, **part.node_data, "edge_index": part.edge_index, "rows": part.rows}
         object.__setattr__(self, "data", SimpleNamespace(**tensors))
+        self._recipe, self._strict, self._verify = recipe, strict, verify
+        object.__setattr__(self, "report", None)
         self._plan = halo.HaloPlan.of(part)
         self._number = halo.register(self._plan)
-        DRAWS[self._number] = Draws(processes.agree("a seed", torch.initial_seed())[0], part.rows)
+        DRAWS[self._number] = Draws(processes.agree("a seed", torch.initial_seed())[0])
         self._variants: dict[Any, Variant] = {}
         self._made = 0
         self._known = _tensors(model)
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the model besides parameters, buffers and modules, which are this module's, too."""
+        """Attributes of the model besides parameters, buffers and modules, shared with this module."""
         if is_dunder(name) or "source" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.source, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs for this part: own rows of those with a row for each node."""
+        """The model's outputs for this part: own rows of outputs with a row for each node."""
         try:
             call = calls.flatten(calls.signature(self.source), args, kwargs)
             tensors = call.tensors(_no_parts)
@@ -132,7 +262,7 @@ class ShardedModule(nn.Module):
             together(FAILED, -1, self.part.parts)
             raise
         told = tuple((t.shape, t.dtype, self._is_edges(t), self._is_of_part(t)) for t in tensors)
-        key = (modes(self), call.shape, told)
+        key = (modes(self), call.shape, told, torch.is_autocast_enabled("cpu"))
         variant = self._variants.get(key)
         replaced = {name: t for name, t in _tensors(self.source).items() if t is not self._known.get(name)}
         change, number = NEW, -1
@@ -149,14 +279,14 @@ class ShardedModule(nn.Module):
         if change != SAME:
             variant.require_alike(tensors)
         DRAWS[self._number].advance()
-        return pytree.tree_unflatten(list(variant.graph(*tensors)), variant.output)
+        return variant(self.source, tensors, self.part.parts)
 
     def count(self, mask: Tensor) -> int:
         """The number of true entries of a mask, in all processes together."""
         return int(self.total(mask.sum()))
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of a tensor of each process over all of them, without gradients: of losses, to print them."""
+        """The sum of a tensor over all processes, without gradients: of losses, for printing."""
         found: Tensor = halo.all_reduce_sum(value.detach(), self._number)
         return found
 
@@ -211,24 +341,41 @@ class ShardedModule(nn.Module):
         require_equal(told, "the call's ")
         placed, unsure = self._input_placements(names, tensors)
         inputs = dict(zip(names, placed, strict=True))
-        captured = self._captured(call, names, tensors, inputs)
-        graph, outputs = place(captured.graph, inputs, self._number, self._plan.halo, self.part.nodes)
-        self._share(graph, outputs, inputs)
+        self.source.training = self.training
+        captured = captured_rows(self.source, call, names, tensors, inputs, self.part.nodes, self.part.edges)
+        graph, outputs = place(
+            captured.graph, inputs, self._number, self._plan.halo, self.part.nodes, self.part.edges
+        )
         root = nn.Module()
-        for node in graph.find_nodes(op="get_attr"):
-            attach(root, str(node.target), captured.tensor(self.source, str(node.target)))
-        read = {str(node.target) for node in graph.find_nodes(op="get_attr")} - captured.constants.keys()
+        root.training = self.training
+        numbers = {NUMBERS[NODES]: self.part.rows, NUMBERS[EDGES]: self.part.edge_numbers}
+        read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
+        for name in read:
+            attach(root, name, numbers[name] if name in numbers else captured.tensor(self.source, name))
+        reads = {
+            name: (tensor.shape, tensor.dtype)
+            for name in sorted(read - captured.constants.keys() - numbers.keys())
+            if (tensor := attribute(root, name)) is not None
+        }
         alike = {name: place_ for place_, name in enumerate(names) if not inputs[name].is_sharded}
         module = fx.GraphModule(root, graph, type(self.source).__name__)
-        return Variant(module, captured.output, self._made, tuple(sorted(read)), alike, unsure)
+        hoist(module, inputs, tensors)
+        runs: nn.Module = module
+        if self._recipe is not None and not torch.is_autocast_enabled("cpu"):
+            runs, report = with_kernels(
+                module, self._recipe, tensors, strict=self._strict, verify=self._verify
+            )
+            object.__setattr__(self, "report", report)
+        replicated = tuple(at for at, placement in enumerate(outputs) if not placement.is_sharded)
+        return Variant(runs, captured.output, self._made, reads, alike, unsure, replicated, self._number)
 
     def _input_placements(
         self, names: list[str], tensors: list[Tensor]
     ) -> tuple[list[Placement], dict[str, int]]:
-        """Placements of the tensors of a call, by sizes in all processes; positions of tensors whose contents decide.
+        """Placements of the tensors of a call, by sizes in all processes; positions of tensors decided by contents.
 
         Raises:
-            DataError: a tensor has neither the rows of parts nor the same contents in all processes, or it has both.
+            DataError: a tensor has neither the rows of parts nor the same contents in all processes, or both.
         """
         own, edges = len(self.part.rows), self.part.edge_index.shape[1]
 
@@ -280,66 +427,6 @@ class ShardedModule(nn.Module):
                 )
         return found, unsure
 
-    def _captured(
-        self, call: calls.Call, names: list[str], tensors: list[Tensor], inputs: dict[str, Placement]
-    ) -> Captured:
-        """The model's graph for symbolic numbers of nodes and edges, the same in all processes.
-
-        Raises:
-            CaptureError: export fails, or the model fixes a number of rows.
-        """
-        used = {
-            size for t in (*tensors, *self.source.parameters(), *self.source.buffers()) for size in t.shape
-        }
-        sizes = iter(number for number in _primes() if number not in used)
-        number = {NODES: next(sizes), EDGES: next(sizes)}
-        examples = []
-        for tensor, placement in zip(tensors, inputs.values(), strict=True):
-            shape = list(tensor.shape)
-            if placement.space is not None:
-                shape[placement.mode] = number[placement.space]
-            examples.append(torch.zeros(shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad))
-        dynamic = {name: (placement.mode,) for name, placement in inputs.items() if placement.is_sharded}
-        self.source.training = self.training
-        captured = capture(self.source, calls.with_tensors(call, examples), dynamic or ())
-        if captured.specialised:
-            raise CaptureError(
-                f"the model fixes a number of rows, {captured.specialised[0]}",
-                "write it for graphs of any size",
-            )
-        whole = {NODES: self.part.nodes, EDGES: self.part.edges}
-        if captured.holds is not None and not captured.holds(_extents(captured, inputs, whole)):
-            raise CaptureError(
-                "the model computes differently for graphs of this size than for others",
-                "write it for graphs of any size",
-            )
-        return captured
-
-    def _share(self, graph: fx.Graph, outputs: list[Placement], inputs: dict[str, Placement]) -> None:
-        """Sums gradients of what all processes have over them; results that all have get their part of one."""
-        known = graph.find_nodes(op="placeholder")
-        shared_inputs = [node for node in known if not inputs[str(info(node).input_name)].is_sharded]
-        read = [*graph.find_nodes(op="get_attr"), *shared_inputs]
-        if read:
-            last = known[-1] if known else read[-1]
-            for node in graph.find_nodes(op="get_attr"):
-                last.append(node)
-                last = node
-            with graph.inserting_after(last):
-                together = graph.call_function(gradients.shared, (list(read), self._number))
-            after = together
-            for place_, node in enumerate(read):
-                with graph.inserting_after(after):
-                    after = graph.call_function(_item, (together, place_))
-                node.replace_all_uses_with(after, delete_user_cb=lambda user: user is not together)
-        (result,) = graph.find_nodes(op="output")
-        values = list(result.args[0])
-        for at, placement in enumerate(outputs):
-            if not placement.is_sharded and isinstance(values[at], fx.Node):
-                with graph.inserting_before(result):
-                    values[at] = graph.call_function(gradients.alike, (values[at], self.part.parts))
-        result.args = (values,)
-
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by all their names."""
@@ -349,21 +436,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _extents(captured: Captured, inputs: dict[str, Placement], whole: dict[str, int]) -> dict[str, int]:
-    """The extents of the whole graph by the names of symbols."""
-    found = {}
-    for node, extents in zip(captured.graph.find_nodes(op="placeholder"), captured.extents, strict=True):
-        placement = inputs[str(info(node).input_name)]
-        if placement.space is not None:
-            found[str(extents[placement.mode])] = whole[placement.space]
-    return found
-
-
-def _item(values: list[Tensor], place_: int) -> Tensor:
-    """One of some tensors."""
-    return values[place_]
-
-
 def _no_parts(matrix: Tensor) -> tuple[Tensor, ...]:
     """Raises for sparse inputs.
 
@@ -371,12 +443,3 @@ def _no_parts(matrix: Tensor) -> tuple[Tensor, ...]:
         DataError: always.
     """
     raise DataError("shard takes no sparse adjacency yet", "give edge_index, part.data.edge_index")
-
-
-def _primes() -> Iterator[int]:
-    """Prime numbers from 97 on, which products of usual sizes do not give."""
-    number = 97
-    while True:
-        if all(number % divisor for divisor in range(2, int(number**0.5) + 1)):
-            yield number
-        number += 1

@@ -1,7 +1,7 @@
-"""The graph of a sharded model for calls of one kind, and what the processes compare before each call.
+"""The graph of a sharded model for calls of one kind, and the comparison between processes before each call.
 
-In: what is new in a call of this process. Out: `together(...)`, what is new in any of them; where anything is, all
-processes compare contents and none waits for the others.
+In: the changes in a call of this process. Out: `together(...)`, the changes in any process; after a change, all
+processes compare contents, and none waits for the others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,14 +11,15 @@ from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from sparsify.errors import DataError, ProcessError
-from sparsify.scale import processes
-from sparsify.scale.failures import named
+from sparsify.runtime.failures import named
+from sparsify.scale import gradients, processes
 
-# What is new in a call; the greatest of all processes is what they do together.
+# Kinds of changes in a call; the processes act on the greatest one.
 SAME, CONTENTS, NEW, FAILED = range(4)
 SAMPLES: Final = 4096
 
@@ -28,48 +29,66 @@ class Variant:
     """The graph over local rows for calls of one kind.
 
     Attributes:
-        graph: takes the tensors of a call in order.
-        output: the tree of its outputs.
-        number: the same in all processes, so that they see whether they call the same graph.
-        reads: the names of the model's parameters and buffers in the graph.
-        alike: places of the tensors that all processes have, by name.
-        unsure: places of those with as many rows in each process, so that contents alone tell them from the others.
-        digests: of contents in the last call, by name.
+        graph: takes the tensors of a call in order, and returns a list.
+        output: tree of the outputs.
+        number: number of the graph, equal in all processes, to compare calls.
+        reads: parameters and buffers of the model in the graph, by name, with shape and dtype.
+        alike: positions of replicated tensors, by name.
+        unsure: positions of tensors with equally many rows in each process, distinguishable by contents alone.
+        replicated: positions of replicated outputs.
+        plan: plan of the exchanges, as numbered by `halo.register`.
+        digests: digests of contents in the last call, by name.
     """
 
-    graph: fx.GraphModule
+    graph: nn.Module
     output: pytree.TreeSpec
     number: int
-    reads: tuple[str, ...]
+    reads: Mapping[str, tuple[torch.Size, torch.dtype]]
     alike: dict[str, int]
     unsure: dict[str, int]
+    replicated: tuple[int, ...]
+    plan: int
     digests: dict[str, int] = field(default_factory=dict)
 
+    def __call__(self, source: nn.Module, tensors: list[Tensor], count: int) -> Any:
+        """The outputs for a call of a model in `count` processes.
+
+        Gradients of replicated tensors are summed over processes, and a replicated result counts once.
+        """
+        places = list(self.alike.values())
+        read = [attribute(source, name) for name in self.reads]
+        together = gradients.shared([*read, *(tensors[place] for place in places)], self.plan)
+        given = list(tensors)
+        for place, tensor in zip(places, together[len(read) :], strict=True):
+            given[place] = tensor
+        named_tensors = dict(zip(self.reads, together, strict=False))
+        found = list(functional_call(self.graph, named_tensors, tuple(given), tie_weights=False))
+        for place in self.replicated:
+            if isinstance(found[place], Tensor):
+                found[place] = gradients.alike(found[place], count)
+        return pytree.tree_unflatten(found, self.output)
+
     def contents(self, tensors: list[Tensor]) -> dict[str, int]:
-        """Digests of what all processes have, and of some entries of what they may have."""
+        """Digests of replicated tensors, and of a sample of possibly replicated ones."""
         found = {name: digest(tensors[place]) for name, place in self.alike.items()}
         return found | {name: digest(_some(tensors[place])) for name, place in self.unsure.items()}
 
     def fits(self, source: nn.Module) -> bool:
-        """Whether parameters and buffers of a model are as large as those that the graph was made for; reads them."""
-        for name in self.reads:
-            owner, _, last = name.rpartition(".")
+        """Whether parameters and buffers of a model have the shapes and dtypes of the captured graph."""
+        for name, like in self.reads.items():
             try:
-                new, old = getattr(source.get_submodule(owner), last), _attribute(self.graph, name)
+                tensor = attribute(source, name)
             except AttributeError:
                 return False
-            if new is old:
-                continue
-            if not isinstance(new, Tensor) or (new.shape, new.dtype) != (old.shape, old.dtype):
+            if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != like:
                 return False
-            attach(self.graph, name, new)
         return True
 
     def require_alike(self, tensors: list[Tensor]) -> None:
-        """Compares new contents of what all processes have; all of them bring such a call together.
+        """Compares new contents of replicated tensors; called by all processes together.
 
         Raises:
-            DataError: the contents differ, or those of rows do not.
+            DataError: the contents of replicated tensors differ, or the contents of rows do not.
         """
         mine = self.contents(tensors)
         told = processes.agree("a call", mine)
@@ -84,13 +103,13 @@ class Variant:
 
 
 def together(change: int, number: int, count: int, group: Any = None) -> int:
-    """The greatest change of all processes, one small message; new, too, where they call different graphs.
+    """The greatest change of all processes, by one small message; also a change if processes call different graphs.
 
     Args:
-        change: what is new in this process.
-        number: of the graph that it calls, -1 without one.
-        count: of processes.
-        group: of processes; None for all of them.
+        change: kind of change in this process.
+        number: number of the called graph, -1 without one.
+        count: number of processes.
+        group: group of processes; None for all.
 
     Raises:
         ProcessError: another process cannot begin the call.
@@ -107,11 +126,11 @@ def together(change: int, number: int, count: int, group: Any = None) -> int:
 
 
 def require_equal(told: Iterable[Mapping[str, int | None]], what: str) -> None:
-    """Raises where what all processes have is not the same in all of them.
+    """Raises if replicated contents differ between processes.
 
     Args:
         told: digests by name, of each process.
-        what: the names name.
+        what: prefix of the names in messages.
     """
     first, *others = told
     for other in others:
@@ -124,7 +143,7 @@ def require_equal(told: Iterable[Mapping[str, int | None]], what: str) -> None:
 
 
 def ambiguous(name: str) -> DataError:
-    """The error for a tensor that has the size of every part and the same contents in all processes."""
+    """The error for a tensor with the size of every part and the same contents in all processes."""
     return DataError(
         f"{name} has a row for each row of every part, and is the same in all processes: it may be rows of parts or "
         "one tensor that all of them have",
@@ -133,7 +152,7 @@ def ambiguous(name: str) -> DataError:
 
 
 def digest(tensor: Tensor) -> int:
-    """A number of the contents that is the same in all processes."""
+    """A number of the contents, equal in all processes."""
     found = crc32(f"{tensor.dtype} {list(tensor.shape)}".encode())
     if tensor.numel():
         found = crc32(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), found)
@@ -141,12 +160,12 @@ def digest(tensor: Tensor) -> int:
 
 
 def _some(tensor: Tensor) -> Tensor:
-    """Entries at equal distances."""
+    """A sample of entries at equal distances."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, len(flat) // SAMPLES)]
 
 
-def _attribute(root: nn.Module, name: str) -> Tensor:
+def attribute(root: nn.Module, name: str) -> Tensor:
     """The tensor under a qualified name."""
     owner, _, last = name.rpartition(".")
     found: Tensor = getattr(root.get_submodule(owner), last)
@@ -154,7 +173,7 @@ def _attribute(root: nn.Module, name: str) -> Tensor:
 
 
 def attach(root: nn.Module, name: str, tensor: Tensor) -> None:
-    """Makes a tensor an attribute under a qualified name, in place of another one."""
+    """Sets a tensor as an attribute under a qualified name, replacing another one."""
     *path, last = name.split(".")
     for step in path:
         if not hasattr(root, step):

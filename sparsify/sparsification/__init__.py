@@ -1,1 +1,1 @@
-"""Entries of a tensor that become zero."""
+"""Sparsification: sparsifiers set entries of tensors to zero."""

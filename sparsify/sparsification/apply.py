@@ -9,32 +9,32 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import SparsifierError, public
-from sparsify.sparsification.layout import fits_layout, layout_of, shown
-from sparsify.sparsification.registry import closest_sparsifier
-from sparsify.sparsification.sparsifier import Sparsifier, as_operand
-from sparsify.sparsification.streaming import KeepAll
-from sparsify.sparsification.user_tensor import UserTensor, format_class, from_dense, made_of
+from sparsify.sparsification.registered.layout import fits_layout, layout_of, shown
+from sparsify.sparsification.registered.registry import closest_sparsifier
+from sparsify.sparsification.registered.user_tensor import UserTensor, format_class, from_dense, made_of
+from sparsify.sparsification.rules.sparsifier import Sparsifier, as_operand
+from sparsify.sparsification.rules.streaming import KeepAll
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor as stored
+from sparsify.storage.interop.tensors import tensor as stored
 from sparsify.storage.tensor import SparseTensor
 
 
 @public
 def sparsify(tensor: Any, sparsifier: Any, format: Format | str | type | None = None) -> Tensor:
-    """The entries of a tensor that a sparsifier keeps, in a format; differentiable in the values of the tensor.
+    """The entries of a tensor kept by a sparsifier, in a format; differentiable in the values of the tensor.
 
     Args:
-        tensor: dense or sparse, or what `sparsify.tensor` takes; of any shape. What is dropped becomes 0.
-        sparsifier: of `sparsify.sparsifiers`, or an own one; the implementation that `register_sparsifier` has for it
-            and these layouts is taken before its mask. Streaming ones do not store what equals 0; others keep
-            exactly as many entries as they say, zeros included.
-        format: of the result; without it CSR for matrices and compressed levels for other tensors, and of a sparse
-            tensor its own format. A class of `register_format`, or `torch.Tensor` for a dense tensor with zeros.
+        tensor: dense or sparse, or an argument of `sparsify.tensor`; of any shape. Dropped entries become 0.
+        sparsifier: from `sparsify.sparsifiers`, or user-defined; an implementation registered by `register_sparsifier`
+            for the layouts takes precedence over its mask. Streaming sparsifiers do not store zeros; others keep
+            exactly the specified number of entries, zeros included.
+        format: format of the result; by default CSR for matrices and compressed levels for other tensors, and the
+            format of a sparse tensor. A class of `register_format`, or `torch.Tensor` for a dense tensor with zeros.
 
     Raises:
-        SparsifierError: not a sparsifier, or one that does not fit the tensor.
+        SparsifierError: not a sparsifier, or one unsuitable for the tensor.
         ShapeError: blocks that do not divide the tensor, a reference of another shape.
-        FormatError: a format that cannot hold what stays.
+        FormatError: a format that cannot hold the kept entries.
 
     Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, section 2.
 
@@ -69,17 +69,17 @@ def sparsify(tensor: Any, sparsifier: Any, format: Format | str | type | None = 
 
 
 def _wanted(tensor: Any, format: Any) -> Format | None:
-    """The format that is asked for; `None` where the sparsifier chooses."""
+    """The requested format; `None` if left to the sparsifier."""
     if format is None or not isinstance(tensor, Tensor):
         return None
     return Format(format, rank=tensor.dim())
 
 
 def _stored(sparsifier: Any, tensor: Tensor, made: Any, layout: Any) -> Tensor:
-    """The result of an implementation, in the layout that is asked for.
+    """The result of an implementation, in the requested layout.
 
     Raises:
-        SparsifierError: it is in another one.
+        SparsifierError: the result has another layout.
     """
     if format_class(type(made)) is not None:
         made = made_of(tensor, made)
@@ -99,7 +99,7 @@ def _kind(made: Any) -> str:
 
 
 def _registration(sparsifier: Any, tensor: Any, layout: Any) -> str:
-    """The lines that register an implementation, to paste."""
+    """The lines of code that register an implementation, to paste."""
     name = (sparsifier if isinstance(sparsifier, type) else type(sparsifier)).__name__
     given = shown(layout_of(tensor)) if isinstance(tensor, Tensor) else "torch.Tensor"
     return (

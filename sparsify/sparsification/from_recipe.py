@@ -1,4 +1,4 @@
-"""The parts of results and gradients that a rule of a recipe asks for, as objects.
+"""The parts of results and gradients in a recipe rule, as objects.
 
 In: `inline: {threshold: 0.1}, format: csr`. Out: `Parts(ScalarThreshold(0.1), format="csr")`.
 """
@@ -12,10 +12,10 @@ from sparsify.sparsification.sparsified import ALL, Parts
 
 
 def sparsifier_of(spec: SparsifierSpec | None) -> Any:
-    """The sparsifier of a specification, `KeepAll()` where there is none.
+    """The sparsifier of a specification, `KeepAll()` without one.
 
     Raises:
-        SparsifierError: arguments that are none of its.
+        SparsifierError: unknown arguments.
 
     >>> sparsifier_of(SparsifierSpec.model_validate({"nm": "2:4"}))
     PerBlockFraction(n=2, m=4, dim=None, group=None)
@@ -31,10 +31,10 @@ def sparsifier_of(spec: SparsifierSpec | None) -> Any:
 
 
 def parts_of(given: Any) -> Parts | None:
-    """The four parts of a rule, or of its `grad`; `None` where it leaves all of them out.
+    """The four parts of a rule, or of its `grad`; `None` if all are left out.
 
     Raises:
-        SparsifierError: arguments that a sparsifier has not.
+        SparsifierError: unknown arguments of a sparsifier.
     """
     if given is None:
         return None

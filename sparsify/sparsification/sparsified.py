@@ -1,13 +1,13 @@
-"""Operators whose results and gradients are sparsified, by the four parts of STen.
+"""Operators with sparsified results and gradients, by the four parts of STen.
 
-In: `sparsified(torch.add, Parts(external=RandomFraction(0.5), format="csr"))`. Out: a function as `torch.add` whose
-result is a `SparseTensor` with about half of the entries.
+In: `sparsified(torch.add, Parts(external=RandomFraction(0.5), format="csr"))`. Out: a function like `torch.add` with a
+`SparseTensor` with about half of the entries as result.
 
 | part | is |
 |---|---|
-| `inline` | the sparsifier that the operator applies while it writes |
-| `temporary` | the format of what it writes |
-| `external` | the sparsifier that is applied to that |
+| `inline` | the sparsifier applied by the operator while writing |
+| `temporary` | the format of the written tensor |
+| `external` | the sparsifier applied to the written tensor |
 | `format` | the format of the result |
 
 Source: Ivanov, Dryden and Hoefler, STen: An Interface for Efficient Sparsity in PyTorch, 2022, sections 2.1 and A.
@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import SparsifierError, UnsupportedOperatorError
-from sparsify.sparsification import dispatch
 from sparsify.sparsification.apply import sparsify
-from sparsify.sparsification.layout import layout_of
-from sparsify.sparsification.operator_name import written
-from sparsify.sparsification.streaming import KeepAll
-from sparsify.sparsification.user_tensor import UserTensor
+from sparsify.sparsification.registered import dispatch
+from sparsify.sparsification.registered.layout import layout_of
+from sparsify.sparsification.registered.operator_name import written
+from sparsify.sparsification.registered.user_tensor import UserTensor
+from sparsify.sparsification.rules.streaming import KeepAll
 from sparsify.storage.tensor import SparseTensor
 
 ALL = KeepAll()
@@ -35,13 +35,13 @@ ALL = KeepAll()
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How a result or a gradient becomes sparse.
+    """The four parts of the sparsification of a result or a gradient.
 
     Attributes:
-        inline: a sparsifier that the operator applies while it writes.
-        temporary: the format of what it writes; `None`: as the operator makes it.
-        external: a sparsifier that is applied to what it wrote.
-        format: of the result; `None`: that of the temporary.
+        inline: sparsifier applied by the operator while writing.
+        temporary: format of the written tensor; `None`: chosen by the operator.
+        external: sparsifier applied to the written tensor.
+        format: format of the result; `None`: the format of the temporary.
 
     Source: STen, appendix A.1, `inline_sparsifier`, `tmp_format`, `external_sparsifier`, `out_format`.
 
@@ -56,16 +56,16 @@ class Parts:
 
     @property
     def is_plain(self) -> bool:
-        """Whether results stay as they are."""
+        """Whether results are unchanged."""
         keep = isinstance(self.inline, KeepAll) and isinstance(self.external, KeepAll)
         return keep and self.temporary in (None, torch.Tensor) and self.format in (None, torch.Tensor)
 
     @staticmethod
     def of(given: Any) -> "Parts":
-        """The parts, from a tuple of four, a dictionary by name or `None` for results as they are.
+        """The parts, from a tuple of four, a dictionary by name or `None` for unchanged results.
 
         Raises:
-            SparsifierError: something else.
+            SparsifierError: another value.
         """
         if isinstance(given, Parts):
             return given
@@ -83,8 +83,8 @@ class Parts:
         """A result, sparsified.
 
         Args:
-            result: what an operator made.
-            is_inlined: the operator applied the inline sparsifier already.
+            result: result of an operator.
+            is_inlined: whether the operator applied the inline sparsifier already.
         """
         made = result
         if not is_inlined and not (
@@ -103,12 +103,12 @@ def sparsified(
     """The operator with sparse results and gradients.
 
     Args:
-        operator: of torch or of a user, `torch.add`.
-        outputs: `Parts`, or a tuple of its four, of the result; a list of them for operators with several results.
-        gradients: the same of the gradients of the results, as they reach the operator.
+        operator: operator of torch or of a user, `torch.add`.
+        outputs: `Parts`, or a tuple of the four parts, of the result; a list for operators with several results.
+        gradients: likewise for the gradients of the results, as received by the operator.
 
     Raises:
-        SparsifierError: parts that are none, fewer parts than results.
+        SparsifierError: invalid parts, fewer parts than results.
 
     Source: STen, appendix A, `sparsified_op`.
 
@@ -153,7 +153,7 @@ def _holds_parts(given: tuple[Any, ...]) -> bool:
 
 
 def _with_gradient(result: Tensor, made: Tensor, parts: Parts) -> Tensor:
-    """The result whose gradient is sparsified before it reaches the operator."""
+    """The result, with the gradient sparsified on the way to the operator."""
     if parts.is_plain or not result.requires_grad:
         return result
     takes_any = dispatch.takes_any(made) and result is made
@@ -180,7 +180,7 @@ class _Gradient(torch.autograd.Function):
 
 
 class _FirstGradient(torch.autograd.Function):
-    """`(g, sparsified g) -> sparsified g`; it has no gradient itself."""
+    """`(g, sparsified g) -> sparsified g`; no second derivative."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, found: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
 """Conversion between formats: the same entries, sorted and stored anew.
 
-In: a CSR pattern and `Format("csc")`. Out: the CSC pattern and the permutation that takes values along.
+In: a CSR pattern and `Format("csc")`. Out: the CSC pattern and the permutation of the values.
 
 Entries are sorted by their coordinates in the order of the target's levels; then each level is built from the sorted
-columns. Nothing is allocated in the size of the shape except what dense levels demand.
+columns. No allocation grows with the shape, except for dense levels.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -17,36 +17,37 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import FormatError
-from sparsify.storage.arrays import Arrays
-from sparsify.storage.entries import Entries
 from sparsify.storage.format import Format, StoredLevel
+from sparsify.storage.level.arrays import Arrays
+from sparsify.storage.level.entries import Entries
+from sparsify.storage.level.levels import Compressed, Dense
 from sparsify.storage.modes import inverse
 from sparsify.storage.pattern import Pattern, shared
 
 LARGEST_KEY = 2**63 - 1
 MOST_POSITIONS = 2**36
 NARROW = 2**31 - 1
-# Counting takes longer than sorting where there are more rows or columns than that for each entry.
+# Above this number of rows or columns per entry, sorting is faster than counting.
 MOST_EMPTY = 64
 _CSR, _CSC = Format("csr"), Format("csc")
 _TURNS = ((_CSR, _CSC), (_CSC, _CSR))
 DTYPES = {"int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64}
 
 
-# The arrays of CSR and a number of columns become those of CSC and where each entry was; `None` where that has no way.
+# Converts the arrays of CSR with a number of columns to CSC and source positions; `None` if unsupported.
 Turn = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor] | None]
 _turn: Turn | None = None
 
 
 def turn_by(turn: Turn) -> None:
-    """Has matrices turned by a function of a higher room, which compiles it."""
+    """Registers the compiled transposition of matrices from a higher package."""
     global _turn
     _turn = turn
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A pattern and where each of its entries comes from; -1 where it is padding."""
+    """A pattern and the source of each entry; -1 for padding."""
 
     pattern: Pattern
     permutation: Tensor
@@ -55,9 +56,9 @@ class Conversion:
 
 
 def conversion(pattern: Pattern, format: Format) -> Conversion:
-    """The same entries in another format; cached on the pattern, the way back as long as the pattern is used.
+    """The same entries in another format; cached on the pattern, the reverse conversion by weak reference.
 
-    Nothing that is cached on a pattern refers to it: patterns are freed at once, without the garbage collector.
+    Nothing cached on a pattern refers back to it: patterns are freed at once, without the garbage collector.
     """
     found = pattern.recall(("conversion", format))
     if found is not None:
@@ -77,7 +78,7 @@ def twin(pattern: Pattern, format: Format) -> tuple[Pattern, Tensor]:
 
 
 def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
-    """The pattern of the tensor whose mode `n` is mode `modes[n]` of this one; undoing gives the same object."""
+    """The pattern with mode `modes[n]` as mode `n`; the inverse permutation gives the same object again."""
     if modes == tuple(range(pattern.rank)):
         return pattern
 
@@ -87,7 +88,7 @@ def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
         made = Pattern(pattern.format.permuted(modes), shape, *arrays, pattern.nnz, is_private=True)
         if pattern.validated().recall("valid"):
             made.trusted()
-        origin = weakref.ref(pattern)  # what is cached on patterns does not refer to them
+        origin = weakref.ref(pattern)  # caches of a pattern never refer to the pattern
         made.cached(("permuted from", inverse(modes)), lambda: origin)
         return made
 
@@ -98,7 +99,7 @@ def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
 
 
 def permuted(values: Tensor, found: Conversion, fill: complex = 0) -> Tensor:
-    """Values [n] in the order of a converted pattern, the fill in its padding; differentiable."""
+    """Values [n] in the order of a converted pattern, the fill in padding; differentiable."""
     if found.is_identity:
         return values
     permutation = found.permutation.to(values.device)
@@ -113,11 +114,12 @@ def permuted(values: Tensor, found: Conversion, fill: complex = 0) -> Tensor:
 def from_sorted(
     columns: Sequence[Tensor], shape: Sequence[int], format: Format, dtype: torch.dtype | None = None
 ) -> tuple[Pattern, Tensor | None]:
-    """The pattern of entries that are sorted by level, and their positions; `None` when entry `n` is at `n`.
+    """The pattern of entries sorted by level, and their positions; `None` when entry `n` is at `n`.
 
     Args:
-        columns: per level the coordinates [n], sorted as the levels of `format` nest, without duplicates.
-        dtype: of `pos` and `crd` where the format does not fix it; `None`: int32 when everything fits.
+        columns: per level the coordinates [n], sorted in the nesting order of the levels of `format`, without
+            duplicates.
+        dtype: dtype of `pos` and `crd` unless fixed by the format; `None`: int32 when everything fits.
     """
     levels = format.levels
     count = columns[0].shape[0] if columns else 1
@@ -150,7 +152,7 @@ def from_sorted(
 
 
 def _apart(arrays: Sequence[Tensor | None], columns: Sequence[Tensor]) -> list[Tensor | None]:
-    """Arrays, those in the memory of columns copied: their owner may write to them."""
+    """The arrays, copied if sharing memory with columns, because the owner may write to the columns."""
     if any(type(column) is not Tensor for column in columns):
         return list(arrays)
     taken = {column.untyped_storage()._cdata for column in columns}
@@ -170,7 +172,7 @@ def _name(format: Format, columns: Sequence[Tensor], number: int, entry: int) ->
 
 
 def order(columns: Sequence[Tensor], extents: Sequence[int]) -> Tensor | None:
-    """The stable permutation that sorts entries by their columns, outermost first; `None` when they are sorted."""
+    """The stable permutation sorting entries by their columns, outermost first; `None` if already sorted."""
     keys = linear_keys(columns, extents)
     if not keys or keys[0].shape[0] < 2:
         return None
@@ -181,7 +183,7 @@ def order(columns: Sequence[Tensor], extents: Sequence[int]) -> Tensor | None:
 
 
 def linear_keys(columns: Sequence[Tensor], extents: Sequence[int]) -> list[Tensor]:
-    """As few int64 keys as hold the columns without overflow, outermost first."""
+    """The fewest int64 keys that hold the columns without overflow, outermost first."""
     keys: list[Tensor] = []
     room = 0
     for column, extent in zip(columns, extents, strict=True):
@@ -196,7 +198,7 @@ def linear_keys(columns: Sequence[Tensor], extents: Sequence[int]) -> list[Tenso
 
 
 def level_columns(format: Format, coordinates: Sequence[Tensor], shape: Sequence[int]) -> list[Tensor]:
-    """Per level the coordinates [n] of entries, from those of the modes of a tensor of `shape`."""
+    """The coordinates [n] of entries per level, from the coordinates per mode of a tensor of `shape`."""
     columns = []
     for stored in format.levels:
         expression = stored.expression
@@ -214,7 +216,7 @@ def level_columns(format: Format, coordinates: Sequence[Tensor], shape: Sequence
 
 
 def extents(format: Format, shape: Sequence[int]) -> list[int]:
-    """Per level how many coordinates it has."""
+    """The number of coordinates of each level."""
     return [stored.expression.extent(shape) for stored in format.levels]
 
 
@@ -235,7 +237,7 @@ def _conversion(pattern: Pattern, format: Format) -> Conversion:
             f"{format} stores {format.rank} modes, the tensor has {pattern.rank}", "another format"
         )
     kept: Tensor | None = None
-    result = _turned(pattern, format)
+    result = _turned(pattern, format) or _panelled(pattern, format)
     if result is None:
         coordinates = pattern.kept_coordinates()
         inside = pattern.kept_inside()
@@ -249,7 +251,7 @@ def _conversion(pattern: Pattern, format: Format) -> Conversion:
 
 
 def _turned(pattern: Pattern, format: Format) -> Conversion | None:
-    """CSR in CSC, or CSC in CSR, by counting; `None` for anything else."""
+    """Conversion of CSR to CSC, or CSC to CSR, by counting; `None` for other formats."""
     if (pattern.format, format) not in _TURNS or pattern.device.type != "cpu":
         return None
     pos, crd = pattern.validated()._pos[1], pattern._crd[1]
@@ -266,15 +268,71 @@ def _turned(pattern: Pattern, format: Format) -> Conversion | None:
     return Conversion(made, found[2], is_identity=False, is_padded=False)
 
 
+def _panelled(pattern: Pattern, format: Format) -> Conversion | None:
+    """Conversion of CSR or CSC to panels of rows or columns, by counting; `None` for other formats.
+
+    CSR and CSC list the entries of a panel in a row one after the other: these runs are moved as a whole.
+    """
+    mode = panel_mode(format)
+    if mode is None or pattern.format not in (_CSR, _CSC):
+        return None
+    other, by_mode = 1 - mode, _CSR if mode == 1 else _CSC
+    if pattern.format != by_mode:
+        turned = pattern.recall(("conversion", by_mode)) or _turned(pattern, by_mode)
+        if turned is None:
+            return None
+        made = _panelled(turned.pattern, format)
+        return None if made is None else replace(made, permutation=turned.permutation[made.permutation])
+    pos, crd = pattern.validated()._pos[1], pattern._crd[1]
+    if type(pos) is not Tensor or type(crd) is not Tensor or not crd.is_cpu or pattern.nnz == 0:
+        return None
+    width, rows = format.levels[0].expression.size, pattern.shape[other]
+    panels = -(-pattern.shape[mode] // width)
+    if panels * rows > pattern.nnz * MOST_EMPTY:
+        return None
+    pos, crd = pos.long(), crd.long()
+    panel = crd // width
+    row = torch.repeat_interleave(torch.arange(rows), pos.diff(), output_size=pattern.nnz)
+    lengths = torch.bincount(row.add_(panel * rows), minlength=panels * rows)
+    ends, ends_before = lengths.cumsum(0), lengths.view(panels, rows).t().reshape(-1).cumsum(0)
+    moved = ends_before.view(rows, panels).t().reshape(-1) - ends
+    permutation = torch.repeat_interleave(moved, lengths, output_size=pattern.nnz)
+    permutation += torch.arange(pattern.nnz)
+    within = (crd - panel * width).index_select(0, permutation)
+    dtype = index_dtype(format, pattern.shape, pattern.nnz)
+    begins = torch.zeros(panels * rows + 1, dtype=dtype)
+    begins[1:] = ends
+    arrays = (None, None, begins), (None, None, within.to(dtype))
+    made_pattern = Pattern.of_arrays(format, pattern.shape, *arrays, pattern.nnz)
+    return Conversion(made_pattern, permutation, is_identity=False, is_padded=False)
+
+
+def panel_mode(format: Format) -> int | None:
+    """The mode in panels, of a matrix stored as panels of columns or rows; `None` for other formats.
+
+    >>> panel_mode(Format("j/192: dense, i: dense, j%192: compressed"))
+    1
+    """
+    if format.rank != 2 or len(format.levels) != 3:
+        return None
+    block, row, within = (stored.expression for stored in format.levels)
+    kinds = (block.kind, row.kind, within.kind) == ("block", "whole", "within")
+    levels = tuple(stored.level for stored in format.levels)
+    if not kinds or levels != (Dense(), Dense(), Compressed()):
+        return None
+    is_panel = block.mode == within.mode != row.mode and block.size == within.size
+    return block.mode if is_panel else None
+
+
 def placed(
     coordinates: Sequence[Tensor], source: Tensor | None, shape: Sequence[int], format: Format
 ) -> Conversion:
-    """Entries at other coordinates, stored in a format.
+    """Entries at new coordinates, stored in a format.
 
     Args:
-        coordinates: per mode of the result those of its entries [n], in any order, each once.
-        source: which entry each of them was before [n]; `None`: entry `n`.
-        shape: of the result.
+        coordinates: coordinates [n] of the entries per mode of the result, in any order, each once.
+        source: number of the source entry of each entry [n]; `None`: entry `n`.
+        shape: shape of the result.
     """
     columns = level_columns(format, coordinates, shape)
     count = coordinates[0].shape[0]
@@ -293,7 +351,7 @@ def placed(
 
 
 def _way_back(pattern: Pattern, format: Format) -> Conversion | None:
-    """The twin of a twin is the pattern itself, `None` where there is none any more."""
+    """The reverse of an earlier conversion, giving the original pattern; `None` if the original is freed."""
     reference = pattern.recall(("converted from", format))
     origin: Pattern | None = None if reference is None else reference()
     there = None if origin is None else origin.recall(("conversion", pattern.format))
@@ -303,19 +361,28 @@ def _way_back(pattern: Pattern, format: Format) -> Conversion | None:
     def undone() -> Tensor:
         if there.is_identity:
             return cast(Tensor, there.permutation)
-        found = torch.empty_like(there.permutation)
-        found[there.permutation] = torch.arange(pattern.nnz)
-        return found
+        return inverted(there.permutation)
 
     permutation = pattern.cached(("permutation from", format), undone)
     return Conversion(origin, permutation, is_identity=there.is_identity, is_padded=False)
 
 
+def inverted(permutation: Tensor) -> Tensor:
+    """The inverse of a permutation, int64 [n].
+
+    >>> inverted(torch.tensor([2, 0, 1])).tolist()
+    [1, 2, 0]
+    """
+    found = torch.empty_like(permutation)
+    found[permutation] = torch.arange(permutation.shape[0])
+    return found
+
+
 def narrowed(array: Tensor, stored: StoredLevel, role: str, default: torch.dtype) -> Tensor:
-    """An array [n] in the dtype that its level fixes, else in the default.
+    """An array [n] in the dtype fixed by its level, else in the default dtype.
 
     Raises:
-        FormatError: a number in it does not fit.
+        FormatError: a number does not fit.
     """
     fixed = getattr(stored.level, role, None)
     dtype = default if fixed is None else DTYPES[fixed]

@@ -1,6 +1,6 @@
-"""Copies of index arrays that only a pattern reaches, or of those for a user.
+"""Copies of index arrays, private to a pattern or made for a user.
 
-In: arrays, `None` where there are none. Out: plain tensors in memory of their own, in whatever mode torch is.
+In: arrays, or `None`. Out: plain tensors in separate memory, in any mode of torch.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from sparsify.storage import transformed
 
 
 def untraced() -> AbstractContextManager[None]:
-    """Inside, neither a transform nor a mode follows what is computed."""
+    """Context manager: no transform and no mode follows the computation."""
     is_transformed = transformed.are_active()
     if not is_transformed and not torch._C._len_torch_dispatch_stack():
         return nullcontext()
@@ -25,12 +25,12 @@ def untraced() -> AbstractContextManager[None]:
 
 
 def copies(arrays: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Copies of arrays; those that stand for others in a traced graph are as they are."""
+    """Copies of arrays; proxies of a traced graph are unchanged."""
     return tuple([None if array is None else _copy(array) for array in arrays])
 
 
 def _copy(array: Tensor) -> Tensor:
-    """A plain copy of a plain array, which counts its versions, made outside of whatever follows computations."""
+    """A plain copy of a plain array, with a version counter, made outside of transforms and modes."""
     if not isinstance(array, Tensor) or type(array).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return array
     if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(array):

@@ -5,17 +5,18 @@ In: a pattern `dense, compressed` with `pos = [0, 2, 3]`, `crd = [1, 4, 0]`. Out
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparsify.storage.slices import parents_of
+from sparsify.storage.level.slices import parents_of
 
 if TYPE_CHECKING:
     from sparsify.storage.pattern import Pattern
 
 
 def _expand(pattern: "Pattern") -> list[Tensor]:
-    """Level coordinates of all positions, widened level by level."""
+    """The level coordinates of all positions, expanded level by level."""
     found: list[Tensor] = []
     count = 1
     for number, stored in enumerate(pattern.format.levels):
@@ -47,8 +48,43 @@ def mode_coordinates(pattern: "Pattern") -> Tensor:
     return result
 
 
+def row_major(pattern: "Pattern") -> tuple[Tensor, Tensor | None]:
+    """The entries inside the shape in row-major order: places in the dense tensor, and positions in the storage order.
+
+    Returns:
+        Places, int64 [n], ascending, and positions, int64 [n], or `None` when entry `n` is at position `n`.
+    """
+    coordinates, inside = pattern.kept_coordinates(False), pattern.kept_inside()
+    places = torch.zeros(pattern.nnz, dtype=torch.int64, device=coordinates.device)
+    for column, extent in zip(coordinates, pattern.shape, strict=True):
+        places = places.mul_(extent).add_(column)
+    positions = None if inside is None else inside.nonzero().squeeze(1)
+    if positions is not None:
+        places = places[positions]
+    if bool((places[1:] > places[:-1]).all()):
+        return places, positions
+    places, order = places.sort()
+    return places, order if positions is None else positions[order]
+
+
+def true_places(mask: Tensor) -> Tensor:
+    """The places of the true entries of a flattened mask, int64 [n], ascending.
+
+    >>> true_places(torch.tensor([[False, True], [True, False]])).tolist()
+    [1, 2]
+    """
+    if not mask.is_cpu:
+        return mask.reshape(-1).nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))  # a quarter of the time of torch's
+
+
+def count_true(mask: Tensor) -> int:
+    """The number of true entries of a mask; counting by numpy takes a sixth of torch's time."""
+    return int(np.count_nonzero(mask.numpy()) if mask.is_cpu else mask.count_nonzero())
+
+
 def inside(pattern: "Pattern") -> Tensor | None:
-    """The entries inside the shape, `None` for all of them."""
+    """The mask of entries inside the shape, `None` if all are."""
     partial = {
         s.expression.mode for s in pattern.format.levels if s.expression.can_lie_outside(pattern.shape)
     }

@@ -1,16 +1,16 @@
-"""The fill rules: what an unstored entry of a result is.
+"""Fill rules: the unstored entries of a result.
 
 In: `decided("mul", 0, 0.0)`. Out: `(True, 0.0)`: zero times anything finite is zero, so the product of a sparse and a
 dense operand is sparse.
 
-An unstored entry is the fill. A result has a fill when the operator gives it for every finite value of the operands
-that have none; otherwise the result is dense. Annihilators act without reading the other operand: a NaN or an
-infinity that meets only unstored entries does not reach the result. Fills that would decide it differently decide
-nothing: inf and -inf, both unstored, add up to NaN. Interpreters, inference, lattices and what torch's
-dispatcher asks for use these rules; numbers and arrays of numbers alike.
+An unstored entry is the fill. A result has a fill if the operator yields the same value for every finite value of the
+operands without a fill; otherwise the result is dense. Annihilators act without reading the other operand: a NaN or an
+infinity that meets only unstored entries does not reach the result. Contradicting fills decide
+nothing: inf and -inf, both unstored, add up to NaN. Interpreters, inference, lattices and the handlers of torch's
+dispatcher use the same rules; for numbers and arrays of numbers alike.
 
 Source: Henry, Hsu, Yadav, Chou, Olukotun, Amarasinghe and Kjolstad, Compilation of Sparse Array Programming
-Models, 2021; where they differ, the documentation of formats.
+Models, 2021; the documentation of formats lists the differences.
 """
 
 from math import inf
@@ -20,14 +20,14 @@ Fill = float | int | bool | complex
 
 
 def decided(function: str, place: int, fill: Any) -> tuple[Any, Any]:
-    """Whether an operand's fill decides a call alone, whatever the finite values of the others, and the result.
+    """Whether one operand's fill decides a call for all finite values of the other operands, and the result.
 
     Args:
         function: a name of index notation, `mul`.
-        place: of the operand among the arguments.
-        fill: a number, or an array of them, for which the results are arrays.
+        place: position of the operand among the arguments.
+        fill: a number, or an array of fills, for array results.
 
-    `where` is not among them: its condition decides which of the others is read.
+    `where` is excluded: its condition selects the operand to read.
 
     >>> decided("sub", 1, float("inf")), decided("add", 0, 0.0)[0]
     ((True, -inf), False)
@@ -57,7 +57,7 @@ def _is_infinite(fill: Any) -> Any:
 
 
 def is_kept(monoid: str, fill: Fill) -> bool:
-    """Whether a reduction over unstored entries alone gives the fill, however many there are.
+    """Whether a reduction over any number of unstored entries alone gives the fill.
 
     >>> is_kept("sum", 0.0), is_kept("max", -1.0), is_kept("sum", 1.0)
     (True, True, False)
@@ -73,5 +73,5 @@ def is_kept(monoid: str, fill: Fill) -> bool:
 
 
 def same(first: Fill, second: Fill) -> bool:
-    """Whether two fills are the same value; NaN is the same as NaN."""
+    """Whether two fills are equal; NaN equals NaN."""
     return first == second or (first != first and second != second)

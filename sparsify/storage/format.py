@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sparsify.errors import FormatError
-from sparsify.storage.levels import Compressed, Dense, Level, OnePerParent, Singleton, spelled
+from sparsify.storage.level.levels import Compressed, Dense, Level, OnePerParent, Singleton, spelled
 
 MODE_NAMES = "ijklmnopqrstuvwxyz"
 MOST_IN_BLOCK = 2**31 - 1
@@ -18,9 +18,9 @@ Kind = Literal["whole", "block", "within", "difference"]
 
 @dataclass(frozen=True, slots=True)
 class LevelExpression:
-    """The part of a mode that a level stores: `i`, `i/16` (block), `i%16` (within) or `j-i` (difference).
+    """The part of a mode stored in a level: `i`, `i/16` (block), `i%16` (within) or `j-i` (difference).
 
-    Coordinates count from 0: those of `j-i` from the lowest difference, 1 less the extent of `i`.
+    Coordinates count from 0: for `j-i` from the lowest difference, 1 less the extent of `i`.
     """
 
     mode: int
@@ -35,7 +35,7 @@ class LevelExpression:
             )
 
     def extent(self, shape: Sequence[int]) -> int:
-        """The number of coordinates the level has in a tensor of `shape`; blocks at the end may be partial."""
+        """The number of coordinates of the level in a tensor of `shape`; blocks at the end may be partial."""
         whole = shape[self.mode]
         match self.kind:
             case "block":
@@ -52,7 +52,7 @@ class LevelExpression:
         return 0 if self.other is None else min(1 - shape[self.other], 0)
 
     def can_lie_outside(self, shape: Sequence[int]) -> bool:
-        """Whether positions may belong to coordinates of the mode outside of a tensor of `shape`."""
+        """Whether positions may have coordinates of the mode outside a tensor of `shape`."""
         return self.kind == "difference" or (self.kind == "block" and shape[self.mode] % self.size > 0)
 
     def __str__(self) -> str:
@@ -81,17 +81,17 @@ class StoredLevel:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Format:
-    """How a tensor is stored, level by level.
+    """The storage of a tensor, level by level.
 
     The long form names modes by letters in alphabetical order: the first letter is mode 0.
 
     Args:
         form: levels in short form, in long form, the name of a format, or the levels themselves.
         ordering: in short form, the mode of each level; `None` for 0, 1, 2 ...
-        rank: for names that fit every rank (`dense`, `coo`, `csf`), the number of modes.
+        rank: number of modes, for names of any rank (`dense`, `coo`, `csf`).
 
     Raises:
-        FormatError: no such format, or levels that do not cover every mode once.
+        FormatError: an unknown format, or levels that do not cover every mode once.
 
     >>> str(Format("csc")), Format("csc").letters
     ('j: dense, i: compressed', 'd1s0')
@@ -129,22 +129,22 @@ class Format:
 
     @property
     def rank(self) -> int:
-        """The number of modes the tensor has."""
+        """The number of modes of the tensor."""
         return len({stored.expression.mode for stored in self.levels})
 
     @property
     def ordering(self) -> tuple[int, ...]:
-        """The mode that each level stores."""
+        """The mode stored at each level."""
         return tuple(stored.expression.mode for stored in self.levels)
 
     @property
     def modes(self) -> tuple[int, ...]:
-        """The modes in the order in which the levels tell their coordinates: `j` of `j-i` behind `i`."""
+        """The modes in the order of known coordinates: for `j-i`, `j` follows `i`."""
         whole = dict.fromkeys(s.expression.mode for s in self.levels if s.expression.other is None)
         return tuple(whole | dict.fromkeys(self.ordering))
 
     def unfixed(self) -> "Format":
-        """The format without the dtypes that its levels fix, which may be too narrow for other coordinates.
+        """The format without fixed dtypes, possibly too narrow for other coordinates.
 
         >>> str(Format("dense, compressed(crd=int16)").unfixed())
         'i: dense, j: compressed'
@@ -167,12 +167,12 @@ class Format:
 
     @property
     def has_bits(self) -> bool:
-        """Whether a level stores its coordinates as bits."""
+        """Whether a level stores coordinates as bits."""
         return any(stored.level.has_bits for stored in self.levels)
 
     @property
     def has_slices(self) -> bool:
-        """Whether the positions of neighbouring parents take turns in a level."""
+        """Whether a level interleaves the positions of neighbouring parents."""
         return any(stored.level.stride > 1 for stored in self.levels)
 
     @property
@@ -182,7 +182,7 @@ class Format:
 
     @property
     def letters(self) -> str:
-        """The format as printed IR names it: `d0s1` for CSR."""
+        """The format in the letters of printed IR: `d0s1` for CSR."""
         parts = []
         for number, stored in enumerate(self.levels):
             letter = "o" if _is_coordinate(self.levels, number) else stored.level.letter
@@ -191,7 +191,7 @@ class Format:
         return "".join(parts)
 
     def permuted(self, modes: Sequence[int]) -> "Format":
-        """The format of the transposed tensor whose mode `n` is mode `modes[n]` of this one; same arrays.
+        """The format of the transposed tensor: mode `n` is mode `modes[n]` of the original; same arrays.
 
         >>> str(Format("csr").permuted((1, 0)))
         'j: dense, i: compressed'
@@ -219,7 +219,7 @@ class Format:
 def _ordered(
     levels: tuple[Level | StoredLevel, ...], ordering: Sequence[int] | None
 ) -> tuple[StoredLevel, ...]:
-    """Levels with the modes they store."""
+    """Levels with their modes."""
     modes = tuple(range(len(levels))) if ordering is None else tuple(ordering)
     if not all(isinstance(mode, int) for mode in modes) or sorted(modes) != list(range(len(levels))):
         raise FormatError(f"ordering={modes} for {len(levels)} levels", f"0 to {len(levels) - 1}, each once")
@@ -237,9 +237,9 @@ def _ordered(
 
 
 def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
-    """Levels that cover every mode once; a compressed level above a singleton becomes non-unique.
+    """Checks that levels cover every mode once; a compressed level above a singleton becomes non-unique.
 
-    A singleton below a level that lists no coordinates has one coordinate for each of its parents.
+    A singleton below a level without listed coordinates has one coordinate for each parent.
     """
     modes = sorted({s.expression.mode for s in levels})
     if modes != list(range(len(modes))) or len(modes) > len(MODE_NAMES):
@@ -273,7 +273,7 @@ def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
 
 
 def _with_singletons(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
-    """Each singleton as the level above it asks for: of its listed coordinates, or of all its positions."""
+    """Each singleton in the variant for the level above: one per listed coordinate, or one per position."""
     found: list[StoredLevel] = []
     for stored in levels:
         level = stored.level
@@ -285,7 +285,7 @@ def _with_singletons(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]
 
 
 def _check_slices(levels: tuple[StoredLevel, ...], number: int) -> None:
-    """Whole slices of parents lie above a level of slices, and below it positions are computed."""
+    """Checks a level of slices: whole slices of parents above, computed positions below."""
     stored, above = levels[number], levels[number - 1] if number else None
     size = above.expression.size if above is not None and above.expression.kind == "within" else 0
     if above is None or not isinstance(above.level, Dense) or not size or size % stored.level.stride:
@@ -297,7 +297,7 @@ def _check_slices(levels: tuple[StoredLevel, ...], number: int) -> None:
 
 
 def _check_mode(expressions: list[LevelExpression]) -> None:
-    """One level stores the mode, or a block level and a level within blocks of the same size."""
+    """Checks that one level stores the mode, or a block level and a level within blocks of the same size."""
     kinds = sorted(e.kind for e in expressions)
     if kinds in (["whole"], ["difference"]):
         other = expressions[0].other
@@ -319,7 +319,7 @@ def _is_coordinate(levels: tuple[StoredLevel, ...], number: int) -> bool:
 
 
 def _level_text(levels: tuple[StoredLevel, ...], number: int) -> str:
-    """The level as formats spell it."""
+    """The level in format syntax."""
     level = levels[number].level
     if not _is_coordinate(levels, number):
         return str(level)

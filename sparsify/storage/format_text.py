@@ -9,8 +9,8 @@ from difflib import get_close_matches
 
 from sparsify.errors import FormatError
 from sparsify.storage.format import MODE_NAMES, Kind, LevelExpression, StoredLevel
-from sparsify.storage.known_levels import LEVELS, level
-from sparsify.storage.levels import Compressed, Level, Singleton
+from sparsify.storage.level.known_levels import LEVELS, level
+from sparsify.storage.level.levels import Compressed, Level, Singleton
 
 LEVEL = re.compile(
     r"\s*(?:(?P<expression>[^:(),]+):)?\s*(?P<name>[a-z_]\w*)\s*(?:\((?P<parameters>[^()]*)\))?\s*$"
@@ -21,10 +21,10 @@ DIGITS = 18
 
 
 def parse(text: str, rank: int | None = None) -> Sequence[Level | StoredLevel]:
-    """The levels that a text spells; a short form gives levels without modes.
+    """The levels parsed from a text; a short form gives levels without modes.
 
     Raises:
-        FormatError: the text is no format, or longer than formats are.
+        FormatError: the text is no format, or too long.
     """
     if len(text) > MOST_CHARACTERS:
         raise FormatError(
@@ -138,7 +138,7 @@ def _fixed(form: str, rank: int = 2) -> Callable[[list[int], int | None], str]:
 
 
 def _repeated(word: str, rank: int) -> Callable[[list[int], int | None], str]:
-    """A name that fits every rank: one level per mode."""
+    """A format name for any rank: one level per mode."""
 
     def text(arguments: list[int], asked: int | None) -> str:
         if len(arguments) > 1:
@@ -152,7 +152,7 @@ def _repeated(word: str, rank: int) -> Callable[[list[int], int | None], str]:
 
 
 def _blocked(form: str) -> Callable[[list[int], int | None], str]:
-    """A name with the height and the width of its blocks."""
+    """A format name with the height and the width of blocks."""
 
     def text(arguments: list[int], asked: int | None) -> str:
         if len(arguments) != 2 or asked not in (None, 2):
@@ -165,7 +165,7 @@ def _blocked(form: str) -> Callable[[list[int], int | None], str]:
 
 
 def _grouped(arguments: list[int], asked: int | None) -> str:
-    """n of every m entries of a row, the same for `group` rows in a row."""
+    """n of every m entries of a row, with one pattern for `group` consecutive rows."""
     if len(arguments) not in (2, 3) or asked not in (None, 2) or arguments[0] > arguments[1]:
         raise FormatError(
             f"nm{tuple(arguments)} in a tensor of {asked or 2} modes",

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def mode_of(mode: Any, rank: int) -> int:
-    """A mode counted from 0, from one that may count from the end; errors as torch raises them."""
+    """A mode counted from 0, from a mode possibly counted from the end; errors as in torch."""
     if isinstance(mode, bool) or not hasattr(mode, "__index__"):
         raise TypeError(f"a mode is an integer, not {mode!r}")
     number = index(mode)
@@ -20,12 +20,12 @@ def mode_of(mode: Any, rank: int) -> int:
 
 
 def inverse(modes: Sequence[int]) -> tuple[int, ...]:
-    """The order that undoes `modes`."""
+    """The inverse of the permutation `modes`."""
     return tuple(sorted(range(len(modes)), key=lambda n: modes[n]))
 
 
 def strides(shape: Sequence[int]) -> list[int]:
-    """Strides of a contiguous tensor, as long as they fit into an integer."""
+    """Strides of a contiguous tensor, limited to the range of integers."""
     found, step = [], 1
     for extent in reversed(shape):
         found.append(step)

@@ -1,8 +1,8 @@
-"""Tensors whose entries lie where their addresses say.
+"""Tensors with entries in directly readable memory.
 
-In: a tensor. Out: whether kernels and digests can read it. Tensors of other devices, meta and fake ones cannot be read
-so, nor can classes that compute by `__torch_dispatch__`, as `torch_geometric.EdgeIndex` does: they hold other tensors,
-or none.
+In: a tensor. Out: whether kernels and digests can read the tensor. Tensors of other devices, meta and fake tensors
+have no readable memory, nor have classes with `__torch_dispatch__`, such as `torch_geometric.EdgeIndex`: they hold
+other tensors, or none.
 """
 
 from collections.abc import Iterable
@@ -15,16 +15,16 @@ _dispatch: Final = torch.Tensor.__torch_dispatch__
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the entries of a strided tensor lie at its address, in main memory."""
+    """Whether the entries of a strided tensor are in main memory at its address."""
     if not tensor.is_cpu:
         return False
     return has_entries(tensor)
 
 
 def runs_natively(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether kernels can be given tensors: none lies on another device, where torch's operators compute.
+    """Whether kernels accept the tensors: none is on another device, where torch's operators compute.
 
-    Tensors without entries, as those of the device `meta`, lie on no device; reading them is an error.
+    Tensors without entries, as on the device `meta`, count as on no device; reading them is an error.
     """
     for tensor in tensors:  # noqa: SIM110, calls of kernels wait for this
         if not (tensor.is_cpu or tensor.is_meta):
@@ -33,18 +33,18 @@ def runs_natively(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor has its entries on another device than the CPU, where torch's operators read them."""
+    """Whether the entries of a strided tensor are on a device other than the CPU, readable by torch's operators."""
     return not runs_natively((tensor,)) and has_entries(tensor)
 
 
 def has_entries(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor is one of torch's own classes, or computes as they do."""
+    """Whether a strided tensor is one of torch's own classes, or dispatches like one."""
     kind = type(tensor)
     return kind in PLAIN or kind.__torch_dispatch__ is _dispatch
 
 
 def without_memory(tensor: torch.Tensor) -> str:
-    """The kind of a tensor for which `has_memory` does not hold, and what to give in its place."""
+    """The kind of a tensor without readable memory, and the advice for a replacement."""
     if not tensor.is_cpu:
         return f"is on the device {tensor.device}, kernels are for tensors in main memory"
     kind = type(tensor).__name__

@@ -1,6 +1,6 @@
 """Parts of a pattern: a shape of extents, and one array or none per level and role.
 
-In: `[3, 4]`, `pos` and `crd`. Out: the shape `(3, 4)`, or the error that names the part that does not fit.
+In: `[3, 4]`, `pos` and `crd`. Out: the shape `(3, 4)`, or an error naming the wrong part.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def require_readable(data: Tensor, what: str) -> None:
-    """Nothing for a tensor whose shape and entries can be read.
+    """Checks that the shape and entries of a tensor are readable.
 
     Raises:
         InvalidTensorError: nested, quantized and oneDNN tensors, and parameters without a shape.
@@ -51,7 +51,7 @@ def require_readable(data: Tensor, what: str) -> None:
 
 
 def check_levels(format: Format, shape: tuple[int, ...], pos: Arrays, crd: Arrays) -> None:
-    """Raises unless there is a format of the shape's rank, and a tensor or `None` for each of its levels."""
+    """Checks for a format of the shape's rank, and a tensor or `None` for each level."""
     if not isinstance(format, Format):
         raise FormatError(f"a Pattern of the format {format!r}", 'sparsify.Format("dense, compressed")')
     if format.rank != len(shape):
@@ -71,7 +71,7 @@ def check_levels(format: Format, shape: tuple[int, ...], pos: Arrays, crd: Array
 
 
 def _array_problem(role: str, array: Tensor | None, roles: Sequence[str]) -> tuple[str, str] | None:
-    """The fault of the array of a level, and what should be there; `None` for an array without one."""
+    """The fault of the array of a level, and the expected array; `None` for a valid array."""
     if array is None:
         is_missing = role == "crd" and role in roles
         return ("is missing", "an array of integers for crd") if is_missing else None

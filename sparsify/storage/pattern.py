@@ -1,7 +1,7 @@
-"""Patterns: which entries of a tensor are stored, without their values.
+"""Patterns: the stored entries of a tensor, without values.
 
-In: a format, a shape and the arrays `pos` and `crd` of each level. Out: an immutable `Pattern` that tensors share
-and that keeps everything derived from its structure.
+In: a format, a shape and the arrays `pos` and `crd` of each level. Out: an immutable `Pattern`, shared by tensors,
+with a cache of everything derived from the structure.
 """
 
 import math
@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from sparsify.errors import InvalidTensorError
 from sparsify.storage import expand
-from sparsify.storage.arrays import Arrays as LevelArrays
 from sparsify.storage.copies import copies, untraced
 from sparsify.storage.format import Format
+from sparsify.storage.level.arrays import Arrays as LevelArrays
 from sparsify.storage.parts import check_levels, shape_of
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ _MISSING: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class LevelStatistics:
-    """Sizes of a level: `parents` positions above, `positions` of its own, the most and the mean below a parent."""
+    """Sizes of a level: `parents` positions above, `positions` in the level, maximum and mean below a parent."""
 
     parents: int
     positions: int
@@ -37,31 +37,31 @@ class LevelStatistics:
 
 
 class Pattern:
-    """The stored entries of a tensor; equal only to itself, so that sharing it is cheap to see.
+    """The stored entries of a tensor; compared by identity, so sharing is detected cheaply.
 
     Attributes:
-        format: how the levels store the modes.
-        shape: the extent of each mode.
-        pos: per level a copy of its `pos` array, `None` where the level has none.
-        crd: per level a copy of its `crd` array, `None` where the level has none.
-        nnz: how many entries are stored, explicit fills and block padding included.
+        format: storage of the modes by levels.
+        shape: extent of each mode.
+        pos: copy of the `pos` array per level, `None` for a level without one.
+        crd: copy of the `crd` array per level, `None` for a level without one.
+        nnz: number of stored entries, explicit fills and block padding included.
 
-    Bits of a graph that is traced cannot be counted: `stored` says how many are set.
+    Bits of a traced graph cannot be counted: `stored` is the number of set bits.
 
-    Arrays are copied, and only copies are handed out: nobody can write to what kernels read. What the arrays hold is
-    checked once, when a tensor is made of the pattern or a kernel reads it.
+    Arrays are copied, and only copies are handed out, so nobody can write to arrays read by kernels. The contents of
+    arrays are checked once, when a tensor is made of the pattern or a kernel reads the pattern.
 
     Args:
-        pos, crd: per level its arrays, `None` where it has none.
-        stored: how many bits are set, of a graph that is traced.
-        is_private: whether nobody else can reach the arrays; they are not copied then.
+        pos, crd: arrays per level, `None` for a level without one.
+        stored: number of set bits, for a traced graph.
+        is_private: whether nobody else can reach the arrays; such arrays are not copied.
 
     Raises:
         InvalidTensorError: not one tensor or `None` for each level, or a shape of anything but extents.
         FormatError: a format of another rank.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_crd", "_equals", "_pos", "_written", "format", "nnz", "shape")
+    __slots__ = ("__weakref__", "_cache", "_compared", "_crd", "_pos", "_written", "format", "nnz", "shape")
 
     format: Format
     shape: tuple[int, ...]
@@ -69,8 +69,8 @@ class Pattern:
     _crd: tuple[Tensor | None, ...]
     nnz: int
     _cache: dict[object, Any]
-    _equals: "WeakSet[Pattern]"
-    _written: tuple[tuple[Tensor, int], ...]  # the arrays that count how often they are written to
+    _compared: "WeakKeyDictionary[Pattern, bool]"
+    _written: tuple[tuple[Tensor, int], ...]  # the arrays with version counters
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Pattern:
     def of_arrays(
         cls, format: Format, shape: tuple[int, ...], pos: Arrays, crd: Arrays, stored: int
     ) -> "Pattern":
-        """The pattern of private arrays that were just made for it: nothing is checked, and it is trusted."""
+        """The pattern of newly made private arrays: trusted without a check."""
         found = cls.__new__(cls)
         found._fill(format, shape, tuple(pos), tuple(crd))
         object.__setattr__(found, "nnz", stored)
@@ -110,14 +110,14 @@ class Pattern:
         pos: tuple[Tensor | None, ...],
         crd: tuple[Tensor | None, ...],
     ) -> None:
-        """Sets all but the number of entries."""
+        """Sets all attributes except the number of entries."""
         put = object.__setattr__
         put(self, "format", format)
         put(self, "shape", shape)
         put(self, "_pos", pos)
         put(self, "_crd", crd)
         put(self, "_cache", {})
-        put(self, "_equals", WeakSet())
+        put(self, "_compared", WeakKeyDictionary())
         counting = [a for a in self.arrays_in_place() if type(a) is Tensor and not a.is_inference()]
         put(self, "_written", tuple([(a, a._version) for a in counting]))
 
@@ -138,7 +138,7 @@ class Pattern:
 
     @property
     def rank(self) -> int:
-        """The number of modes the tensor has."""
+        """The number of modes of the tensor."""
         return len(self.shape)
 
     @property
@@ -152,7 +152,7 @@ class Pattern:
         return self.nnz / entries if (entries := math.prod(self.shape)) else 1.0
 
     def positions(self, levels: int) -> int:
-        """The number of positions the first `levels` levels have together."""
+        """The total number of positions of the first `levels` levels."""
         count = 1
         for number in range(levels):
             crd = self._crd[number]
@@ -165,26 +165,26 @@ class Pattern:
         return count
 
     def level_arrays(self, number: int, parents: int) -> LevelArrays:
-        """The arrays of a level below so many positions."""
+        """The arrays of a level below a number of positions."""
         extent = self.format.levels[number].expression.extent(self.shape)
         return LevelArrays(extent, parents, self._pos[number], self._crd[number])
 
     @property
     def pos(self) -> tuple[Tensor | None, ...]:
-        """Per level a copy of its `pos` array, `None` where the level has none."""
+        """Copy of the `pos` array per level, `None` for a level without one."""
         return copies(self._pos)
 
     @property
     def crd(self) -> tuple[Tensor | None, ...]:
-        """Per level a copy of its `crd` array, `None` where the level has none."""
+        """Copy of the `crd` array per level, `None` for a level without one."""
         return copies(self._crd)
 
     def arrays(self) -> list[Tensor]:
-        """Copies of the arrays that exist, level by level, `pos` before `crd`."""
+        """Copies of the existing arrays, level by level, `pos` before `crd`."""
         return _existing(self.pos, self.crd)
 
     def arrays_in_place(self) -> list[Tensor]:
-        """The arrays that kernels read, in the same order; never handed to a user, whose writes nobody checks."""
+        """The arrays read by kernels, ordered as in `arrays`; never handed to a user, as writes are not checked."""
         return _existing(self._pos, self._crd)
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
@@ -196,21 +196,21 @@ class Pattern:
         return cast(T, found)
 
     def keep(self, key: object, value: T) -> T:
-        """Keeps what was made of the structure without tensors that somebody may trace."""
+        """Caches a value derived from the structure without traceable tensors."""
         return cast(T, self._cache.setdefault(key, value))
 
     def _untraced(self) -> AbstractContextManager[None]:
-        """Inside, nobody records what is computed from arrays that are at hand: it is no part of a graph."""
+        """Context manager: computations on concrete arrays are not recorded in a traced graph."""
         if any(type(a) is not Tensor for a in self.arrays_in_place()):
             return nullcontext()
         return untraced()
 
     def recall(self, key: object) -> Any:
-        """The result that `cached` made for `key`, `None` when it has not been asked for."""
+        """The cached result of `cached` for `key`, `None` if not computed yet."""
         return self._cache.get(key)
 
     def validated(self) -> "Pattern":
-        """This pattern, known to hold what its format says; arrays of a graph that is traced are not looked at.
+        """This pattern, validated against its format; arrays of a traced graph are not read.
 
         Raises:
             InvalidTensorError: malformed arrays, or arrays written to since the pattern was made.
@@ -233,23 +233,23 @@ class Pattern:
         return all(array._version == version for array, version in self._written)
 
     def trusted(self) -> "Pattern":
-        """This pattern, whose maker vouches for what the arrays hold."""
+        """This pattern, marked as valid by its maker."""
         self._cache.setdefault("valid", True)
         return self
 
     def coordinates(self) -> Tensor:
         """A copy of the coordinates of the stored entries in storage order, int64 [d, nnz].
 
-        Blocks that reach over the edge hold entries whose coordinates lie outside the shape; `inside` tells.
+        Blocks beyond the edge hold entries with coordinates outside the shape; `inside` is the mask of the others.
         """
         found = self.kept_coordinates(False)
         return found if found is not self.recall("coordinates") else cast(Tensor, copies((found,))[0])
 
     def kept_coordinates(self, is_kept: bool = True) -> Tensor:
-        """The same, maybe those that the pattern keeps; never handed to a user.
+        """The coordinates without a copy, possibly cached by the pattern; never handed to a user.
 
         Args:
-            is_kept: whether they stay for later calls: 8 d bytes an entry, more than most formats take.
+            is_kept: whether to cache the coordinates: 8 d bytes an entry, more than most formats take.
         """
         if is_kept or self.recall("coordinates") is not None:
             return self.validated().cached("coordinates", lambda: expand.mode_coordinates(self))
@@ -257,18 +257,18 @@ class Pattern:
             return expand.mode_coordinates(self.validated())
 
     def inside(self) -> Tensor | None:
-        """Which entries lie inside the shape, bool [nnz], a copy; `None` when all do, as always without blocks."""
+        """The mask of entries inside the shape, bool [nnz], a copy; `None` when all are, as always without blocks."""
         return copies((self.kept_inside(),))[0]
 
     def kept_inside(self) -> Tensor | None:
-        """The same that the pattern keeps; never handed to a user."""
+        """The cached mask of `inside` without a copy; never handed to a user."""
         return self.cached("inside", lambda: expand.inside(self))
 
     def twin(self, format: Format) -> "tuple[Pattern, Tensor]":
-        """The same entries in another format, and where each of its entries is found here.
+        """The same entries in another format, and the source position of each entry.
 
-        The permutation is int64 [nnz of the twin]: `values_twin = values[permutation]`. It is -1 for the padding
-        of blocks, which has no entry here and takes the fill (`convert.permuted` does both). A twin of the twin
+        The permutation is int64 [nnz of the twin]: `values_twin = values[permutation]`. Padding of blocks has -1:
+        no source entry, and the fill as value (`convert.permuted` does both). A twin of the twin
         in this format is this pattern.
         """
         from sparsify.storage.convert import twin
@@ -276,19 +276,26 @@ class Pattern:
         return twin(self, format)
 
     def equals(self, other: "Pattern") -> bool:
-        """Whether both store the same entries in the same order and format; of traced graphs, known to do so."""
-        if self is other or other in self._equals:
+        """Whether both patterns store the same entries in the same order and format; for traced graphs, provably."""
+        if self is other:
             return True
+        known = self._compared.get(other)
+        if known is not None:
+            return known
         if self.format != other.format:
             return False
         if any(type(array) is not Tensor for array in (*self.arrays_in_place(), *other.arrays_in_place())):
-            # They stand for arrays that nobody can look at yet.
+            # Proxies of arrays without readable contents.
             return all(
                 mine is theirs
                 for mine, theirs in zip(self.arrays_in_place(), other.arrays_in_place(), strict=True)
             )
-        if self.shape != other.shape or self.nnz != other.nnz:
-            return False
+        are_equal = self.shape == other.shape and self.nnz == other.nnz and self._has_arrays_of(other)
+        self._compared[other] = other._compared[self] = are_equal
+        return are_equal
+
+    def _has_arrays_of(self, other: "Pattern") -> bool:
+        """Whether the arrays of both patterns have equal contents."""
         for mine, theirs in zip((*self._pos, *self._crd), (*other._pos, *other._crd), strict=True):
             if (mine is None) != (theirs is None):
                 return False
@@ -296,12 +303,10 @@ class Pattern:
                 continue
             if mine.shape != theirs.shape or not _same(mine, theirs):
                 return False
-        self._equals.add(other)
-        other._equals.add(self)
         return True
 
     def stands_for(self, other: "Pattern") -> bool:
-        """Whether this is the pattern of a gradient in a traced graph, which in its calls is what it is one of."""
+        """Whether this is the pattern of a gradient in a traced graph, equal at run time to the pattern `other`."""
         is_known = all(type(array) is Tensor for array in (*self.arrays_in_place(), *other.arrays_in_place()))
         return not is_known and self.format == other.format
 
@@ -310,46 +315,46 @@ class Pattern:
         return self.cached("statistics", lambda: _statistics(self))
 
     def distinct(self) -> Mapping[tuple[int, ...], int]:
-        """The number of distinct coordinates the entries have along some sets of modes (`statistics.distinct`)."""
+        """The number of distinct coordinates of the entries along some sets of modes (`statistics.distinct`)."""
         from sparsify.storage.statistics import distinct
 
         return self.validated().cached("distinct", lambda: distinct(self))
 
     def longest(self, level: int) -> int:
-        """The most entries that share a coordinate of a level, as `statistics.longest` says."""
+        """The maximum number of entries with one coordinate of a level, see `statistics.longest`."""
         from sparsify.storage.statistics import longest
 
         known = self.validated() if level else self
         return known.cached(("longest", level), lambda: longest(self, level))
 
     def note_longest(self, count: int) -> None:
-        """Says how many entries the longest row has, where whoever made the pattern has counted them."""
+        """Stores the number of entries of the longest row, if counted by the maker of the pattern."""
         from sparsify.storage.statistics import FEW
 
         self.keep(("longest", 0), count if self.nnz >= FEW else 0)
 
     def counts(self, is_turned: bool = False) -> tuple[int, ...]:
-        """The number of entries, level by level, and in the longest row: what choices by size are kept under.
+        """The number of entries, level by level, and in the longest row: the cache key of choices by size.
 
         Args:
-            is_turned: whether it is read in the other order of its modes.
+            is_turned: whether the modes are read in the other order.
         """
         from sparsify.storage.statistics import counts
 
         return self.cached(("counts", is_turned), lambda: counts(self, is_turned))
 
     def reach(self) -> int:
-        """Distance of two entries of the last level that are read one parent apart, in coordinates.
+        """Distance of two entries of the last level accessed one parent apart, in coordinates.
 
-        The median of a few thousand pairs spread over the pattern: small for bands, a third of the extent where
-        entries lie anywhere.
+        The median of a few thousand pairs spread over the pattern: small for bands, a third of the extent for uniformly
+        spread entries.
         """
         from sparsify.storage.statistics import reach
 
         return self.cached("reach", lambda: reach(self))
 
     def crowding(self) -> float:
-        """The part of entries beside one that was just read, as `statistics.crowding` says."""
+        """The share of entries close to a recently read one, see `statistics.crowding`."""
         from sparsify.storage.statistics import crowding
 
         return self.cached("crowding", lambda: crowding(self))
@@ -367,7 +372,7 @@ def shared(
     *,
     is_private: bool = False,
 ) -> Pattern:
-    """The living pattern that was made of the same memory, else a new one: loaded tensors go on sharing their pattern.
+    """The living pattern of the same memory, else a new one: loaded tensors continue to share their pattern.
 
     Args:
         format, shape, pos, crd, stored, is_private: as for `Pattern`.
@@ -384,12 +389,12 @@ def shared(
 
 
 def _key(format: Format, shape: Sequence[int], arrays: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The places of arrays, and what they are for."""
+    """The cache key of arrays: format, shape, addresses, shapes, strides and dtypes."""
     return format, tuple(shape), tuple((a.data_ptr(), a.shape, a.stride(), a.dtype) for a in arrays)
 
 
 def _holds(pattern: Pattern, arrays: Sequence[Tensor]) -> bool:
-    """Whether arrays at addresses that were met before are those of a pattern, or hold the same still."""
+    """Whether arrays at known addresses are the arrays of a pattern, or have equal contents."""
     pairs = list(zip(pattern.arrays_in_place(), arrays, strict=True))
     return pattern.is_unchanged() and all(
         mine.data_ptr() == theirs.data_ptr() or torch.equal(mine, theirs) for mine, theirs in pairs
@@ -397,12 +402,12 @@ def _holds(pattern: Pattern, arrays: Sequence[Tensor]) -> bool:
 
 
 def _existing(pos: Arrays, crd: Arrays) -> list[Tensor]:
-    """The arrays that are there, level by level, `pos` before `crd`."""
+    """The existing arrays, level by level, `pos` before `crd`."""
     return [a for pair in zip(pos, crd, strict=True) for a in pair if a is not None]
 
 
 def _statistics(pattern: Pattern) -> tuple[LevelStatistics, ...]:
-    """The sizes of each level, from its arrays."""
+    """The sizes of each level, from the arrays."""
     found = []
     for number in range(len(pattern.format.levels)):
         parents, positions = pattern.positions(number), pattern.positions(number + 1)
@@ -414,7 +419,7 @@ def _statistics(pattern: Pattern) -> tuple[LevelStatistics, ...]:
 
 
 def _same(mine: Tensor, theirs: Tensor) -> bool:
-    """Whether two arrays of one shape hold the same numbers; it ends at the first that differ."""
+    """Whether two arrays of one shape hold the same numbers; stops at the first difference."""
     if mine.dtype != theirs.dtype:
         mine, theirs = mine.long(), theirs.long()
     return torch.equal(mine, theirs)

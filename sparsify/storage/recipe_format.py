@@ -1,4 +1,4 @@
-"""The format that a rule of a recipe asks for.
+"""The format requested by a recipe rule.
 
 In: `"csr"`, or `FormatSpec(levels=("dense", "compressed"), ordering=(1, 0))`. Out: a `Format`.
 """
@@ -8,10 +8,10 @@ from sparsify.storage.format import Format
 
 
 def recipe_format(form: str | FormatSpec) -> Format:
-    """The format of a rule that is not `auto`.
+    """The format of a rule other than `auto`.
 
     Raises:
-        FormatError: there is none such.
+        FormatError: an unknown format.
 
     >>> recipe_format("csc").letters
     'd1s0'

@@ -1,8 +1,8 @@
-"""Facts about entries from the arrays of a pattern: distinct coordinates, and a key for them.
+"""Statistics of entries from the arrays of a pattern: distinct coordinates, row lengths, locality, and a cache key.
 
 In: CSR with the entries (0, 1), (0, 2), (2, 1). Out: 2 distinct rows, 2 distinct columns.
 
-Everything is found once and cached on the pattern; large patterns are sampled.
+Everything is computed once and cached on the pattern; large patterns are sampled.
 """
 
 from collections.abc import Mapping
@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from sparsify.storage.levels import Compressed, Dense, Grouped
+from sparsify.storage.level.levels import Compressed, Dense, Grouped
 
 if TYPE_CHECKING:
     from sparsify.storage.pattern import Pattern
 
-# So many entries are looked at for modes that are not the outer ones.
+# Sample size of entries for inner modes.
 SAMPLE: Final = 1 << 16
-# Entries below which rows are short.
+# Minimum number of entries for long rows.
 FEW: Final = 1 << 13
-# What `crowding` looks at: so many entries, and so many before each.
+# Sample size of `crowding`, and number of preceding entries of each.
 LOOKS: Final = 1 << 12
 BEFORE: Final = 16
-# How many pairs of entries `reach` looks at.
+# Number of pairs of entries sampled by `reach`.
 SAMPLES: Final = 4096
 
 
 def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
     """The number of distinct coordinates the entries have, by mode and by the modes of the outer levels together.
 
-    Outer levels are counted; the other modes of more than 65,536 entries are estimated from as many of them.
+    Outer levels are counted; the other modes of more than 65,536 entries are estimated from a sample of 65,536.
     Patterns in blocks or with other levels say nothing.
 
-    >>> from sparsify.storage.interop import tensor
+    >>> from sparsify.storage.interop.tensors import tensor
     >>> A = tensor((torch.tensor([[0, 0, 2], [1, 2, 1]]), torch.ones(3), (3, 3)), "csr")
     >>> dict(distinct(A.pattern))
     {(0,): 2, (1,): 2}
@@ -57,10 +57,10 @@ def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
 
 
 def counts(pattern: "Pattern", is_turned: bool = False) -> tuple[int, ...]:
-    """Stored entries, those of the longest row, and those of each level that lists coordinates.
+    """Number of stored entries, of entries of the longest row, and of positions of each level that lists coordinates.
 
-    With the shape they tell how many positions all levels have. Of a pattern that is read in the other order of its
-    modes, the longest column is the longest row.
+    Together with the shape, the counts determine the number of positions of all levels. For a pattern read in the other
+    order of its modes, the longest column is the longest row.
     """
     found = [pattern.nnz, pattern.longest(1 if is_turned else 0)]
     for depth, (crd, stored) in enumerate(zip(pattern._crd, pattern.format.levels, strict=True), 1):
@@ -72,12 +72,12 @@ def counts(pattern: "Pattern", is_turned: bool = False) -> tuple[int, ...]:
 
 
 def longest(pattern: "Pattern", level: int) -> int:
-    """The most entries that share a coordinate of a level: level 0 of CSR are its rows, level 1 its columns.
+    """The maximum number of entries with one coordinate of a level: level 0 of CSR are the rows, level 1 the columns.
 
-    0 for fewer than 8192 entries, which have no row worth a thought, and for anything but two levels, a full one and
-    a list of coordinates below each of it.
+    0 for fewer than 8192 entries, without rows long enough to matter, and for anything but two levels, a full one and
+    a list of coordinates below each position.
 
-    >>> from sparsify.storage.interop import tensor
+    >>> from sparsify.storage.interop.tensors import tensor
     >>> A = tensor(torch.eye(9000), "csr")
     >>> longest(A.pattern, 0), longest(A.pattern, 1)
     (1, 1)
@@ -95,12 +95,12 @@ def longest(pattern: "Pattern", level: int) -> int:
 
 
 def crowding(pattern: "Pattern") -> float:
-    """The part of all entries that lie at or beside the last level's coordinate of one of the 16 before them.
+    """The share of entries at or next to the last-level coordinate of one of the 16 preceding entries.
 
-    Near 1 for bands and meshes, near 0 where entries lie anywhere; 0 for levels without coordinates. A few thousand
-    entries are looked at.
+    Near 1 for bands and meshes, near 0 for uniformly spread entries; 0 for levels without coordinates. A few thousand
+    entries are sampled.
 
-    >>> from sparsify.storage.interop import tensor
+    >>> from sparsify.storage.interop.tensors import tensor
     >>> crowding(tensor(torch.eye(9), "csr").pattern), crowding(tensor(torch.eye(40)[:, ::2], "csc").pattern)
     (1.0, 0.0)
     """
@@ -114,7 +114,7 @@ def crowding(pattern: "Pattern") -> float:
 
 
 def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]:
-    """Per level the coordinates of the entries at some positions; `None` from a level on that is of another kind."""
+    """The coordinates per level of the entries at some positions; `None` from a level of another kind on."""
     found: list[Tensor | None] = [None] * len(pattern.format.levels)
     for number in range(len(found) - 1, -1, -1):
         stored, pos, crd = pattern.format.levels[number], pattern._pos[number], pattern._crd[number]
@@ -136,7 +136,7 @@ def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]
 
 
 def _distinct_outer(pattern: "Pattern", depth: int) -> int | None:
-    """Distinct coordinates along the first `depth` levels, `None` where only a look at all entries would tell."""
+    """Distinct coordinates along the first `depth` levels, `None` if a scan of all entries would be needed."""
     last = pattern.format.levels[depth - 1].level
     if isinstance(last, Compressed) and last.unique:
         return pattern.positions(depth)
@@ -149,7 +149,7 @@ def _distinct_outer(pattern: "Pattern", depth: int) -> int | None:
 
 
 def _extrapolate(seen: int, looked: int, entries: int) -> int:
-    """Distinct values among `entries`, when `looked` of them, anywhere, show `seen`.
+    """Estimated distinct values among `entries`, when a random sample of `looked` entries has `seen` distinct ones.
 
     `n (1 - (1 - 1/n)^looked) = seen` is solved for n by bisection.
     """
@@ -163,7 +163,7 @@ def _extrapolate(seen: int, looked: int, entries: int) -> int:
 
 
 def reach(pattern: "Pattern") -> int:
-    """The median distance of entries that are as many positions apart as a parent has children."""
+    """The median coordinate distance of entries whose position distance is the mean number of children of a parent."""
     crd = pattern._crd[-1] if pattern._crd else None
     last = pattern.format.levels[-1].level if pattern._crd else None
     if crd is None or last is None or len(crd) < 2 or last.has_bits or last.stride > 1:

@@ -2,8 +2,8 @@
 
 In: `SparseTensor(pattern, values)`. Out: a tensor that trains, copies, saves and loads like any other.
 
-It is a wrapper subclass: `operators` catches torch's names before they decompose, `dispatch` serves what is left by
-acting on the values. What neither knows goes to `unsupported`.
+A wrapper subclass: `operators` intercepts torch's names before decomposition, `dispatch` serves the rest by
+acting on the values. Operators unknown to both go to `unsupported`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ Operator = Callable[..., Any]
 
 operators: dict[Operator, Operator] = {}
 """torch's functions and their implementation on sparse tensors."""
-FILLED_BY: Final = ("sparsify.storage.methods", "sparsify.ops")
+FILLED_BY: Final = ("sparsify.storage.subclass.methods", "sparsify.ops")
 """The modules that fill `operators`, imported when the first of torch's functions meets a sparse tensor."""
 _is_filled = False
 
@@ -39,15 +39,15 @@ unsupported: list[Callable[[Operator, tuple[Any, ...], dict[str, Any], Unsupport
 
 
 class SparseTensor(torch.Tensor):
-    """A tensor whose unstored entries are its fill.
+    """A tensor with a common value, the fill, for all unstored entries.
 
     Args:
-        pattern: which entries are stored.
+        pattern: the stored entries.
         values: [pattern.nnz] in storage order; the result is differentiable in them and shares their memory.
-        fill: what an unstored entry is.
+        fill: value of unstored entries.
 
     Raises:
-        InvalidTensorError: a malformed pattern, values that do not fit it, a fill that they cannot hold.
+        InvalidTensorError: a malformed pattern, values of another shape, a fill outside the dtype.
 
     >>> pattern = Pattern(Format("csr"), (2, 3), (None, torch.tensor([0, 1, 2])), (None, torch.tensor([2, 0])))
     >>> SparseTensor(pattern, torch.tensor([5.0, 7.0])).to_dense().tolist()
@@ -66,7 +66,7 @@ class SparseTensor(torch.Tensor):
         fill = validate.fill(fill, values.dtype)
         if values.requires_grad and torch.is_grad_enabled():
             return cast(SparseTensor, _FromValues.apply(values, pattern, fill))  # type: ignore[no-untyped-call]
-        # Another view of the memory: a `resize_` of the caller's does not change what kernels read.
+        # A new view of the memory: a `resize_` by the caller does not affect kernels.
         return wrap(pattern, values.detach(), fill)
 
     def __init__(self, pattern: Pattern, values: Tensor, fill: Fill = 0) -> None:
@@ -74,12 +74,12 @@ class SparseTensor(torch.Tensor):
 
     @property
     def pattern(self) -> Pattern:
-        """Which entries are stored."""
+        """The coordinates of the stored entries."""
         return self._pattern
 
     @property
     def format(self) -> Format:
-        """How they are stored."""
+        """The format of the stored entries."""
         return self._pattern.format
 
     @property
@@ -89,7 +89,7 @@ class SparseTensor(torch.Tensor):
 
     @property
     def nnz(self) -> int:
-        """The number of entries that are stored, explicit fills and block padding included."""
+        """The number of stored entries, explicit fills and block padding included."""
         return self._pattern.nnz
 
     @property
@@ -98,7 +98,7 @@ class SparseTensor(torch.Tensor):
         return self._pattern.density
 
     def values(self) -> Tensor:
-        """The stored values [nnz] in storage order, differentiable; they share memory with the tensor."""
+        """The stored values [nnz] in storage order, differentiable, in memory shared with the tensor."""
         if self.requires_grad and torch.is_grad_enabled():
             return cast(Tensor, _ToValues.apply(self))  # type: ignore[no-untyped-call]
         return self._vals.detach()
@@ -112,7 +112,7 @@ class SparseTensor(torch.Tensor):
         return SparseTensor(self._pattern, values, self._fill)
 
     def with_fill(self, fill: Fill) -> "SparseTensor":
-        """A tensor with the same stored entries, sharing their memory, and another fill."""
+        """A tensor with the same stored entries, in shared memory, and another fill."""
         return SparseTensor(self._pattern, self.values(), fill)
 
     def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> Tensor:
@@ -131,21 +131,21 @@ class SparseTensor(torch.Tensor):
         return dense.index_put(tuple(coordinates), values)
 
     def to_torch(self) -> Tensor:
-        """The torch sparse tensor of the closest layout, sharing values where it can; differentiable."""
-        from sparsify.storage.interop import to_torch
+        """The torch sparse tensor of the closest layout, sharing values if possible; differentiable."""
+        from sparsify.storage.interop.tensors import to_torch
 
         return to_torch(self)
 
     def to_scipy(self) -> "scipy.sparse.sparray":
-        """The scipy sparse array of the closest layout, sharing values where it can."""
-        from sparsify.storage.interop import to_scipy
+        """The scipy sparse array of the closest layout, sharing values if possible."""
+        from sparsify.storage.interop.tensors import to_scipy
 
         return to_scipy(self)
 
     def to(self, *args: Any, format: "Format | str | None" = None, **kwargs: Any) -> "SparseTensor":
         """In another dtype as `torch.Tensor.to`, or with `format=` in another format; differentiable.
 
-        A dense format loses the entries that equal the fill; any other keeps the explicit ones.
+        A conversion from a dense format drops the entries equal to the fill; any other keeps the explicit ones.
         """
         result = cast(SparseTensor, super().to(*args, **kwargs)) if args or kwargs else self
         if format is None:
@@ -158,7 +158,7 @@ class SparseTensor(torch.Tensor):
         return SparseTensor(found.pattern, convert.permuted(values, found, self._fill), self._fill)
 
     def permute(self, *modes: Any) -> "SparseTensor":
-        """The tensor with its modes in another order; the same arrays, no copy."""
+        """The tensor with permuted modes; the same arrays, no copy."""
         order = modes[0] if len(modes) == 1 and isinstance(modes[0], Sequence) else modes
         wanted = tuple(mode_of(mode, self.dim()) for mode in order)
         if sorted(wanted) != list(range(self.dim())):
@@ -169,7 +169,7 @@ class SparseTensor(torch.Tensor):
         """The tensor with two modes exchanged; the same arrays, no copy.
 
         Raises:
-            IndexError: there is no such mode.
+            IndexError: the mode does not exist.
         """
         order = list(range(self.dim()))
         first, second = (mode_of(mode, self.dim()) for mode in (first, second))
@@ -177,7 +177,7 @@ class SparseTensor(torch.Tensor):
         return self.permute(order)
 
     def __iter__(self) -> Iterator[Tensor]:
-        """The places of the first mode, one at a time: rows of a matrix as sparse vectors."""
+        """The slices along the first mode, one at a time: rows of a matrix as sparse vectors."""
         rows: Iterator[Tensor] = self.__torch_function__(Tensor.__iter__, (SparseTensor,), (self,))
         return rows
 
@@ -228,7 +228,7 @@ class SparseTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        from sparsify.storage.dispatch import dispatch
+        from sparsify.storage.subclass.dispatch import dispatch
 
         return dispatch(func, args, kwargs or {})
 
@@ -260,7 +260,7 @@ class SparseTensor(torch.Tensor):
 
 
 def _is_foreign(kind: type) -> bool:
-    """Whether a class overrides torch's functions by itself, as proxies do; it then has its turn."""
+    """Whether a class overrides torch's functions, as proxies do, and is to be dispatched first."""
     if issubclass(kind, SparseTensor) or issubclass(SparseTensor, kind):
         return False
     overriding = getattr(kind.__torch_function__, "__func__", None)  # type: ignore[attr-defined]
@@ -268,7 +268,7 @@ def _is_foreign(kind: type) -> bool:
 
 
 def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:
-    """The tensor over values that are not differentiated through."""
+    """The tensor over values without differentiation."""
     if values.dim() != 1 or values.shape[0] != pattern.nnz:
         raise InvalidTensorError(
             f"values of shape {list(values.shape)} for {pattern}", f"one dimension of {pattern.nnz}"
@@ -284,7 +284,7 @@ def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:
 
 
 def take_place(tensor: SparseTensor, data: SparseTensor) -> None:
-    """Gives a tensor the pattern, values and fill of another one of its shape and dtype; it stays the same object."""
+    """Gives a tensor the pattern, values and fill of another one of equal shape and dtype, in place."""
     for name in tensor.__tensor_flatten__()[0]:
         delattr(tensor, name)
     tensor._pattern, tensor._fill = data._pattern, data._fill
@@ -293,7 +293,7 @@ def take_place(tensor: SparseTensor, data: SparseTensor) -> None:
 
 
 def _of_tensors(pattern: Pattern) -> tuple[list[int], list[tuple[str, Tensor]]]:
-    """Strides of tensors over a pattern, and its arrays as attributes."""
+    """Strides of tensors over a pattern, and the arrays as attributes."""
     named = [(f"{role}{n}", a) for role in ("_pos", "_crd") for n, a in enumerate(getattr(pattern, role))]
     return strides(pattern.shape), [(name, array) for name, array in named if array is not None]
 
@@ -308,20 +308,20 @@ def rebuild(
     requires_grad: bool,
     is_parameter: bool,
 ) -> SparseTensor:
-    """The tensor that was pickled; tensors saved over one pattern share it again."""
+    """The tensor from a pickle; tensors saved over one pattern share the pattern again."""
     pattern = shared(Format(text), tuple(shape), pos, crd)
     return _as_leaf(SparseTensor(pattern, values, fill), requires_grad, is_parameter)
 
 
 def _as_leaf(tensor: SparseTensor, requires_grad: bool, is_parameter: bool) -> SparseTensor:
-    """`tensor` as a leaf, a parameter when it is to be one."""
+    """`tensor` as a leaf, a parameter if requested."""
     if not is_parameter:
         return cast(SparseTensor, tensor.requires_grad_(requires_grad))
     return cast(SparseTensor, nn.Parameter(tensor, requires_grad))
 
 
 def _stored_only(pattern: Pattern, values: Tensor, fill: Fill) -> tuple[Pattern, Tensor]:
-    """A dense pattern without the entries that equal the fill, in coordinate format, and their values."""
+    """A dense pattern without the entries equal to the fill, in coordinate format, and the values."""
     kept, inside = is_stored(values.detach(), fill), pattern.kept_inside()
     kept = (kept if inside is None else kept & inside).nonzero().squeeze(1)
     coordinates = pattern.kept_coordinates()[:, kept]
@@ -334,7 +334,7 @@ def _stored_only(pattern: Pattern, values: Tensor, fill: Fill) -> tuple[Pattern,
 
 
 def is_stored(values: Tensor, fill: Fill) -> Tensor:
-    """Which entries differ from the fill."""
+    """The mask of entries different from the fill."""
     return ~values.isnan() if fill != fill else values != fill
 
 
@@ -383,7 +383,7 @@ def values_at(tensor: Tensor, pattern: Pattern) -> Tensor:
 
 
 def _fill() -> None:
-    """Imports the modules that register operators."""
+    """Imports the modules with operator registrations."""
     global _is_filled
     _is_filled = True
     for name in FILLED_BY:

@@ -1,6 +1,6 @@
-"""Validation: every way in which arrays can fail to be a tensor, found before a kernel reads them.
+"""Validation of the arrays of a tensor, before a kernel reads them.
 
-In: a pattern over arrays that others made. Out: nothing, or `InvalidTensorError` naming the first offending entry.
+In: a pattern over foreign arrays. Out: nothing, or `InvalidTensorError` naming the first offending entry.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import FormatError, InvalidTensorError
-from sparsify.storage import bits, convert
+from sparsify.storage import convert
 from sparsify.storage.fill import Fill
+from sparsify.storage.level import bits
 from sparsify.storage.parts import require_readable
 from sparsify.storage.pattern import Pattern
 
 COORDINATE_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 POSITION_DTYPES = (torch.int32, torch.int64)
 MOST_ENTRIES = 2**63 - 1
-# Numbers of a graph that is being traced.
+# Symbolic numbers of a traced graph.
 TRACED = (torch.SymFloat, torch.SymInt, torch.SymBool)
 VALUE_DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128),
@@ -28,11 +29,11 @@ VALUE_DTYPES = (
 
 
 def pattern(pattern: Pattern) -> None:
-    """Nothing when the arrays of a pattern are what its format says.
+    """Checks the arrays of a pattern against its format.
 
     Raises:
         InvalidTensorError: wrong dtypes, lengths, positions, coordinates out of range, unsorted or twice.
-        FormatError: a format that cannot be stored, or of another rank.
+        FormatError: a format without storage, or of another rank.
     """
     format = pattern.format
     if format.rank != pattern.rank:
@@ -63,7 +64,7 @@ def pattern(pattern: Pattern) -> None:
 
 
 def values(pattern: Pattern, values: Tensor) -> None:
-    """Nothing when values fit a pattern: a dense tensor of one each, of a dtype that is known."""
+    """Checks that values fit a pattern: a dense tensor with one value per entry, of a supported dtype."""
     if not isinstance(pattern, Pattern):
         raise InvalidTensorError(
             f"a {type(pattern).__name__} for a pattern", "sparsify.Pattern(format, shape, pos, crd)"
@@ -82,10 +83,10 @@ def values(pattern: Pattern, values: Tensor) -> None:
 
 
 def fill(fill: Fill, dtype: torch.dtype) -> Fill:
-    """A fill as a Python number that values of a dtype can be.
+    """A fill as a Python number representable in a dtype.
 
     Raises:
-        InvalidTensorError: no number, or one that the dtype cannot hold.
+        InvalidTensorError: no number, or a number outside the dtype.
     """
     if isinstance(fill, TRACED):
         return fill
@@ -113,7 +114,7 @@ def fill(fill: Fill, dtype: torch.dtype) -> Fill:
 
 
 def countable(shape: Sequence[int]) -> None:
-    """Nothing for a shape whose entries torch can count."""
+    """Checks that torch can count the entries of a shape."""
     if prod(shape) > MOST_ENTRIES:
         raise InvalidTensorError(
             f"the shape {tuple(shape)} has more entries than torch can count", "fewer than 2**63"
@@ -121,14 +122,14 @@ def countable(shape: Sequence[int]) -> None:
 
 
 def value_dtype(dtype: torch.dtype) -> None:
-    """Nothing for a dtype that values may have."""
+    """Checks for a supported dtype of values."""
     if dtype not in VALUE_DTYPES:
         listed = ", ".join(str(d).removeprefix("torch.") for d in VALUE_DTYPES)
         raise InvalidTensorError(f"values of {dtype}", f"convert them to one of {listed}")
 
 
 def coordinates(coordinates: Sequence[Tensor], shape: Sequence[int]) -> None:
-    """Nothing when entries lie inside the shape."""
+    """Checks that entries are inside the shape."""
     for mode, (column, extent) in enumerate(zip(coordinates, shape, strict=True)):
         if column.shape[0] == 0:
             continue
@@ -144,7 +145,7 @@ def coordinates(coordinates: Sequence[Tensor], shape: Sequence[int]) -> None:
 
 
 def _check_arrays(pattern: Pattern, number: int) -> None:
-    """A level has the arrays of its format and no others."""
+    """Checks that a level has exactly the arrays of its format."""
     level = pattern.format.levels[number].level
     for role, array in (("pos", pattern._pos[number]), ("crd", pattern._crd[number])):
         if array is not None and role not in level.arrays:
@@ -155,7 +156,7 @@ def _check_arrays(pattern: Pattern, number: int) -> None:
 
 
 def _run(pattern: Pattern, number: int) -> int:
-    """The number of levels that store their coordinates together: a level and the branchless ones below it."""
+    """The number of levels stored together: a level and the branchless ones below."""
     end = number + 1
     while end < len(pattern.format.levels) and pattern.format.levels[end].level.is_branchless:
         end += 1
@@ -163,7 +164,7 @@ def _run(pattern: Pattern, number: int) -> int:
 
 
 def _check_run(pattern: Pattern, number: int, run: int, parents: int) -> int:
-    """A level that lists coordinates, with the branchless levels below; how many positions it has."""
+    """Checks a level that lists coordinates, with the branchless levels below; the number of its positions."""
     level = pattern.format.levels[number].level
     arrays = [_coordinates_of(pattern, n) for n in range(number, number + run)]
     count = arrays[0].shape[0]
@@ -184,7 +185,7 @@ def _check_run(pattern: Pattern, number: int, run: int, parents: int) -> int:
 
 
 def _check_bits(pattern: Pattern, number: int, parents: int) -> int:
-    """A level of bits: as many are set below each parent as it has positions, none past the extent; how many."""
+    """Checks a level of bits: a set bit per position below each parent, none past the extent; returns the positions."""
     stored, words = pattern.format.levels[number], _coordinates_of(pattern, number)
     extent = stored.expression.extent(pattern.shape)
     wanted = parents * bits.row_bytes(extent)
@@ -212,7 +213,7 @@ def _check_bits(pattern: Pattern, number: int, parents: int) -> int:
 
 
 def _check_slices(pattern: Pattern, number: int, parents: int) -> int:
-    """A level of slices: coordinates ascend below each of the parents that take turns; how many positions it has."""
+    """Checks a level of slices: coordinates ascend below each interleaved parent; the number of positions."""
     stored, crd = pattern.format.levels[number], _coordinates_of(pattern, number)
     stride, count = stored.level.stride, crd.shape[0]
     if count % stride:
@@ -237,7 +238,7 @@ def _check_slices(pattern: Pattern, number: int, parents: int) -> int:
 
 
 def _check_rule(pattern: Pattern, number: int, parents: int) -> None:
-    """A level whose coordinates follow a rule has them in its extent, ascending below each parent."""
+    """Checks a level with computed coordinates: within the extent, ascending below each parent."""
     stored, at = pattern.format.levels[number], pattern.level_arrays(number, parents)
     begins = stored.level.begin(at, torch.arange(parents + 1))
     above = torch.repeat_interleave(begins.diff())
@@ -253,7 +254,7 @@ def _check_rule(pattern: Pattern, number: int, parents: int) -> None:
 
 
 def _computed_positions(pattern: Pattern, number: int, parents: int, count: int) -> Tensor:
-    """The starts of the segments of a level that has no `pos` array; its coordinates fill them exactly."""
+    """The starts of the segments of a level without a `pos` array; the coordinates must fill the segments exactly."""
     stored = pattern.format.levels[number]
     begins: Tensor = stored.level.begin(pattern.level_arrays(number, parents), torch.arange(parents + 1))
     if int(begins[-1]) != count:
@@ -272,7 +273,7 @@ def _coordinates_of(pattern: Pattern, number: int) -> Tensor:
 def _array(
     pattern: Pattern, number: int, role: str, array: Tensor | None, allowed: Sequence[torch.dtype]
 ) -> Tensor:
-    """An index array: there, one-dimensional, contiguous, on the CPU and of the right dtype."""
+    """An index array, checked: present, one-dimensional, contiguous, on the CPU and of the right dtype."""
     stored = pattern.format.levels[number]
     name = f"{role} of level {number} ({stored})"
     if array is None:
@@ -290,7 +291,7 @@ def _array(
 
 
 def _positions_of(pattern: Pattern, number: int, parents: int, count: int) -> Tensor:
-    """The `pos` array of a level: it starts at 0, never falls and ends at the number of coordinates."""
+    """The `pos` array of a level, checked: starts at 0, never falls and ends at the number of coordinates."""
     pos = _array(pattern, number, "pos", pattern._pos[number], POSITION_DTYPES)
     name = f"pos of level {number} ({pattern.format.levels[number]})"
     if pos.shape[0] != parents + 1:
@@ -314,7 +315,7 @@ def _positions_of(pattern: Pattern, number: int, parents: int, count: int) -> Te
 
 
 def _check_range(pattern: Pattern, number: int, crd: Tensor) -> None:
-    """Coordinates lie in the extent of the level."""
+    """Checks that coordinates are within the extent of the level."""
     if crd.shape[0] == 0:
         return
     stored = pattern.format.levels[number]
@@ -330,7 +331,7 @@ def _check_range(pattern: Pattern, number: int, crd: Tensor) -> None:
 
 
 def _check_order(pattern: Pattern, number: int, pos: Tensor, arrays: Sequence[Tensor], ordered: bool) -> None:
-    """Below each parent, coordinates ascend (when ordered) and none occurs twice."""
+    """Checks that, below each parent, coordinates ascend (if ordered) and none occurs twice."""
     extents = [
         s.expression.extent(pattern.shape) for s in pattern.format.levels[number : number + len(arrays)]
     ]
@@ -365,7 +366,7 @@ def _check_order(pattern: Pattern, number: int, pos: Tensor, arrays: Sequence[Te
 
 
 def _repeated(pattern: Pattern, number: int, arrays: Sequence[Tensor], entry: int) -> InvalidTensorError:
-    """The error for a coordinate that occurs twice."""
+    """The error for a duplicate coordinate."""
     return InvalidTensorError(
         f"entry {entry} of level {number} ({pattern.format.levels[number]}) is a duplicate of {_tuple(arrays, entry)}",
         'every coordinate once, or duplicates="sum"',
@@ -373,13 +374,13 @@ def _repeated(pattern: Pattern, number: int, arrays: Sequence[Tensor], entry: in
 
 
 def _tuple(arrays: Sequence[Tensor], entry: int) -> str:
-    """The coordinates of an entry, as people write them."""
+    """The coordinates of an entry in readable form."""
     found = tuple(int(c[entry]) for c in arrays)
     return str(found[0]) if len(found) == 1 else str(found)
 
 
 def _equal_neighbours(columns: Sequence[Tensor]) -> int | None:
-    """The first entry of sorted columns that equals the one before it."""
+    """The first entry of sorted columns equal to the previous one."""
     same = columns[0][1:] == columns[0][:-1]
     for column in columns[1:]:
         same &= column[1:] == column[:-1]
@@ -388,5 +389,5 @@ def _equal_neighbours(columns: Sequence[Tensor]) -> int | None:
 
 
 def first_duplicate(columns: Sequence[Tensor]) -> int | None:
-    """The first entry of sorted columns that repeats the one before it, `None` when there is none."""
+    """The first entry of sorted columns equal to the previous one, `None` without duplicates."""
     return _equal_neighbours(columns) if columns and columns[0].shape[0] > 1 else None

@@ -3,7 +3,7 @@
 In: `torch.einsum("ij,ik,kj->ij", torch.rand(9, 9).to_sparse(), B, C)`. Out: a `SparseTensor`.
 
 Factories take `format=`; `einsum` takes `format=` and `schedule=` and operands of torch's sparse layouts;
-`sparse_coo_tensor` and its relatives make `SparseTensor`s; `nn.functional.one_hot` stores the ones alone; `rearrange`
+`sparse_coo_tensor` and the like make `SparseTensor`s; `nn.functional.one_hot` stores only the ones; `rearrange`
 is new. Every other name is torch's own object, submodules included, and computes on `SparseTensor`s through
 `__torch_function__`.
 
@@ -28,7 +28,7 @@ __all__ = [*_torch.__all__, "einsum", "nn", "rearrange"]
 
 
 def __getattr__(name: str) -> Any:
-    """torch's object of that name."""
+    """torch's object called `name`."""
     try:
         return getattr(_torch, name)
     except AttributeError:
@@ -36,5 +36,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """torch's names and those that are new here."""
+    """torch's names and the new names of the module."""
     return sorted({*dir(_torch), *__all__})

@@ -2,8 +2,8 @@
 
 In: `install("sparsify.torch", "torch")`, then `from sparsify.torch.optim import Adam`. Out: the class of `torch.optim`.
 
-A submodule that the package has itself stays its own; every other name is bound to torch's module, which is loaded
-once and keeps its name.
+Submodules of the package itself take precedence; every other name is bound to torch's module, loaded once under
+torch's name.
 """
 
 import sys
@@ -16,7 +16,7 @@ from types import ModuleType
 
 
 class AliasFinder(MetaPathFinder):
-    """Finds `package.x` as `target.x` where the package has no file of its own for it."""
+    """Finds `package.x` as `target.x` unless the package has a file for `x`."""
 
     def __init__(self, package: str, target: str) -> None:
         self.package, self.target = package, target
@@ -28,7 +28,7 @@ class AliasFinder(MetaPathFinder):
         if not fullname.startswith(f"{self.package}."):
             return None
         parent = sys.modules[fullname.rpartition(".")[0]]
-        # Below an alias `path` is torch's folder: a module found there would be loaded a second time.
+        # Below an alias `path` is torch's folder: a module found in the folder would be loaded a second time.
         is_own = parent.__name__.startswith(self.package)
         if is_own and PathFinder.find_spec(fullname, path) is not None:
             return None

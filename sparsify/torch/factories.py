@@ -1,8 +1,8 @@
-"""torch's factories with `format=`: without it torch's own tensor, with it a `SparseTensor` in that format.
+"""torch's factories with `format=`: torch's own tensor by default, a `SparseTensor` for a given format.
 
 In: `eye(10**6, format="csr")`. Out: a `SparseTensor` with 10**6 stored entries.
 
-`zeros`, `empty` and `eye` never make the dense tensor; every other factory makes it and drops what equals 0.
+`zeros`, `empty` and `eye` never materialize the dense tensor; all other factories do, and drop entries equal to 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,15 +57,15 @@ LAYOUTS: Final = {
 
 
 def in_format(dense: Tensor, format: "Formatted", requires_grad: bool = False) -> Tensor:
-    """A tensor in a format, a leaf of autograd where it requires gradients of its own."""
-    from sparsify.storage.interop import tensor
+    """A tensor in a format; an autograd leaf if `requires_grad`."""
+    from sparsify.storage.interop.tensors import tensor
 
     made: Tensor = tensor(dense, format, duplicates="sum")
     return made.detach().requires_grad_() if requires_grad else made
 
 
 def dense_first(factory: Factory) -> Factory:
-    """A factory of torch that takes `format=`."""
+    """A factory of torch with an additional `format=`."""
 
     @wraps(factory)
     def make(*args: Any, format: "Formatted | None" = None, **kwargs: Any) -> Tensor:
@@ -82,7 +82,7 @@ def dense_first(factory: Factory) -> Factory:
 
 
 def of_data(factory: Factory) -> Factory:
-    """`tensor` and `as_tensor`, which also read sparse data where a format is given; `tensor` copies."""
+    """`tensor` and `as_tensor`, also for sparse data if a format is given; `tensor` copies."""
 
     @wraps(factory)
     def make(data: Any, *args: Any, format: "Formatted | None" = None, **kwargs: Any) -> Tensor:
@@ -103,14 +103,14 @@ def of_data(factory: Factory) -> Factory:
 
 
 def of_layout(factory: Factory, default: str | None) -> Factory:
-    """A factory of one of torch's sparse layouts that makes `SparseTensor`s; repeated coordinates are added."""
+    """A factory of a sparse layout of torch that returns `SparseTensor`s; repeated coordinates are added."""
 
     @wraps(factory)
     def make(*args: Any, format: "Formatted | None" = default, **kwargs: Any) -> Tensor:
-        from sparsify.storage.interop import tensor
+        from sparsify.storage.interop.tensors import tensor
 
         requires_grad = bool(kwargs.pop("requires_grad", False))
-        kwargs.setdefault("check_invariants", False)  # reading it checks them
+        kwargs.setdefault("check_invariants", False)  # checked on conversion
         found = tensor(factory(*args, **kwargs), None, duplicates="sum")
         hybrid = format == "coo" and not found.format.is_short
         if format is not None and not hybrid and format != default:
@@ -122,7 +122,7 @@ def of_layout(factory: Factory, default: str | None) -> Factory:
 
 
 def zeros(*size: Any, format: "Formatted | None" = None, **kwargs: Any) -> Tensor:
-    """`torch.zeros`; with `format=` a `SparseTensor` that stores no entry.
+    """`torch.zeros`; with `format=` a `SparseTensor` without stored entries.
 
     >>> zeros(2, 3, format="csr").nnz
     0
@@ -131,14 +131,14 @@ def zeros(*size: Any, format: "Formatted | None" = None, **kwargs: Any) -> Tenso
 
 
 def empty(*size: Any, format: "Formatted | None" = None, **kwargs: Any) -> Tensor:
-    """`torch.empty`; with `format=` a `SparseTensor` that stores no entry."""
+    """`torch.empty`; with `format=` a `SparseTensor` without stored entries."""
     return _nothing_stored(torch.empty, size, format, kwargs)
 
 
 def _nothing_stored(
     factory: Factory, size: tuple[Any, ...], format: "Formatted | None", kwargs: dict[str, Any]
 ) -> Tensor:
-    """A tensor of zeros without its dense form."""
+    """A tensor of zeros; in a format, never materialized densely."""
     if format is None:
         made: Tensor = factory(*size, **kwargs)
         return made
@@ -157,12 +157,12 @@ def _nothing_stored(
 
 
 def eye(n: int, m: int | None = None, *, format: "Formatted | None" = None, **kwargs: Any) -> Tensor:
-    """`torch.eye`; with `format=` a `SparseTensor` that stores the diagonal alone.
+    """`torch.eye`; with `format=` a `SparseTensor` with the diagonal as the only stored entries.
 
     Args:
-        n: rows.
-        m: columns, as many as rows without it.
-        format: of the result, `"csr"`; dense without it.
+        n: number of rows.
+        m: number of columns, by default `n`.
+        format: format of the result, `"csr"`; dense by default.
 
     >>> eye(3, format="csr").nnz
     3
@@ -180,14 +180,14 @@ def eye(n: int, m: int | None = None, *, format: "Formatted | None" = None, **kw
 
 def _stored(data: tuple[Tensor, Tensor, tuple[int, ...]], format: "Formatted", requires_grad: bool) -> Tensor:
     """The tensor of coordinates and values in a format."""
-    from sparsify.storage.interop import tensor
+    from sparsify.storage.interop.tensors import tensor
 
     made = tensor(data, format)
     return made.requires_grad_() if requires_grad else made
 
 
 def _dtype(name: str, kwargs: dict[str, Any]) -> torch.dtype:
-    """The dtype that is asked for; refuses arguments that no `SparseTensor` has."""
+    """The requested dtype; refuses arguments without meaning for a `SparseTensor`."""
     dtype = kwargs.pop("dtype", None)
     kwargs.pop("device", None)
     if kwargs:
@@ -198,7 +198,7 @@ def _dtype(name: str, kwargs: dict[str, Any]) -> torch.dtype:
 
 
 def _own_options(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether the result requires gradients; refuses options that contradict a format."""
+    """Whether the result requires gradients; refuses options in contradiction to a format."""
     if kwargs.get("out") is not None:
         raise FormatError(f"{name} with out= and a format", "the result in the place of out=")
     layout = kwargs.pop("layout", None)
@@ -212,7 +212,7 @@ def _own_options(name: str, kwargs: dict[str, Any]) -> bool:
 
 def _is_scipys(data: Any) -> bool:
     """Whether data is a sparse array of scipy."""
-    from sparsify.storage import scipy_arrays
+    from sparsify.storage.interop import scipy_arrays
 
     return scipy_arrays.is_sparse(data)
 

@@ -15,19 +15,19 @@ REMEDY = '"bd->bnd" with n=, or "b (h d) -> b h d" with h='
 
 
 def rearrange(x: Tensor, pattern: str, **sizes: int) -> Tensor:
-    """A dense or sparse tensor with its modes moved, repeated, split or merged.
+    """A dense or sparse tensor with modes permuted, repeated, split or merged.
 
     Args:
         x: [...], dense or a `SparseTensor`.
         pattern: modes before and after the arrow. Names are letters, `bd->bnd`, or words between spaces,
-            `batch (heads d) -> batch heads d`; modes in parentheses are one mode of `x` or of the result, the last
-            of them the innermost. `...` stands for any number of modes.
-        sizes: extents of modes that `x` does not have, along which it is repeated, and of all modes but one in
-            parentheses before the arrow.
+            `batch (heads d) -> batch heads d`; modes in parentheses form one mode of `x` or of the result, innermost
+            mode last. `...` stands for any number of modes.
+        sizes: extents of new modes, along which `x` is repeated, and of all modes but one in parentheses before the
+            arrow.
 
     Raises:
-        EinsumError: a pattern that cannot be read, a mode that the result lacks (sum it with einsum).
-        ShapeError: an extent that is missing or does not fit.
+        EinsumError: an unreadable pattern, or a mode missing in the result (sum it with einsum).
+        ShapeError: a missing or unfit extent.
         DtypeError: `x` is no tensor.
 
     >>> import torch
@@ -70,7 +70,7 @@ def _sides(pattern: str, rank: int) -> tuple[list[list[str]], list[list[str]]]:
 
 
 def _named(groups: list[list[str]], hidden: list[str]) -> list[list[str]]:
-    """Groups with the modes that an ellipsis stands for: one group each, or in the parentheses around it."""
+    """Groups with an ellipsis expanded to modes: one group each, or inside the surrounding parentheses."""
     named = []
     for group in groups:
         if group == ["..."]:

@@ -1,7 +1,7 @@
-"""Callbacks by which the training loops of other libraries follow a pruner's schedule.
+"""Callbacks that follow a pruner's schedule in the training loops of other libraries.
 
 In: `Trainer(..., callbacks=[trainer_callback(pruner)])` or `L.Trainer(callbacks=[lightning_callback(pruner)])`.
-Out: `pruner.step()` after each step of the optimizer; accumulated gradients do not advance it.
+Out: `pruner.step()` after each step of the optimizer; accumulated gradients do not count as steps.
 """
 
 from importlib import import_module
@@ -11,10 +11,10 @@ from sparsify.errors import public
 
 
 class Steps(Protocol):
-    """An object that follows the steps of an optimizer, as `sparsify.Pruner` does."""
+    """An object following the steps of an optimizer, such as `sparsify.Pruner`."""
 
     def step(self) -> Any:
-        """Goes on by one step."""
+        """Advances by one step."""
 
 
 @public
@@ -31,7 +31,7 @@ def trainer_callback(pruner: Steps) -> Any:
 
 @public
 def lightning_callback(pruner: Steps) -> Any:
-    """The callback of a pruner for Lightning's `Trainer`; its state is part of Lightning's checkpoints."""
+    """The callback of a pruner for Lightning's `Trainer`; the state is part of Lightning's checkpoints."""
     base: Any = import_module("lightning.pytorch").Callback
 
     class PrunerCallback(base):  # type: ignore[misc]

@@ -1,12 +1,12 @@
-"""Dense gradients of sparse weights, in the steps that ask for them.
+"""Dense gradients of sparse weights, on request for single steps.
 
-In: a model whose call gave `y`, and the gradient of `y`. Out: by name the gradient of each weight, also where it is 0.
+In: a model, a call with result `y`, and the gradient of `y`. Out: by name the gradient of each weight, also at zeros.
 
-Kernels whose backward reads a sparse weight compute its gradient densely, too: one more product. Where something else
-reads a weight, the source model runs once more, with dense weights and the random numbers of the call, so that any
-layer has its gradient. The forward result passes through `Tap` for that, whose backward gets the gradients of results.
+Kernels with a sparse weight in the backward pass compute the dense gradient, too: one more product. For a weight with
+other readers, the source model runs once more, with dense weights and the random numbers of the call, so any
+layer has a gradient. The forward result passes through `Tap`, to capture the gradients of results in the backward.
 
-A backward pass counts for the weights whose gradients it computes: hooks of the weights say which. A pass for the
+A backward pass counts for the weights with computed gradients: hooks of the weights record them. A pass for the
 gradients of inputs alone, as `torch.autograd.grad(loss, x)`, adds nothing.
 """
 
@@ -20,33 +20,33 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import unserializable_hook
 
-from sparsify.compiler.kernel.autograd import Wanted, graph_task
+from sparsify.compiler.kernel.transforms.autograd import Wanted, graph_task
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.module.sparse_module import SparseModule
-from sparsify.passes.module.sparse_parameters import takes_sparse
+from sparsify.passes.module.weights.sparse_parameters import takes_sparse
 from sparsify.storage.tensor import SparseTensor
 
 
 class Tap(torch.autograd.Function):
-    """The tensors as they are; their gradients go to a function on their way back."""
+    """Identity on tensors; a function receives the gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, receive: Callable[[Sequence[Tensor | None]], None], *tensors: Tensor) -> Any:
-        """The tensors."""
+        """The tensors, unchanged."""
         ctx.receive = receive
         ctx.set_materialize_grads(False)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """The gradients, which the function has read."""
+        """The gradients, after being passed to the function."""
         ctx.receive(gradients)
         return (None, *gradients)
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """A backward pass of a call: the graph task, the call, the gradients of its results by place, its random state."""
+    """A backward pass of a call: the graph task, the call, the gradients of results by position, the random state."""
 
     task: int
     args: Any
@@ -60,7 +60,7 @@ class DenseGradients:
     """The gradients of weights, summed over the backward passes of a step.
 
     Attributes:
-        found: by name; empty outside of steps that collect, and until `settle`.
+        found: gradients by name; empty outside of collecting steps, and until `settle`.
         is_collecting: whether backward passes are followed.
     """
 
@@ -84,7 +84,7 @@ class DenseGradients:
         self.attach()
 
     def collect(self, is_wanted: bool) -> None:
-        """Follows the passes of the next step, or none any more; what was found is forgotten."""
+        """Starts or stops following the passes of the next step; earlier results are dropped."""
         self.is_collecting = is_wanted
         self.found.clear()
         self._forget()
@@ -92,7 +92,7 @@ class DenseGradients:
         self.follow_weights()
 
     def follow_weights(self) -> None:
-        """Follows the parameters that the weights are now, in a step that collects."""
+        """Hooks the current parameters of the weights, in a collecting step."""
         for hook in self._weight_hooks:
             hook.remove()
         weights = {name: self.source().get_parameter(name) for name in self.names if self.is_collecting}
@@ -102,7 +102,7 @@ class DenseGradients:
                 self._wanted[name] = Wanted(weight)
 
     def settle(self) -> None:
-        """Finds the gradients for the passes so far, before the weights change."""
+        """Computes the gradients for the passes so far, before the weights change."""
         asked = {name: self._passes_for(name) for name in self.names}
         if not any(asked.values()):
             self._forget()
@@ -115,12 +115,12 @@ class DenseGradients:
                     self._add(
                         name, parts[name][0] if len(parts[name]) == 1 else torch.stack(parts[name]).sum(0)
                     )
-        else:  # something reads a weight that is no kernel
+        else:  # a reader other than kernels
             for one in self._passes:
                 if names := [name for name in self.names if one in asked[name]]:
                     self._collect(one, names)
         for name in self.names:
-            if name not in self.found:  # no pass reads it
+            if name not in self.found:  # read by no pass
                 self.found[name] = torch.zeros_like(dense(self.source().get_parameter(name)))
         self._forget()
 
@@ -132,9 +132,10 @@ class DenseGradients:
             wanted.given.clear()
 
     def _noted(self, name: str) -> Callable[[Tensor], None]:
-        """The hook of a weight, which notes the graph tasks that compute its gradient.
+        """The hook of a weight, recording the graph tasks that compute its gradient.
 
-        Reentrant checkpoints run graph tasks within that of the pass: these belong to the pass that began last.
+        Reentrant checkpoints run nested graph tasks within the task of the pass; nested tasks belong to the latest
+        pass.
         """
 
         def note(gradient: Tensor) -> None:
@@ -146,12 +147,12 @@ class DenseGradients:
         return cast(Callable[[Tensor], None], unserializable_hook(note))
 
     def _passes_for(self, name: str) -> list[Pass]:
-        """The passes that computed the gradient of a weight."""
+        """The passes with a computed gradient of a weight."""
         tasks = set(self._asked.get(name, {}).values())
         return [one for one in self._passes if one.task in tasks]
 
     def _parts(self, name: str) -> list[Tensor]:
-        """The dense gradients that kernels gave for a weight, in passes that computed its gradient."""
+        """The dense gradients of a weight from kernels, in passes with a computed gradient of the weight."""
         if name not in self._wanted:
             return []
         form, tasks = cast(SparseTensor, self.source().get_parameter(name)).format, self._asked.get(name, {})
@@ -163,7 +164,7 @@ class DenseGradients:
         self.found[name] = self.found[name] + gradient if name in self.found else gradient
 
     def attach(self) -> None:
-        """Gives the model the hooks that follow its calls."""
+        """Installs the hooks following the calls of the model."""
         self._hooks = [
             self.model.register_forward_pre_hook(self._before),
             self.model.register_forward_hook(self._after, with_kwargs=True),
@@ -171,7 +172,7 @@ class DenseGradients:
         self.follow_weights()
 
     def remove(self) -> None:
-        """Leaves the model without hooks."""
+        """Removes the hooks of the model."""
         for hook in (*self._hooks, *self._weight_hooks):
             hook.remove()
 
@@ -201,7 +202,7 @@ class DenseGradients:
         return pytree.tree_unflatten(leaves, form)
 
     def _collect(self, one: Pass, names: Sequence[str]) -> None:
-        """Adds the gradients of some weights for a pass: the source model runs once more."""
+        """Adds the gradients of some weights for a pass, by running the source model once more."""
         source = self.source()
         weights = self.weights()
         wanted = [weights[name].requires_grad_() for name in names]
@@ -225,7 +226,7 @@ class DenseGradients:
 
 
 def readers_of(model: nn.Module, names: Sequence[str]) -> dict[str, int]:
-    """The number of kernels' operands that are each weight in a call; without those that something else reads."""
+    """The number of kernel operands of each weight in a call; weights with other readers are left out."""
     counts: dict[str, set[int]] = {name: set() for name in names}
     for variant in model.variants if isinstance(model, SparseModule) else ():
         if not variant.captured.training:
@@ -237,7 +238,7 @@ def readers_of(model: nn.Module, names: Sequence[str]) -> dict[str, int]:
 
 
 def kernels_of(weight: fx.Node) -> int:
-    """The number of operands of kernels that are a weight of a graph, 0 where something else reads it."""
+    """The number of kernel operands of a weight in a graph, 0 if there are other readers."""
     if not all(takes_sparse(user, weight) for user in weight.users):
         return 0
     places = [(call_of(user), user.args[1:]) for user in weight.users]
@@ -249,6 +250,6 @@ def kernels_of(weight: fx.Node) -> int:
 
 
 def dense(weight: Tensor) -> Tensor:
-    """A weight as a dense tensor without a past."""
+    """A weight as a detached dense tensor."""
     found = weight.detach()
     return found.to_dense() if isinstance(found, SparseTensor) else found.clone()

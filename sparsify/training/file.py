@@ -1,10 +1,10 @@
-"""States with sparse tensors in one safetensors file: values and coordinates as they are, nothing dense in between.
+"""State dicts with sparse tensors in one safetensors file: values and coordinates, never densified.
 
-In: `save_file(model.state_dict(), "model.safetensors")`. Out: the file; `load_file("model.safetensors")` gives the
-state back, and `load_file(path, model, optimizers)` puts it into a model, whose parameters take the masks of the file.
+In: `save_file(model.state_dict(), "model.safetensors")`. Out: the file; `load_file("model.safetensors")` returns the
+state, and `load_file(path, model, optimizers)` loads the state into a model, with the masks of the file.
 
-A sparse tensor `w` is the arrays `w._vals`, `w._pos1`, `w._crd1`, `w._fill`; the header has its format and shape.
-Arrays in the same memory are stored once.
+A sparse tensor `w` is stored as the arrays `w._vals`, `w._pos1`, `w._crd1`, `w._fill`, with format and shape in the
+header. Arrays in shared memory are stored once.
 """
 
 import json
@@ -33,14 +33,14 @@ FILL: Final = "_fill"
 
 @public
 def save_file(state: nn.Module | Mapping[str, Any], path: str | PathLike[str]) -> Path:
-    """Writes a state into a safetensors file; an earlier file stays until the new one is complete.
+    """Writes a state into a safetensors file; an earlier file is replaced atomically.
 
     Args:
-        state: of a module, or the module.
-        path: of the file.
+        state: state of a module, or the module.
+        path: path of the file.
 
     Raises:
-        DataError: a part of the state is no tensor, or the file cannot be written.
+        DataError: a part of the state is no tensor, or the write failed.
     """
     place = path_of(path, "the file").expanduser()
     arrays: dict[str, Tensor] = {}
@@ -73,15 +73,15 @@ def save_file(state: nn.Module | Mapping[str, Any], path: str | PathLike[str]) -
 def load_file(
     path: str | PathLike[str], model: nn.Module | None = None, optimizers: Optimizers = ()
 ) -> dict[str, Tensor]:
-    """The state in a file that `save_file` wrote, or any safetensors file of dense tensors.
+    """The state in a file written by `save_file`, or in any safetensors file of dense tensors.
 
     Args:
-        path: of the file.
-        model: gets the state. Its parameters take the masks of the file and stay the same objects.
-        optimizers: whose state follows the masks, as in `set_mask`; load their own state afterwards.
+        path: path of the file.
+        model: receives the state. The parameters take the masks of the file and stay the same objects.
+        optimizers: optimizers with state that follows the masks, as in `set_mask`; load their own state afterwards.
 
     Raises:
-        DataError: the file cannot be read, or its names and shapes are not those of the model, which has not changed.
+        DataError: the file is unreadable, or has other names or shapes than the unchanged model.
     """
     place = path_of(path, "the file").expanduser()
     try:
@@ -100,7 +100,7 @@ def load_file(
 
 
 def _distinct(arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The arrays, those in the same memory once, and the first name of the others."""
+    """The arrays without aliases, and the first name of each alias."""
     first: dict[Any, str] = {}
     kept, same = {}, {}
     for name, array in arrays.items():
@@ -115,7 +115,7 @@ def _distinct(arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
 
 
 def _assembled(arrays: dict[str, Tensor], name: str, told: Mapping[str, Any]) -> SparseTensor:
-    """A sparse tensor of its arrays, which are taken out of the others."""
+    """A sparse tensor from its arrays, removed from the others."""
     format = Format(told["format"])
     levels = range(len(format.levels))
     pos, crd = ([arrays.pop(f"{name}.{role}{n}", None) for n in levels] for role in ("_pos", "_crd"))
@@ -125,7 +125,7 @@ def _assembled(arrays: dict[str, Tensor], name: str, told: Mapping[str, Any]) ->
 
 
 def _load(place: Path, model: nn.Module, state: Mapping[str, Tensor], optimizers: Optimizers) -> None:
-    """Puts a state into a model, the masks of its sparse parameters first."""
+    """Loads a state into a model, the masks of sparse parameters first."""
     several: Any = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
     present = model.state_dict(keep_vars=True)
     for name, value in state.items():

@@ -1,7 +1,7 @@
-"""The masks of a model that trains, changed as the schedules of its recipe say.
+"""Pruning in training: masks of a model, changed by the schedules of its recipe.
 
 In: `pruner = Pruner(model, optimizer)`, and `pruner.step()` after each step of the optimizer. Out: weights with the
-zeros that the schedule wants at that step; `pruner.finish()` is the frozen model with these masks.
+scheduled zeros at each step; `pruner.finish()` is the frozen model under the current masks.
 """
 
 import copy
@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
@@ -19,9 +20,9 @@ from sparsify.errors import InvalidTensorError, ShapeError, SparsifyError, publi
 from sparsify.passes.apply import apply
 from sparsify.passes.capture.draft import Pruning
 from sparsify.passes.capture.shell import replace
-from sparsify.passes.module.optimizer_steps import ENTRYWISE, WHOLE
 from sparsify.passes.module.reconsider import reconsider
 from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.passes.module.weights.optimizer_steps import ENTRYWISE, WHOLE
 from sparsify.passes.rules.mark import MATRIX, format_text, rounded_in_training, rule_error
 from sparsify.passes.rules.prunable import selected
 from sparsify.passes.rules.prune import choose, is_pruning, unique
@@ -30,9 +31,10 @@ from sparsify.pruning.plan import first_masks, plans_of
 from sparsify.pruning.schedule import Staged
 from sparsify.pruning.structure import Structure
 from sparsify.recipe import Prune, Recipe, Rule
-from sparsify.sparsification.materializing import SameFormat
+from sparsify.sparsification.rules.materializing import SameFormat
+from sparsify.storage.expand import count_true
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.tensor import SparseTensor
 from sparsify.training.dense_gradients import DenseGradients, dense
 from sparsify.training.set_mask import follow_parameter, mask_of, set_mask
@@ -57,10 +59,10 @@ class Update:
     """One change of the masks of a rule.
 
     Attributes:
-        step, rule: when, and which one.
-        target, actual: shares of zeros, wanted and found.
-        churn: entries that were dropped or grew, over those kept before.
-        seconds: of the update.
+        step, rule: number of the step, and the rule.
+        target, actual: target and actual shares of zeros.
+        churn: dropped and grown entries, relative to the entries kept before.
+        seconds: duration of the update.
         dropped, grown: both parts of `churn`.
     """
 
@@ -76,22 +78,22 @@ class Update:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A rule, how it and later stages choose masks, and the names of its weights."""
+    """A rule, its plans for choosing masks at all stages, and the names of its weights."""
 
     label: str
     plans: tuple[Plan, ...]
     names: tuple[str, ...]
 
     def updates(self, step: int) -> tuple[Plan, ...]:
-        """The plans that choose masks at a step; those of step 0 are the first ones."""
+        """The plans with an update of masks at a step; step 0 has the first masks only."""
         return tuple(plan for plan in self.plans if step > 0 and plan.schedule.is_update(step))
 
     def held(self, step: int) -> float:
-        """The share of zeros that is wanted at a step."""
+        """The target share of zeros at a step."""
         return Staged(tuple(plan.schedule for plan in self.plans)).held(step)
 
     def regrows_by_gradients(self, step: int | None = None) -> bool:
-        """Whether an update, or that of a step, needs dense gradients."""
+        """Whether any update, or the update of a step, needs dense gradients."""
         plans = self.plans if step is None else self.updates(step)
         return any(plan.regrow == "gradient" for plan in plans)
 
@@ -100,23 +102,24 @@ class Pruner:
     """Follows the schedules of a recipe while a model trains.
 
     Attributes:
-        masks: by name, bool of the shape of each pruned weight.
-        report: the updates of masks until now.
-        sparse_since: the step in which weights that had trained dense became sparse parameters; None: they have not.
+        masks: masks by name, bool of the shape of each pruned weight.
+        report: the updates of masks so far.
+        sparse_since: the step that turned dense weights into sparse parameters; None before.
+        turn_masks: the masks of the step, used to choose formats and kernels.
 
     Args:
-        model: what `apply` made trainable, or a dense model, which gets the first masks of `recipe` here.
-        optimizer: one or several, made of the model's parameters as they are now.
-        recipe: of a dense model; an applied one has its own.
-        steps_per_epoch: for schedules that count epochs.
-        seed: of random scores and regrowth, by default that of the recipe.
-        sparse_below: the share of entries, 0 to 1, from which on weights of an applied model that train dense become
-            sparse parameters, whatever a step takes; None: a step is timed both ways once half of the entries are gone.
+        model: a trainable result of `apply`, or a dense model, to be given the first masks of `recipe`.
+        optimizer: one or several, made of the model's current parameters.
+        recipe: recipe of a dense model; an applied model has one already.
+        steps_per_epoch: for schedules counted in epochs.
+        seed: seed of random scores and regrowth, by default from the recipe.
+        sparse_below: share of entries, 0 to 1, below which dense weights of an applied model become sparse parameters
+            unconditionally; None: a step is timed both ways once half of the entries are gone.
 
     Raises:
-        SparsifyError: no recipe, no rule that prunes, a share that is none, an optimizer that does not train a pruned
-            weight, or a recipe that `finish` could not apply: a format that does not exist, a `dtype` that rounds
-            weights in training. Nothing has changed then.
+        SparsifyError: no recipe, no pruning rule, an invalid share, an optimizer without a pruned weight, or a recipe
+            that `finish` could not apply: an unknown format, a `dtype` rounding weights in training. Nothing has
+            changed then.
 
     >>> model = nn.Linear(8, 8)
     >>> rule = {"targets": "param:weight", "prune": {"method": "gmp", "sparsity": 0.75}, "schedule": {"end": 1}}
@@ -161,6 +164,7 @@ class Pruner:
         self._remember()
         self._turn_at = MOST_KEPT if sparse_below is None else sparse_below
         self.sparse_since: int | None = None
+        self.turn_masks: dict[str, Tensor] = {}
         if not isinstance(model, SparseModule):
             for name, weight in self._weights().items():
                 set_mask(weight, self.masks[name], self.optimizers)
@@ -171,7 +175,7 @@ class Pruner:
         self._prepare()
 
     def step(self) -> None:
-        """Counts a step, after that of the optimizer, and changes the masks where the schedule says so."""
+        """Counts a step, after the step of the optimizer, and updates the masks by the schedule."""
         self.at += 1
         if self._gradients is not None:
             self._gradients.settle()
@@ -187,10 +191,10 @@ class Pruner:
         self._prepare()
 
     def finish(self, example_inputs: Any = None) -> SparseModule:
-        """The frozen model: its weights with these masks, in packed formats.
+        """The frozen model: weights under the current masks, in packed formats.
 
         Args:
-            example_inputs: as `apply` takes them; without them the first call captures the model.
+            example_inputs: inputs as for `apply`; by default the first call captures the model.
         """
         if self._gradients is not None:
             self._gradients.remove()  # a copy would have the hooks, too
@@ -204,7 +208,7 @@ class Pruner:
         return apply(source, finished(self.recipe), example_inputs, trainable=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Masks, step, seed, sums of scores and the report: what a run needs to go on as if it had not stopped."""
+        """Masks, step, seed, sums of scores and the report: the state for an exact continuation of a run."""
         return {
             "step": self.at,
             "seed": self.seed,
@@ -214,12 +218,13 @@ class Pruner:
             "kept": {step: dict(values) for step, values in self._kept.items()},
             "turn_at": self._turn_at,
             "sparse_since": self.sparse_since,
+            "turn_masks": {name: packed(mask) for name, mask in self.turn_masks.items()},
             "dense": self._trained_densely(),
         }
 
     @public
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where a state was taken; the states of the model and the optimizers are loaded before.
+        """Continues from a state; load the states of the model and the optimizers before.
 
         Raises:
             SparsifyError: no complete state, masks of other weights, or of other shapes. Nothing has changed then.
@@ -234,15 +239,16 @@ class Pruner:
         self.statistics = {name: value.clone() for name, value in state["statistics"].items()}
         self._kept = {step: dict(values) for step, values in state.get("kept", {}).items()}
         self._turn_at, self.sparse_since = state.get("turn_at", MOST_KEPT), state.get("sparse_since")
+        self.turn_masks = unpacked(state.get("turn_masks", {}), self.masks)
         if set(self._trained_densely()) - set(state.get("dense", weights)):
-            self._turn(is_timed=False)  # they were in kernels
+            self._turn(is_timed=False)  # their weights were in kernels when the state was saved
         self._prepare()
 
     def _source(self) -> nn.Module:
         return self.model._source if isinstance(self.model, SparseModule) else self.model
 
     def _dense_weights(self) -> dict[str, Tensor]:
-        """All parameters by name, dense; those that are packed as whole numbers, with their scales."""
+        """All parameters by name, dense; weights packed as whole numbers are multiplied by their scales."""
         unpacked: dict[str, Tensor] = {}
         if isinstance(self.model, SparseModule):
             weights = self.model._weights
@@ -258,7 +264,7 @@ class Pruner:
         return {name: source.get_parameter(name) for rule in self.rules for name in rule.names}
 
     def _first_masks(self) -> dict[str, Tensor]:
-        """The masks of an applied model, or those with which a rule starts."""
+        """The masks of an applied model, or the starting masks of the rules."""
         weights = self._weights()
         if isinstance(self.model, SparseModule):
             return {
@@ -273,19 +279,19 @@ class Pruner:
         return found
 
     def _applied_mask(self, rule: Pruned, weight: Tensor) -> Tensor:
-        """The mask that `apply` gave a weight: a dense start has all entries, also those that are 0."""
+        """The mask of a weight after `apply`: a dense start has all entries, including zeros."""
         first = rule.plans[0]
         is_full = first.schedule.target(0) == 0 < first.schedule.end and not first.structure.is_grouped
         is_dense = not isinstance(weight, SparseTensor)
         return torch.ones(weight.shape, dtype=torch.bool) if is_full and is_dense else mask_of(weight).cpu()
 
     def _prepare(self) -> None:
-        """Has the next step collect dense gradients where its update needs them."""
+        """Starts the collection of dense gradients in the next step, if its update needs them."""
         if self._gradients is not None:
             self._gradients.collect(any(rule.regrows_by_gradients(self.at + 1) for rule in self.rules))
 
     def _before_step(self, optimizer: optim.Optimizer, *_: Any) -> None:
-        """Reads gradients for scores that need them; steps that a GradScaler skips do not come here."""
+        """Reads gradients needed for scores; not called for steps skipped by a GradScaler."""
         if self._gradients is not None:
             self._gradients.settle()
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -307,7 +313,7 @@ class Pruner:
                     self.statistics[name] = sums.to(moved.device) - moved
 
     def _update(self, rule: Pruned, plan: Plan) -> bool:
-        """Gives the weights of a rule new masks; whether they differ from those before."""
+        """Updates the masks of the weights of a rule; whether the masks changed."""
         start = time.perf_counter()
         weights = {name: weight for name, weight in self._weights().items() if name in rule.names}
         known = self._last | ({} if self._gradients is None else self._gradients.found)
@@ -319,20 +325,20 @@ class Pruner:
             sum_over_ranks([known[name] for name in rule.names])
         found = new_masks(
             plan,
-            {name: dense(weight).cpu() for name, weight in weights.items()},
+            {name: weight.detach().cpu() for name, weight in weights.items()},
             {name: self.masks[name] for name in rule.names},
             step=self.at,
             seed=self.seed,
             gradients={name: known[name].cpu() for name in rule.names if name in known},
             statistics={name: sums.cpu() for name, sums in self.statistics.items()},
         )
-        before = max(1, sum(int(self.masks[name].count_nonzero()) for name in rule.names))
-        dropped = sum(int((self.masks[name] & ~found[name]).count_nonzero()) for name in rule.names) / before
-        grown = sum(int((found[name] & ~self.masks[name]).count_nonzero()) for name in rule.names) / before
+        before = sum(count_true(self.masks[name]) for name in rule.names)
+        kept = sum(map(count_true, found.values()))
+        both = sum(count_true(self.masks[name] & found[name]) for name in rule.names)
+        dropped, grown = (before - both) / max(1, before), (kept - both) / max(1, before)
         for name, weight in weights.items():
             set_mask(weight, found[name], self.optimizers)
             self.masks[name] = found[name]
-        kept = sum(int(mask.count_nonzero()) for mask in found.values())
         actual = 1 - kept / max(1, sum(mask.numel() for mask in found.values()))
         target, seconds = plan.schedule.target(self.at), time.perf_counter() - start
         churn = dropped + grown
@@ -340,14 +346,14 @@ class Pruner:
         return churn > 0
 
     def _remember(self) -> None:
-        """Keeps the weights of the step to which they will go back."""
+        """Saves the weights of the step that later rewinds restore."""
         steps = {plan.rewind for rule in self.rules for plan in rule.plans}
         if self.at in steps and self.at not in self._kept:
             buffers = {name: buffer.clone() for name, buffer in self._source().named_buffers()}
             self._kept[self.at] = {**self._dense_weights(), **buffers}
 
     def _rewind(self, kept: Mapping[str, Tensor]) -> None:
-        """Gives weights and buffers earlier values, at the entries that they have now; optimizers start anew."""
+        """Restores earlier values of weights and buffers, at the current entries; resets optimizers."""
         source = self._source()
         with torch.no_grad():
             for name, parameter in source.named_parameters():
@@ -361,7 +367,7 @@ class Pruner:
             optimizer.state.clear()
 
     def _turn(self, *, is_timed: bool = True) -> None:
-        """Has weights that train dense timed in kernels once more where enough of their entries are gone."""
+        """Times kernels for densely trained weights once more, after enough of their entries are gone."""
         dense = self._trained_densely()
         if not isinstance(self.model, SparseModule) or not dense or not self._may_turn():
             return
@@ -375,7 +381,9 @@ class Pruner:
                 assert isinstance(new, SparseTensor), "it takes the place of a dense one"
                 follow_parameter(old, new, self.optimizers)
             if pairs and self.sparse_since is None:
-                self.sparse_since = self.at + 1  # its forward pass runs
+                self.sparse_since = self.at + 1  # the step of the next forward pass
+            if pairs:
+                self.turn_masks = {name: mask.clone() for name, mask in self.masks.items()}
             if self._gradients is not None:
                 self._gradients.follow_weights()
             # The time of kernels is at most in proportion to the entries.
@@ -384,25 +392,25 @@ class Pruner:
         reconsider(self.model, outcome, is_timed=is_timed and self.sparse_below is None)
 
     def _may_turn(self) -> bool:
-        """Whether parameters may become sparse: optimizers can train them, and no other process has them dense."""
+        """Whether parameters may become sparse: supported by the optimizers, and not shared with other processes."""
         is_shared = torch.distributed.is_available() and torch.distributed.is_initialized()
         are_entrywise = all(type(one) in ENTRYWISE - WHOLE for one in self.optimizers)
         return self.model.training and are_entrywise and not is_shared
 
     def _trained_densely(self) -> list[str]:
-        """The names of pruned matrices that are dense parameters."""
+        """The names of pruned matrices in dense parameters."""
         weights = self._weights().items()
         return [name for name, weight in weights if weight.dim() > 1 and not isinstance(weight, SparseTensor)]
 
     def _hold(self) -> None:
-        """Keeps dense weights 0 outside of their masks."""
+        """Zeroes dense weights outside of their masks."""
         with torch.no_grad():
             for name, weight in self._weights().items():
                 if not isinstance(weight, SparseTensor):
                     weight.masked_fill_(self._outside(name, weight.device), 0)
 
     def _outside(self, name: str, device: torch.device) -> Tensor:
-        """The entries outside of a mask, bool [*shape] on a device; a copy on another device than the CPU is kept."""
+        """The entries outside of a mask, bool [*shape] on a device; the copy on another device is cached."""
         mask = self.masks[name]
         if device.type == "cpu":
             return ~mask
@@ -412,11 +420,31 @@ class Pruner:
         return known[1]
 
 
+def packed(mask: Tensor) -> Tensor:
+    """The bits of a mask, uint8 [entries / 8].
+
+    >>> packed(torch.tensor([True, False, True]))
+    tensor([160], dtype=torch.uint8)
+    """
+    return torch.from_numpy(np.packbits(mask.cpu().numpy()))
+
+
+def unpacked(bits: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Masks from their bits, in the shapes of given masks."""
+    return {
+        name: torch.from_numpy(np.unpackbits(found.numpy(), count=masks[name].numel()))
+        .bool()
+        .view(masks[name].shape)
+        for name, found in bits.items()
+        if name in masks
+    }
+
+
 def require_share(share: Any) -> float | None:
-    """A share of entries, or None.
+    """A valid share of entries, or None.
 
     Raises:
-        SparsifyError: it is no number of 0 to 1.
+        SparsifyError: not a number from 0 to 1.
     """
     is_number = isinstance(share, Real) and not isinstance(share, bool)
     if share is not None and not (is_number and 0 <= float(share) <= 1):
@@ -431,7 +459,7 @@ def require_state(state: Any, weights: Mapping[str, Tensor]) -> list[Update]:
     """The report of a state, after a check that the state is complete and fits the pruned weights.
 
     Raises:
-        SparsifyError: it is no state, a part is missing or of another kind, or masks are those of other weights.
+        SparsifyError: not a state, a missing or wrong part, or masks of other weights.
     """
     if not isinstance(state, Mapping) or not isinstance(state.get("masks"), Mapping):
         raise SparsifyError(
@@ -458,6 +486,7 @@ def require_state(state: Any, weights: Mapping[str, Tensor]) -> list[Update]:
                 f"the mask of {name} is {list(mask.shape)}, the weight {list(weight.shape)}",
                 "the state of the same model",
             )
+    require_turn_masks(state.get("turn_masks", {}), masks)
     try:
         return [Update(**update) for update in state["report"]]
     except TypeError as error:
@@ -466,8 +495,24 @@ def require_state(state: Any, weights: Mapping[str, Tensor]) -> list[Update]:
         ) from None
 
 
+def require_turn_masks(bits: Any, masks: Mapping[str, Tensor]) -> None:
+    """Raises if the masks saved at the turn to sparse parameters belong to other weights."""
+    is_mapping = isinstance(bits, Mapping)
+    names = sorted(bits) if is_mapping and bits.keys() <= masks.keys() else None
+    for name in names or ():
+        size = -(-masks[name].numel() // 8)
+        found = bits[name]
+        if not isinstance(found, Tensor) or found.dtype != torch.uint8 or found.shape != (size,):
+            names = None
+            break
+    if names is None:
+        raise SparsifyError(
+            "a state with `turn_masks` that are not the bits of its masks", "the state of the same model"
+        )
+
+
 def sum_over_ranks(gradients: Iterable[Tensor]) -> None:
-    """Adds gradients over the processes of a distributed run, so that all choose the same masks."""
+    """Adds gradients over the processes of a distributed run, for equal masks in all processes."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         for gradient in gradients:
             torch.distributed.all_reduce(gradient)
@@ -491,10 +536,10 @@ def optimizers_of(given: Any) -> list[optim.Optimizer]:
 
 
 def recipe_of(model: nn.Module, recipe: Any) -> Recipe:
-    """The recipe of an applied model, or the one that is given.
+    """The recipe of an applied model, or the given one.
 
     Raises:
-        SparsifyError: there is none, or two.
+        SparsifyError: no recipe, or two.
     """
     if isinstance(model, SparseModule):
         if recipe is not None:
@@ -508,10 +553,10 @@ def recipe_of(model: nn.Module, recipe: Any) -> Recipe:
 
 
 def pruned_rules(model: nn.Module, recipe: Recipe, steps_per_epoch: int | None) -> Iterator[Pruned]:
-    """The rules that prune, with their weights.
+    """The pruning rules, with their weights.
 
     Raises:
-        SparsifyError: there is none, one that matches nothing, or one that needs inputs of a model that is not applied.
+        SparsifyError: no such rule, a rule without a match, or a calibrated rule for a model not applied.
     """
     rules = {at: rule for at, rule in enumerate(recipe.rules) if is_pruning(rule)}
     if not rules:
@@ -549,7 +594,7 @@ def pruned_rules(model: nn.Module, recipe: Recipe, steps_per_epoch: int | None) 
 
 
 def finished(recipe: Recipe) -> Recipe:
-    """The recipe whose rules keep the zeros that are there."""
+    """The recipe with pruning rules replaced by rules that keep the existing zeros."""
     held = Prune(method="constant")
     return recipe.with_rules(
         rule.model_copy(update={"prune": held, "schedule": None}) if is_pruning(rule) else rule
@@ -558,7 +603,7 @@ def finished(recipe: Recipe) -> Recipe:
 
 
 def require_applicable(source: nn.Module, recipe: Recipe) -> None:
-    """Raises where a rule has a format that does not exist or cannot hold its masks, or rounds weights that train.
+    """Raises for a rule with a format unknown or too small for its masks, or with rounding of trained weights.
 
     Raises:
         RecipeError: with the place of the rule.
@@ -578,14 +623,14 @@ def require_applicable(source: nn.Module, recipe: Recipe) -> None:
 
 
 def require_masks_fit(recipe: Recipe, rule: Rule, form: str, shape: torch.Size, are_stored: bool) -> None:
-    """Raises where a format cannot hold masks of the structure of a rule, as `nm(2, 4)` those of single entries.
+    """Raises if a format cannot hold masks of the structure of a rule, as `nm(2, 4)` for masks of single entries.
 
     Args:
-        are_stored: whether weights are sparse parameters, which train whatever a format stores; blocks with zeros
-            in them have entries that no mask has.
+        are_stored: whether weights are sparse parameters, with all stored entries trained; blocks with zeros
+            have entries outside of the mask.
 
     Raises:
-        RecipeError: with the place of the rule, and the entries that find no place.
+        RecipeError: with the place of the rule, and the entries without a place.
     """
     holds_all = all(stored.level.holds_all for stored in Format(form, rank=MATRIX).levels)
     if rule.prune is None or (holds_all and not are_stored):
@@ -595,7 +640,7 @@ def require_masks_fit(recipe: Recipe, rule: Rule, form: str, shape: torch.Size, 
         mask = Structure.asked_by(rule.prune).select(scores, HALF, by_row=False)
         stored = tensor(mask.float(), form).nnz
     except ShapeError:
-        return  # the plan of the rule names the weight that groups or blocks do not divide
+        return  # the plan of the rule reports the weight with indivisible groups or blocks
     except InvalidTensorError as error:
         why = f"cannot hold the masks of this rule, as for one {list(shape)}: {error}"
         raise rule_error(recipe, rule, f"format: {form} {why}") from None
@@ -615,7 +660,7 @@ def _label(recipe: Recipe, at: int) -> str:
 
 
 def _require_trained(weights: Mapping[str, Tensor], optimizers: Iterable[optim.Optimizer]) -> None:
-    """Raises where a pruned weight that trains is in no optimizer."""
+    """Raises if a trained pruned weight is in no optimizer."""
     trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     for name, weight in weights.items():
         if weight.requires_grad and id(weight) not in trained:

@@ -1,26 +1,27 @@
-"""The mask of a trained parameter: read, and replaced while its optimizer goes on.
+"""The mask of a trained parameter: read, and replaced while training continues.
 
-In: `set_mask(weight, mask, optimizer)`. Out: the same parameter, which stores the entries of the mask. Entries that
-stay keep value and optimizer state bit for bit, dropped ones lose both, grown ones start at 0.
+In: `set_mask(weight, mask, optimizer)`. Out: the same parameter, storing the entries of the mask. Kept entries
+keep value and optimizer state bit for bit, dropped ones lose both, grown ones start at 0.
 
-The mask of a dense parameter is what is not 0, until `set_mask` gives it one, which is kept beside it
-(`storage/trained_masks.py`): an entry that grew and is 0 belongs to the mask and gets a gradient.
+The mask of a dense parameter is the set of nonzeros, until `set_mask` stores a mask beside the parameter
+(`storage/subclass/trained_masks.py`): a grown entry equal to 0 belongs to the mask and gets a gradient.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, optim
 from torch.autograd.graph import increment_version
 
 from sparsify.errors import DtypeError, FormatError, InvalidTensorError, ShapeError, public
-from sparsify.passes.module.optimizer_steps import watch_trained
-from sparsify.storage import convert
+from sparsify.passes.module.weights.optimizer_steps import watch_trained
+from sparsify.storage import convert, expand
 from sparsify.storage.pattern import Pattern
+from sparsify.storage.subclass.trained_masks import entries, remember
 from sparsify.storage.tensor import SparseTensor, values_at, wrap
-from sparsify.storage.trained_masks import entries, remember
 
 STARTS: Final = {"sum": "initial_accumulator_value", "step_size": "lr"}
 """By the name of an optimizer's state the option at which it starts; others start at 0."""
@@ -28,7 +29,7 @@ Optimizers = optim.Optimizer | Iterable[optim.Optimizer]
 
 
 def mask_of(parameter: Tensor) -> Tensor:
-    """The entries of a parameter that train, bool [*shape]: those a sparse one stores, of a dense one its mask.
+    """The trained entries of a parameter, bool [*shape]: the stored ones if sparse, the mask if dense.
 
     >>> mask_of(torch.tensor([0.0, 2.0])).tolist()
     [False, True]
@@ -38,20 +39,20 @@ def mask_of(parameter: Tensor) -> Tensor:
 
 @public
 def set_mask(parameter: Tensor, mask: Tensor, optimizers: Optimizers = ()) -> None:
-    """Gives a parameter the entries of a mask; it stays the same object, in the same format.
+    """Gives a parameter the entries of a mask, in place and in the same format.
 
-    Entries that stay keep their values, gradients and optimizer state; dropped ones lose them; grown ones start at 0
-    (the running sum of Adagrad at its `initial_accumulator_value`). What an optimizer keeps once for the whole
-    parameter, as `step`, stays. Gradients of a dense parameter are 0 outside of the mask from now on.
+    Kept entries keep values, gradients and optimizer state; dropped ones lose all three; grown ones start at 0 (the
+    running sum of Adagrad at `initial_accumulator_value`). Optimizer state of the whole parameter, as `step`, is
+    unchanged. Gradients of a dense parameter are 0 outside of the mask from now on.
 
     Args:
         parameter: a leaf, dense or a `SparseTensor`.
-        mask: bool [*shape], true where entries are kept or grow.
-        optimizers: one or several that train the parameter.
+        mask: bool [*shape], true for kept and grown entries.
+        optimizers: one or several training the parameter.
 
     Raises:
         ShapeError, DtypeError: a mask of another shape or dtype.
-        FormatError: a format that cannot store just these entries, as blocks of which a part is kept.
+        FormatError: a format that cannot store exactly the entries of the mask, as partly kept blocks.
         InvalidTensorError: the parameter is the result of a computation. Nothing has changed after any error.
 
     >>> weight = torch.nn.Parameter(torch.tensor([3.0, 2.0]))
@@ -74,18 +75,18 @@ def set_mask(parameter: Tensor, mask: Tensor, optimizers: Optimizers = ()) -> No
 
 @public
 def set_pattern(parameter: Tensor, pattern: Pattern, values: Tensor, optimizers: Optimizers = ()) -> None:
-    """Gives a parameter the entries of a pattern and new values; it stays the same object, in its own format.
+    """Gives a parameter the entries of a pattern and new values, in place and in the format of the parameter.
 
     Optimizer state and gradients follow the entries as in `set_mask`.
 
     Args:
         parameter: a leaf, dense or a `SparseTensor`.
         pattern: the entries, in any format.
-        values: [pattern.nnz] in its storage order.
-        optimizers: one or several that train the parameter.
+        values: [pattern.nnz] in storage order of the pattern.
+        optimizers: one or several training the parameter.
 
     Raises:
-        InvalidTensorError: values that do not fit the pattern, or as in `set_mask`. Nothing has changed.
+        InvalidTensorError: values of another length than the pattern, or as in `set_mask`. Nothing has changed.
 
     >>> from sparsify import Format
     >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 2.0]]))
@@ -103,12 +104,12 @@ def set_pattern(parameter: Tensor, pattern: Pattern, values: Tensor, optimizers:
 
 
 def follow_parameter(old: Tensor, new: SparseTensor, optimizers: Optimizers) -> None:
-    """Has optimizers train a sparse parameter in the place of a dense one, with the state and gradient of its entries.
+    """Replaces a dense parameter by a sparse one in optimizers, with the state and gradient of the entries.
 
     Args:
-        old: dense; it trains no more.
-        new: with the entries of its mask.
-        optimizers: one or several that train it.
+        old: dense parameter, no longer trained.
+        new: sparse parameter with the entries of the mask.
+        optimizers: one or several training the parameter.
     """
     several: list[Any] = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
 
@@ -133,11 +134,11 @@ def follow_parameter(old: Tensor, new: SparseTensor, optimizers: Optimizers) -> 
 
 @dataclass(frozen=True)
 class State:
-    """A tensor of an optimizer with a number for each entry of a parameter.
+    """An optimizer tensor with one number per entry of a parameter.
 
     Attributes:
-        store, name: where the optimizer has it.
-        start: the number of an entry without a past.
+        store, name: dictionary and key of the tensor in the optimizer.
+        start: initial number of a grown entry.
     """
 
     store: dict[str, Any]
@@ -146,13 +147,13 @@ class State:
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor that the optimizer has now."""
+        """The current tensor of the optimizer."""
         found: Tensor = self.store[self.name]
         return found
 
 
 def _require_fit(parameter: Tensor, mask: Tensor) -> None:
-    """Raises where a mask does not fit a parameter."""
+    """Raises if a mask does not fit a parameter."""
     if not isinstance(parameter, Tensor) or not parameter.is_leaf:
         raise InvalidTensorError("set_mask of what is no leaf", "give the parameter itself")
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or isinstance(mask, SparseTensor):
@@ -165,7 +166,7 @@ def _require_fit(parameter: Tensor, mask: Tensor) -> None:
 
 
 def _states(parameter: Tensor, optimizers: Iterable[Any]) -> Iterator[State]:
-    """The tensors of optimizers that have a number for each entry of a parameter."""
+    """The optimizer tensors with one number per entry of a parameter."""
     for optimizer in optimizers:
         groups = [g for g in optimizer.param_groups if any(p is parameter for p in g["params"])]
         store = optimizer.state.get(parameter, {})
@@ -175,7 +176,7 @@ def _states(parameter: Tensor, optimizers: Iterable[Any]) -> Iterator[State]:
 
 
 def _dense_moves(parameter: Tensor, mask: Tensor, states: Iterable[State]) -> Iterator[Callable[[], Any]]:
-    """The steps that give a dense parameter a mask."""
+    """The steps to apply a mask to a dense parameter."""
     stays = entries(parameter) & mask
     mask = mask.clone()
     for state in states:
@@ -189,11 +190,12 @@ def _dense_moves(parameter: Tensor, mask: Tensor, states: Iterable[State]) -> It
 
 
 def _sparse_moves(parameter: SparseTensor, mask: Tensor, states: Iterable[State]) -> list[Callable[[], Any]]:
-    """The steps that give a sparse parameter another pattern; all tensors are made before the first one."""
+    """The steps to give a sparse parameter another pattern; all tensors are made before the first step."""
     pattern = parameter._pattern
-    if torch.equal(mask.cpu(), mask_of(parameter)):
+    changed = masked_pattern(pattern, mask.cpu())
+    if changed is None:
         return []
-    made, source = masked_pattern(pattern, mask.cpu())
+    made, source = changed
     is_old = (source >= 0).to(parameter.device)
     source = source.clamp(min=0).to(parameter.device)
 
@@ -219,38 +221,41 @@ def _sparse_moves(parameter: SparseTensor, mask: Tensor, states: Iterable[State]
     return [lambda pair=pair: write(*pair) for pair in pairs]  # type: ignore[misc]
 
 
-def masked_pattern(pattern: Pattern, mask: Tensor) -> tuple[Pattern, Tensor]:
-    """The pattern of a mask in the format of another one, and which entry of that each of its entries is, or -1.
+def masked_pattern(pattern: Pattern, mask: Tensor) -> tuple[Pattern, Tensor] | None:
+    """The pattern of a mask in the format of another pattern, and the source entry of each entry, or -1.
+
+    Returns:
+        `None` if the pattern has exactly the entries of the mask.
 
     Raises:
         FormatError: the format stores more than the mask, in blocks or groups.
     """
-    places, positions = _places(pattern)
-    slots = torch.full((mask.numel(),), -1, dtype=torch.int32 if mask.numel() < 2**31 else torch.int64)
-    slots[places] = positions.to(slots.dtype)
-    kept = mask.reshape(-1).nonzero().squeeze(1)
-    coordinates = list(torch.unravel_index(kept, mask.shape))
+    places, positions = expand.row_major(pattern)
+    flat = mask.reshape(-1)
+    stays = flat.index_select(0, places)
+    kept = expand.true_places(mask)
+    count = len(kept)
+    if count == len(places) and bool(stays.all()):
+        return None
+    coordinates = [torch.from_numpy(column) for column in np.unravel_index(kept.numpy(), tuple(mask.shape))]
     found = convert.placed(coordinates, None, mask.shape, pattern.format)
     inside = found.pattern.kept_inside()
     stored = found.pattern.nnz if inside is None else int(inside.sum())
-    if stored != len(kept):
+    if stored != count:
         raise FormatError(
-            f"{pattern.format} stores {stored} entries for a mask of {len(kept)}",
+            f"{pattern.format} stores {stored} entries for a mask of {count}",
             "a mask of whole blocks and full groups, or another format",
         )
-    if not len(kept):
+    if not count:
         return found.pattern, torch.full((found.pattern.nnz,), -1)
-    source = slots[kept].long()
+    was_stored = torch.zeros(mask.numel(), dtype=torch.bool)
+    was_stored[places] = True
+    staying = expand.true_places(stays)
+    # Both lists of the entries that stay are in row-major order.
+    source = torch.full((count,), -1)
+    source.masked_scatter_(
+        was_stored.index_select(0, kept), staying if positions is None else positions[staying]
+    )
     if not found.is_identity:
         source = torch.where(found.permutation >= 0, source[found.permutation.clamp(min=0)], -1)
     return found.pattern, source
-
-
-def _places(pattern: Pattern) -> tuple[Tensor, Tensor]:
-    """For each entry inside the shape its place in the dense tensor, and its position in storage order."""
-    coordinates, inside = pattern.kept_coordinates(False), pattern.kept_inside()
-    positions = torch.arange(pattern.nnz) if inside is None else inside.nonzero().squeeze(1)
-    places = torch.zeros(pattern.nnz, dtype=torch.int64)
-    for column, extent in zip(coordinates, pattern.shape, strict=True):
-        places = places * extent + column
-    return places[positions], positions

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from sparsify.bench import network_peers, peers
+from sparsify.bench import peers
 from sparsify.bench.place import Place
 from sparsify.bench.predicted import uniform
 from sparsify.bench.products import against, row, spmm
 from sparsify.bench.run import run
 from sparsify.bench.table import notes, table
+from sparsify.runner.peers import installed, network_peers
 
 
 @pytest.fixture
@@ -35,15 +36,43 @@ def test_runtimes_that_are_installed_agree():
 
 
 def test_a_missing_module_is_none(monkeypatch):
-    monkeypatch.setitem(peers.MODULES, "PyG", "no_such_module")
-    assert peers.load("PyG") is None
+    monkeypatch.setitem(installed.MODULES, "PyG", "no_such_module")
+    assert installed.load("PyG") is None
     assert peers.spmm(uniform(9, 9, 2).to_torch(), torch.ones(9, 2))["PyG"] is None
 
 
 def test_missing_peers_are_named(nobody):
     found = run(["small"], ["spmm-10-2"], quick=True)
-    assert found[0]["missing"] == ["pydata/sparse", "PyG"]
-    assert notes(found)[-1] == "not installed, and so not measured: PyG, pydata/sparse"
+    assert found[0]["missing"] == ["pydata/sparse", "GraphBLAS", "PyG"]
+    head, *lines = notes(found)[-1].splitlines()
+    assert head == "not measured:" and [line.split(":")[0].strip() for line in lines] == sorted(
+        found[0]["missing"]
+    )
+
+
+def test_each_missing_peer_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(installed.MODULES, "GraphBLAS", "no_such_module")
+    assert installed.reason("GraphBLAS") == "not installed: pip install python-graphblas"
+    rows = [{"missing": ["GraphBLAS", "x"], "reasons": {"GraphBLAS": installed.reason("GraphBLAS")}}]
+    assert notes(rows)[-1].splitlines()[1:] == [
+        "  GraphBLAS: not installed: pip install python-graphblas",
+        "  x: not installed",
+    ]
+
+
+def test_a_peer_that_never_answers_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setitem(installed.MODULES, "GraphBLAS", "math")
+    monkeypatch.setitem(installed.TRIALS, "GraphBLAS", "import time; time.sleep(60)")
+    monkeypatch.setattr(installed, "TRIAL_SECONDS", 0.5)
+    assert installed.load("GraphBLAS") is None
+    assert (
+        installed.reason("GraphBLAS")
+        == "installed, and a process with a product beside torch did not end within 0.5 s"
+    )
+    monkeypatch.setitem(installed.TRIALS, "GraphBLAS", "raise OSError('no such library')")
+    assert installed.reason("GraphBLAS") == "installed, and does not run: OSError: no such library"
+    monkeypatch.setitem(installed.TRIALS, "GraphBLAS", "pass")
+    assert installed.reason("GraphBLAS") == "" and installed.load("GraphBLAS").pi
 
 
 def test_fresh_results_are_compared_with_the_best(nobody):

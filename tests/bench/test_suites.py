@@ -8,7 +8,7 @@ from sparsify.bench import compare
 from sparsify.bench.harness import WrongResultError
 from sparsify.bench.run import rows_of, run
 from sparsify.bench.suites import SUITES
-from sparsify.bench.table import lines, write_csv
+from sparsify.bench.table import behind, lines, write_csv
 from sparsify.errors import SparsifyError
 
 
@@ -90,3 +90,29 @@ def test_what_is_no_run_is_named(tmp_path, content):
     file.write_text(content)
     with pytest.raises(SparsifyError, match=r"old\.json holds no measurements"):
         compare.read(file, ["a"])
+
+
+def measured_row(**changes):
+    """A row as `Measured.to_dict` makes it: ours takes 10 us, the peer 5 us."""
+    contenders = [{"name": "sparsify", "median_us": 10.0}, {"name": "peer", "median_us": 5.0}]
+    target = {"ours": "sparsify", "baseline": "peer", "reached": 0.5, "low": 0.4, "high": 0.6}
+    base = {"name": "row", "kind": "ratios", "contenders": contenders, "targets": [target], "limit": None}
+    return {**base, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({}, "row, sparsify, peer (2x): a call of 10 us has next to no work"),
+        ({"why": {"peer": "it does less"}}, "row, sparsify, peer (2x): it does less"),
+        ({"limit": {"us": 9.0, "bound": "memory"}}, "no reason is noted; `sparsify explain`"),
+    ],
+)
+def test_the_table_says_why_others_are_ahead(changes, said):
+    (line,) = behind(measured_row(**changes))
+    assert said in line
+
+
+def test_ratios_that_are_not_decided_need_no_reason():
+    target = {**measured_row()["targets"][0], "high": 1.1}
+    assert behind(measured_row(targets=[target])) == []

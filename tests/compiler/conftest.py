@@ -1,4 +1,4 @@
-"""The tests of the compiler build many kernels, most of which nobody calls twice."""
+"""Fixtures of the compiler's tests, which build many kernels that are mostly called once."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 
 @pytest.fixture(autouse=True)
 def without_optimisation(compiled_fast: None) -> None:
-    """Every kernel of this room."""
+    """Compiles every kernel of this folder without optimisation."""
 
 
 @pytest.fixture
 def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notes each call that goes the long way."""
+    """List of the calls that take the slow path."""
     noted: list[str] = []
     compute = GeneratedStep._compute
 

@@ -1,4 +1,4 @@
-"""The figures of the machine: measured once, read back, never where it is switched off."""
+"""Figures of the machine: measured once, read back, never measured if switched off."""
 
 import json
 import os

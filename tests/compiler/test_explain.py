@@ -1,4 +1,4 @@
-"""The text of kernels: all stages, in order, and what is cut short or left out."""
+"""Explanation of kernels: all stages, in order, and abbreviated or omitted parts."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from sparsify import options
 from sparsify.compiler import pipeline
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.explain import (
     Section,
     abridged,

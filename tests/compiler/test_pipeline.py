@@ -1,4 +1,4 @@
-"""The stages: their order and names, what is verified and dumped, and what is refused."""
+"""Compiler stages: order and names, verification, dumps and refusals."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 from sparsify.compiler import pipeline
 from sparsify.compiler.cpp import verify as cpp
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.pipeline import Stages, compile_stages
 from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.directives import Schedule

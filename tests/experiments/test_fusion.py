@@ -6,7 +6,7 @@ from experiments.foundation.command import table
 from experiments.fusion import command
 from sparsify import options
 from sparsify.bench.place import Place
-from sparsify.sparsification.patterns import bigbird
+from sparsify.sparsification.masks.patterns import bigbird
 
 TINY = Place(None, 0.02)
 

@@ -129,6 +129,26 @@ def test_graph_networks(tmp_path, monkeypatch):
     assert outcome.facts["accuracy"] == outcome.facts["accuracy of PyG"]
 
 
+def test_sizes_are_those_of_the_tables():
+    """Tables 1 to 3 of the appendix."""
+    settings, note = figure5.settings_of(synthetic(nodes=120, edges=400, features=20), Setting())
+    assert (figure5.HIDDEN, settings.lr, settings.weight_decay, settings.epochs, note) == (
+        128,
+        0.01,
+        5e-4,
+        200,
+        "",
+    )
+    assert (figure6.HIDDEN, figure6.LR, figure6.BATCH, figure6.EPOCHS) == (256, 0.01, 64, 10)
+    assert (figure7.LR, figure7.BATCH, figure7.EPOCHS) == (0.001, 64, 5)
+    pytest.importorskip("transformers")
+    config = figure7.classifier(4, 50, "block_sparse").config
+    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (128, 256, 2)
+    assert (config.num_attention_heads, config.hidden_act, config.block_size) == (4, "gelu", 16)
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.1, 0.1)
+    assert config.num_random_blocks == 2
+
+
 def test_a_mixture_of_experts():
     outcome = slides.mixture(Setting(quick=True))
     assert set(outcome.times) == {OURS, "torch", "the listing"} and outcome.facts["regions"] == 1

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from experiments.reproduce.figure import OURS, Setting
+from experiments.scorch.texts import Part
 from experiments.sten import figure2, finetuning, table1
+from experiments.sten import texts as text_figure
 from experiments.sten.structures import GROUPS, PERCENT, STRUCTURES, zeros
 from sparsify import options
 from tests.cli.conftest import cli  # noqa: F401
@@ -119,3 +121,30 @@ def test_fine_tuning(monkeypatch, tmp_path, structure):
     assert set(outcome.times) == {OURS, finetuning.DENSE} and outcome.times[OURS].difference <= 1e-4
     assert outcome.facts["zeros, %"] == pytest.approx(75, abs=1)
     assert outcome.facts["accuracy"] == pytest.approx(outcome.facts["accuracy of torch"], abs=0.01)
+
+
+@pytest.mark.parametrize("structure", text_figure.STRUCTURES)
+def test_fine_tuning_of_texts(monkeypatch, tmp_path, structure):
+    """Texts whose class is their first token: fine-tuned weights keep their zeros, kernels the accuracy."""
+    pytest.importorskip("transformers")
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, 40, (64, 8), generator=draw)
+    part = Part(tokens, torch.ones_like(tokens), tokens[:, 0] % 2)
+    monkeypatch.setattr(text_figure, "parts", lambda root, is_quick: (part, part, 2))
+    sizes = {"HIDDEN": 32, "HEADS": 2, "INTERMEDIATE": 64, "TOKENS": 8, "BATCH": 8, "TEST_BATCH": 16}
+    for name, value in {**sizes, "QUICK_STEPS": 4, "QUICK_FINE_STEPS": 4}.items():
+        monkeypatch.setattr(text_figure, name, value)
+    with options.override(cache_dir=tmp_path, quiet=True):
+        outcome = text_figure.measure(structure, 75, Setting(tmp_path, quick=True))
+        monkeypatch.setattr(text_figure, "train", None)  # the weights of the first training are in the cache
+        text_figure.dense(Setting(tmp_path, quick=True))
+    assert {OURS, text_figure.DENSE} <= set(outcome.times) and outcome.times[OURS].difference <= 1e-4
+    assert outcome.facts["zeros, %"] == pytest.approx(75, abs=1)
+    assert outcome.facts["accuracy"] == pytest.approx(outcome.facts["accuracy of torch"], abs=0.02)
+    assert {"accuracy, not fine-tuned", "accuracy, no zeros"} <= set(outcome.facts)
+
+
+def test_all_zeros_at_once_have_no_schedule():
+    for structure in text_figure.STRUCTURES:
+        (rule,) = text_figure.recipe(structure, 90, 0, ["a.", "b."], "Linear")["sparsify"]
+        assert "schedule" not in rule and rule["prune"]["method"] == "magnitude"

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparsify.compiler.cpp.call import foreign_call
 from sparsify.compiler.cpp.toolchain import cache, cache_directory, records, trust
 from sparsify.compiler.cpp.toolchain.cache import Library, library
-from sparsify.compiler.einsum.serialize import CLASSES
-from sparsify.compiler.kernel import decision_cache, foreign_call
+from sparsify.compiler.einsum.text.serialize import CLASSES
+from sparsify.compiler.kernel import decision_cache
 from sparsify.compiler.schedule.sizes import UNKNOWN
 from sparsify.errors import BuildError, CacheError
 from sparsify.options import current, override

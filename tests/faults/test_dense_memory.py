@@ -6,7 +6,7 @@ from torch.nn import functional
 
 import sparsify
 from sparsify.errors import DenseSizeError, UnsupportedOperatorError
-from sparsify.ops import memory
+from sparsify.ops.register import memory
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
 EXTENT = 10**6

@@ -13,7 +13,7 @@ from sparsify import options
 from sparsify.errors import VerificationError
 from sparsify.passes.apply import apply
 from sparsify.passes.capture import autograd_functions
-from sparsify.passes.module.verify import compare_training
+from sparsify.passes.module.check.verify import compare_training
 from sparsify.recipe import Verify
 
 NOTHING = {"schema": 1, "name": "nothing", "sparsify": []}
@@ -266,3 +266,36 @@ def test_uninitialised_memory_is_not_compared():
     compiled = torch.compile(model, backend="sparsify", options={"recipe": "gcn", "inner": "eager"})
     with torch.no_grad():
         torch.testing.assert_close(compiled(x, edge_index), model(x, edge_index))
+
+
+@torch.library.custom_op("sparsify_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """Twice a tensor."""
+    return 2 * x
+
+
+doubled.register_fake(torch.empty_like)
+torch.library.register_autograd(
+    "sparsify_tests::doubled", lambda ctx, gradient: 2 * gradient, setup_context=lambda *_, **__: None
+)
+
+
+class Doubled(nn.Module):
+    """A layer behind an operator with a gradient of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.ops.sparsify_tests.doubled(self.linear(x)))
+
+
+def test_operator_with_a_gradient_is_captured() -> None:
+    model, x = Doubled(), torch.randn(4, 8)
+    recipe = {"schema": 1, "name": "r", "sparsify": [{"targets": ["param:linear.weight"], "optional": True}]}
+    sparse = apply(model, recipe, (x,))
+    assert len(sparse.variants) == 1
+    (wanted,) = torch.autograd.grad(model(x).sum(), model.linear.weight)
+    (found,) = torch.autograd.grad(sparse(x).sum(), sparse.linear.weight)
+    torch.testing.assert_close(found, wanted)

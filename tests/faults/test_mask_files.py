@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparsify.errors import InvalidTensorError, SparsifyError
-from sparsify.sparsification.patterns import from_file
+from sparsify.sparsification.masks.patterns import from_file
 
 
 def array_file(shape, kind="|b1", data=b""):

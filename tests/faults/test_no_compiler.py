@@ -13,7 +13,7 @@ import torch
 import sparsify
 from sparsify import errors, options
 from sparsify.compiler.cpp.toolchain import cache
-from sparsify.compiler.reference import substitute
+from sparsify.compiler.kernel import substitute
 
 TESTS = Path(__file__).parent.parent
 WHOLE = """

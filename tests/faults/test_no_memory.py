@@ -8,8 +8,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import sparsify
 from sparsify.compiler.arrays.digest import digest, interpreted, sample
+from sparsify.compiler.cpp.call import foreign_call
 from sparsify.compiler.cpp.toolchain.cache import library
-from sparsify.compiler.kernel import foreign_call
 from sparsify.errors import FormatError
 from sparsify.options import current
 from sparsify.passes.operands.content_memo import Memo, fingerprint
@@ -128,7 +128,7 @@ def test_kernels_refuse_what_they_cannot_read():
             sparsify.einsum("ij,jk->ik", S, other)
 
 
-@pytest.mark.parametrize("bind", [foreign_call._bind, foreign_call._bind_ctypes])
+@pytest.mark.parametrize("bind", [foreign_call.bind_address, foreign_call._bind_ctypes])
 def test_buffers_without_memory_reach_no_kernel(bind):
     source = r"""extern "C" long long run(const long long *sizes, void *const *buffers, const void *context) {
       return buffers[0] ? *(const char *)buffers[0] : 0;

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.kernel import foreign_call, kernel, statement_kernel
-from sparsify.compiler.reference import substitute
+from sparsify.compiler.cpp.call import foreign_call
+from sparsify.compiler.kernel import kernel, statement_kernel, substitute
 from sparsify.errors import DeviceError
 from sparsify.storage.own_memory import runs_natively
 

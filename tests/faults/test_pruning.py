@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -326,3 +327,41 @@ def test_models_in_sixteen_bits_without_kernels_say_so() -> None:
         sparse = sparsify.apply(model, recipe(), x)
     assert not sparse.report.regions
     assert sparsify.apply(copy.deepcopy(model).eval(), recipe(), x).report.regions
+
+
+def test_one_of_two_targets_matches_nothing() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    given = recipe(targets=["param:0.weight", "param:2.weight"])
+    with pytest.warns(
+        RuntimeWarning, match=r"rule 1: the target 'param:2.weight' matches nothing; did you mean"
+    ):
+        sparse = sparsify.apply(model, given, torch.randn(2, 16))
+    assert zeros(sparse) == {"0.weight"}
+    sparsify.apply(
+        model, recipe(targets=["param:0.weight", "param:2.weight"], optional=True), torch.randn(2, 16)
+    )
+
+
+def test_targets_of_weights_under_masks_of_torch_match() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    for layer in model:
+        nn.utils.prune.l1_unstructured(layer, "weight", 0.5)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        sparse = sparsify.apply(
+            model, recipe(targets=["param:0.weight", "param:1.weight"]), torch.randn(2, 16)
+        )
+    assert not [one for one in found if "matches nothing" in str(one.message)]
+    assert zeros(sparse) == {"0.weight", "1.weight"}
+
+
+def test_weights_in_float16_that_train() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).half()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        sparsify.apply(model, recipe(), torch.randn(2, 16).half(), verify=False)
+    text = str(found[0].message)
+    assert (
+        text.startswith("0.weight and 3 more, parameters that train, are float16") and "model.float()" in text
+    )
+    sparsify.apply(model.eval(), recipe(), torch.randn(2, 16).half(), verify=False)

@@ -1,6 +1,7 @@
 """Attacks on saved models: saves that end early, disks that are full, folders that were changed."""
 
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -463,3 +464,32 @@ def test_masks_of_files_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "elsewhere")
     loaded = sparsify.load(tmp_path / "model", Attention().eval())
     assert loaded._asked.recipe.rules[0].mask.path == str(tmp_path / "mask.npy")
+
+
+def test_a_load_makes_saves_wait_when_each_attempt_failed(folder, monkeypatch):
+    """A folder that is replaced during each read is read under the lock of saves in the end."""
+    replacement, recipe_of, were_locked = applied(1), saved_folder._recipe, []
+
+    def replaced(place, *given):
+        found = recipe_of(place, *given)
+        were_locked.append(is_locked(place))
+        if not were_locked[-1]:
+            sparsify.save(replacement, folder)
+        return found
+
+    monkeypatch.setattr(saved_folder, "_recipe", replaced)
+    monkeypatch.setattr(saved_folder, "READS", 3)
+    assert is_same(held(folder), state(replacement))
+    assert were_locked == [False, False, True]
+
+
+def is_locked(place):
+    """Whether a save would wait."""
+    directory = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(directory)
+    return False

@@ -3,7 +3,7 @@ import torch
 
 from sparsify import SparseTensor
 from sparsify.errors import ShapeError
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from tests.ops.operands import assert_as_dense, assert_gradients, full, sparse
 
 pytestmark = pytest.mark.filterwarnings("error")

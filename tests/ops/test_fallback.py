@@ -5,7 +5,7 @@ import torch
 
 import sparsify
 from sparsify.errors import UnsupportedOperatorError
-from sparsify.ops.fallback import forgotten
+from sparsify.ops.register.fallback import forgotten
 from tests.ops.operands import assert_as_dense, full, sparse
 
 

@@ -15,7 +15,7 @@ from graph_models import MESSAGES, HandWritten, TwoLayers, graph
 
 from sparsify import errors, options
 from sparsify.compiler.cpp.toolchain import cache, cache_directory
-from sparsify.compiler.reference import substitute
+from sparsify.compiler.kernel import substitute
 from sparsify.passes.apply import apply
 
 OTHER = """

@@ -6,8 +6,8 @@ import torch
 from sparsify.errors import ShapeError
 from sparsify.pruning.plan import first_masks
 from sparsify.recipe import Prune, Rule
-from sparsify.sparsification.grouped import given_out, grouped_mask
-from sparsify.sparsification.largest import largest
+from sparsify.sparsification.rules.grouped import given_out, grouped_mask
+from sparsify.sparsification.rules.largest import largest
 
 WEIGHT = torch.tensor([[4.0, -1.0, 0.5, 3.0], [-2.0, 0.1, 0.2, -5.0]])
 

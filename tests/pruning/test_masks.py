@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import sparsify
 from sparsify.errors import DataError, ShapeError, SparsifyError
 from sparsify.pruning import score
 from sparsify.pruning.masks import Plan, new_masks
@@ -48,6 +49,32 @@ def test_gradual_pruning_drops_what_is_smallest_and_nothing_comes_back(weight):
         weight = weight.roll(1, 0) * masks["w"]
 
 
+@pytest.mark.parametrize("mode", [0, 1])
+def test_gradual_groups_with_patterns_step_and_nothing_comes_back(mode):
+    """n:m:g as n:m: with each update fewer of a block, in the end as many blocks of each pattern."""
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    plan = Plan(
+        "magnitude",
+        Schedule("linear", to=0.75, end=60, every=10),
+        structure=Structure(keep=1, of=4, group=4, mode=mode),
+    )
+    masks, counts = None, []
+    for step in range(0, 61, 10):
+        found = new_masks(plan, {"w": weight}, masks, step=step)
+        mask = found["w"] if mode == 0 else found["w"].T
+        assert masks is None or not bool((found["w"] & ~masks["w"]).any()), "an entry came back"
+        blocks = mask.view(16, 4, 64).sum(1)
+        assert blocks.unique().numel() == 1
+        counts.append(int(blocks[0, 0]))
+        masks = found
+        weight = weight.roll(1, 0).roll(3, 1) * masks["w"]
+    assert counts == [max(1, round(4 * (1 - plan.schedule.target(at)))) for at in range(0, 61, 10)]
+    assert counts[0] == 4 and counts[-1] == 1 and len(set(counts)) == 4
+    chunks = mask.view(16, 4, 4, 16).permute(0, 2, 3, 1).flatten(0, 1)
+    for chunk in chunks:
+        assert chunk.int().unique(dim=0, return_counts=True)[1].tolist() == [4] * 4
+
+
 def test_rigl_drops_the_smallest_and_grows_where_gradients_are_largest(weight):
     mask, gradient = half(weight), torch.randn_like(weight)
     weight = weight * mask
@@ -79,6 +106,26 @@ def test_regrowth_keeps_the_number_of_entries(weight, kind, scope):
         now = sum(int(mask.sum()) for mask in masks.values())
         assert abs(now - total) <= (2 if scope == "owl" else 0)
         assert step not in (0, 50) or not torch.equal(old["a"], masks["a"])
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bcsr(4, 4)", "j/8: dense, i: dense, j%8: compressed"])
+@pytest.mark.parametrize("score", ["magnitude", "gradient", "movement", "random"])
+@pytest.mark.parametrize("scope", ["layer", "erk", "global"])
+def test_sparse_weights_get_the_masks_of_dense_ones(weight, form, score, scope):
+    mask = half(weight)
+    mask = mask.view(4, 4, 6, 4).any(3, keepdim=True).any(1, keepdim=True).expand(4, 4, 6, 4).reshape(16, 24)
+    mask = mask if form.startswith("bcsr") else half(weight)
+    weight = weight * mask
+    stored = sparsify.tensor((mask.nonzero().t(), weight[mask], (16, 24)), form)
+    facts = {"gradients": {"w": torch.randn(16, 24)}, "statistics": {"w": torch.randn(16, 24)}}
+    for regrow in ("none", "gradient", "random"):
+        plan = Plan(score, FIXED, scope, regrow=regrow)
+        expected = new_masks(plan, {"w": weight}, {"w": mask}, step=20, **facts)["w"]
+        assert torch.equal(new_masks(plan, {"w": stored}, {"w": mask}, step=20, **facts)["w"], expected)
+    smaller = mask & half(weight, 2)  # not the entries of the tensor
+    plan = Plan(score, FIXED, regrow="gradient")
+    expected = new_masks(plan, {"w": weight}, {"w": smaller}, step=20, **facts)["w"]
+    assert torch.equal(new_masks(plan, {"w": stored}, {"w": smaller}, step=20, **facts)["w"], expected)
 
 
 def test_set_grows_other_entries_at_other_steps_and_seeds(weight):

@@ -16,14 +16,15 @@ from sparsify.recipe import schema
 from sparsify.recipe.parse import section_at
 from sparsify.recipe.unsupported import REFUSED
 from sparsify.runner.validate import complaints
-from sparsify.sparsification import patterns
+from sparsify.sparsification.masks import patterns
 
 HEAD = "schema: 1\nname: example\n"
 OP = "op:scaled_dot_product_attention"
-# What people and `sparsify run` read, not `apply`.
+# What people, `sparsify run` and `sparsify.shard` (tests/scale) read, not `apply`.
 ELSEWHERE = {
     ("Recipe", "version"), ("Recipe", "description"), ("Recipe", "source"), ("Recipe", "args"), ("Recipe", "model"),
     ("Recipe", "data"), ("Factory", "factory"), ("Factory", "args"), ("Data", "name"),
+    ("Shard", "graph"), ("Shard", "memory"), ("Shard", "linear"), ("Shard", "timeout"),
 }  # fmt: skip
 # Read when a recipe is validated: its other sections decide what their values say.
 VALIDATED = {
@@ -168,9 +169,12 @@ def test_kinds_of_masks_have_the_numbers_of_their_functions() -> None:
         ("prune: {method: threshold, threshold: 0.1, sparsity: 0.5}", 4, 18, "`sparsity` with `method: threshold`"),
         ("prune: {method: threshold, threshold: 0.1}, schedule: {end: 3}", 4, 5, "has no share of zeros"),
         ("prune: {method: magnitude}", 4, 18, "needs `sparsity`, the share of zeros"),
+        ("prune: {method: magnitude, sparsity: true}", 4, 45, "true is a truth value; a number is wanted"),
+        ("prune: {method: magnitude, sparsity: 0.5, pattern: {block: [4]}}", 4, 70, "block: entry 2 is missing"),
         ("prune: {method: block_magnitude, sparsity: 0.5}", 4, 18, "needs `pattern: {block: [16, 16]}`"),
         ("prune: {method: magnitude, sparsity: 0.5, dim: in}", 4, 18, "`dim` is the mode along which n:m"),
         ("prune: {method: magnitude, pattern: 2:4, scope: global}", 4, 18, "n:m groups have none"),
+        ("prune: {method: magnitude, pattern: 4:4}", 4, 45, "keeps all of every 4, which prunes nothing"),
         ("prune: {method: magnitude, pattern: 2:4:4, dim: 2}", 4, 18, "n:m:g groups are for matrices"),
         ("prune: {method: magnitude, sparsity: 0.5}, mask: {kind: causal}", 4, 5, "write a rule for each"),
         ("mask: {kind: bigbird, windw: 3}", 4, 18, "the mask bigbird has no 'windw'; did you mean 'window'"),

@@ -37,6 +37,24 @@ class ByHand(nn.Module):
         return self.norm(summed).softmax(-1) + torch.tanh(back - back.mean(0)) * summed.sum(0) / x.shape[0]
 
 
+class Normalised(nn.Module):
+    """A batch norm in training, and a softmax, maxima, minima and variances over all nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.last = nn.Linear(8, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        x = self.norm(self.into(x))
+        messages = torch.nn.functional.batch_norm(x[source] * x[target], None, None, training=True)
+        summed = torch.zeros_like(x).index_add_(0, target, messages / 10)
+        spread = summed.var(0) + summed.std(0, keepdim=True, unbiased=False)
+        weight = self.last(summed).softmax(0) + summed.log_softmax(0) / 60 + summed.logsumexp(0)
+        return weight * spread + summed.amax(0) - summed.amin(0, keepdim=True) + x
+
+
 class Pooled(nn.Module):
     """A readout over all nodes, and one by clusters whose numbers are a feature."""
 
@@ -55,6 +73,8 @@ def model(name: str, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
     if name == "hand":  # needs no other library
         return ByHand().to(dtype)
+    if name == "norm":
+        return Normalised().to(dtype)
     from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
     made = {
@@ -70,7 +90,7 @@ def model(name: str, dtype: torch.dtype) -> nn.Module:
     return made[name]().to(dtype)
 
 
-NAMES = ("gcn", "weighted", "sage", "gin", "gat", "hand", "pooled")
+NAMES = ("gcn", "weighted", "sage", "gin", "gat", "hand", "norm", "pooled")
 
 
 def arguments(name: str, data: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -110,7 +130,32 @@ def train(
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
         optimizer.step()
-    return first, gradients, {name: p.detach().clone() for name, p in net.named_parameters()}
+    after = {name: p.detach().clone() for name, p in (*net.named_parameters(), *net.named_buffers())}
+    return first, gradients, after
+
+
+class Dropped(nn.Module):
+    """Messages with dropout of rows and along edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(8, 4).double()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        x = torch.dropout(self.into(x), 0.3, self.training)
+        return torch.zeros_like(x).index_add_(0, target, torch.dropout(x[source], 0.3, self.training))
+
+
+def steps(part: Any, optimizer: optim.Optimizer, count: int) -> Tensor:
+    """The outputs of the last of some steps of AdamW, in the order of the whole graph."""
+    for _ in range(count):
+        optimizer.zero_grad()
+        out = part(part.data.x, part.data.edge_index)
+        (out - part.data.y).square().sum().backward()
+        optimizer.step()
+    found: Tensor = part.whole(out)
+    return found
 
 
 def losses(name: str, data: Any, count: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

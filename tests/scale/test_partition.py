@@ -173,7 +173,7 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             parts.read_meta(folder)
     for name, value in (("sizes", []), ("parts", 0), ("sums", {}), ("layout", 1)):
         (folder / "meta.json").write_text(json.dumps({**meta, name: value}))
-        with pytest.raises(DataError, match=r"damaged: |has layout 1, this version reads 2"):
+        with pytest.raises(DataError, match=r"damaged: |has layout 1, this version reads 3"):
             parts.read_meta(folder)
     (folder / "meta.json").write_text(json.dumps(meta))
     one.unlink()

@@ -5,6 +5,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +16,20 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 import sparsify
+from sparsify import options
 from sparsify.errors import DataError, ProcessError
-from sparsify.scale import parts
+from sparsify.scale import checkpoint, halo, parts
 from sparsify.scale.edge_list import open_edges
 from sparsify.scale.partition import partition
+from tests.training.processes import leave_together
 
-from .graph_models import NAMES, NODES, arguments, losses, model, train, write_graph
+from .graph_models import NAMES, NODES, Dropped, arguments, losses, model, steps, train, write_graph
 
-pytest.importorskip("torch_geometric")
+# Models by hand need no other library.
+PRESENT = NAMES if find_spec("torch_geometric") else ("hand", "norm")
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch without gloo")
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -34,7 +39,14 @@ def pairs_of(names: tuple[str, ...]) -> list[tuple[str, torch.dtype]]:
     return [*((name, torch.float64) for name in names), (names[0], torch.float32)]
 
 
-def run(rank: int, count: int, folder: Path, names: tuple[str, ...], has_errors: bool) -> None:
+def run(
+    rank: int,
+    count: int,
+    folder: Path,
+    names: tuple[str, ...],
+    has_errors: bool,
+    kernels: tuple[str, ...] = (),
+) -> None:
     """One process: trains every model on its part."""
     torch.set_num_threads(1)
     timeout = __import__("datetime").timedelta(seconds=60)
@@ -51,9 +63,20 @@ def run(rank: int, count: int, folder: Path, names: tuple[str, ...], has_errors:
         loss = losses(name, part.data, part.count(part.data.train_mask), dtype)
         out, gradients, parameters = train(part, given, loss)
         found[name, dtype] = (out if name == "pooled" else part.whole(out), gradients, parameters)
+        if name in kernels and dtype == torch.float64:
+            part = sparsify.shard(model(name, dtype), "gcn", graph=folder / "parts")
+            with options.override(compiler_flags=("-O0",)):
+                out, gradients, parameters = train(part, given, loss)
+            assert part.report.regions or len(part.data.rows) < 2, part.report
+            found[name, dtype, "gcn"] = (part.whole(out), gradients, parameters)
     dropped = sparsify.shard(torch.nn.Sequential(torch.nn.Dropout(0.5)), graph=folder / "parts")
     dropped.data.ones = torch.ones(len(dropped.data.rows), 7)
     found["dropout"] = dropped.whole(dropped(dropped.data.ones))
+    values = torch.tensor([[float(rank), torch.nan if rank == count - 1 else 1.0, -1.0]])
+    most = halo.all_reduce_amax(values, [0], dropped._number)
+    torch.testing.assert_close(most, torch.tensor([[count - 1.0, torch.nan, -1.0]]), equal_nan=True)
+    assert halo.all_reduce_amax(torch.tensor([rank, -rank]), [0], dropped._number).tolist() == [count - 1]
+    found["more steps"] = train_in_turns(folder, rank)
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     if has_errors and rank == 1:
@@ -61,8 +84,49 @@ def run(rank: int, count: int, folder: Path, names: tuple[str, ...], has_errors:
     if has_errors:
         with pytest.raises(ProcessError, match="failed in process 0: process 1 ended"):
             part.count(part.data.train_mask)
-    else:
         dist.destroy_process_group()
+    else:
+        leave_together(rank, folder, count)
+
+
+def dropped(folder: Path) -> tuple[Any, optim.Optimizer]:
+    """A model with dropout over parts, and its optimizer."""
+    torch.manual_seed(5)
+    part = sparsify.shard(Dropped(), graph=folder)
+    return part, optim.AdamW(part.parameters(), 0.05)
+
+
+def train_in_turns(folder: Path, rank: int) -> Tensor:
+    """Ten steps, with a checkpoint after five of them."""
+    part, optimizer = dropped(folder / "parts")
+    steps(part, optimizer, 5)
+    rows = {"memory": part.data.x + 1}
+    with pytest.raises(DataError, match=r"process 1: memory is \[3, 8\]"):
+        checkpoint.save(
+            part, folder / "last", optimizer, rows={"memory": rows["memory"][:3]} if rank else rows
+        )
+    checkpoint.save(part, folder / "last", optimizer, rows=rows)
+    return steps(part, optimizer, 5)
+
+
+def continue_alone(folder: Path, data: dict[str, Tensor], wanted: Tensor) -> None:
+    """One process goes on from the checkpoint of several, and ends where they do."""
+    partition(folder / "graph.pt", 1, "range", folder / "whole")
+    part, optimizer = dropped(folder / "whole")
+    rows = checkpoint.load(part, folder / "last", optimizer)
+    assert torch.equal(rows["memory"], data["x"] + 1)
+    torch.testing.assert_close(steps(part, optimizer, 5), wanted, rtol=1e-12, atol=1e-12)
+    with pytest.raises(DataError, match=r"has no readable checkpoint.json"):
+        checkpoint.load(part, folder / "none")
+    (folder / "last" / "rows-1.safetensors").write_bytes(b"")
+    with pytest.raises(DataError, match=r"last cannot be loaded: .*; give a whole checkpoint"):
+        checkpoint.load(part, folder / "last")
+    (folder / "last" / "state.pt").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"(?s)last cannot be loaded: .*; give a whole checkpoint"):
+        checkpoint.load(part, folder / "last")
+    with pytest.raises(DataError, match="rows called numbers_of_rows"):
+        checkpoint.save(part, folder / "other", rows={"numbers_of_rows": part.part.rows})
+    dist.destroy_process_group()
 
 
 def refuse(rank: int, folder: Path) -> None:
@@ -78,6 +142,12 @@ def refuse(rank: int, folder: Path) -> None:
         sparsify.shard(net, graph=folder / ("nothing" if rank else "parts"))
     with pytest.raises(ProcessError, match=r"process 0 has graph|process 1 has graph"):
         sparsify.shard(net, graph=folder / ("same edges" if rank else "other"))
+    version, sparsify.__version__ = sparsify.__version__, "9.9" if rank else sparsify.__version__
+    with pytest.raises(
+        ProcessError, match=r"process . has sparsify .*, and process .*give all of them the same"
+    ):
+        sparsify.shard(net, graph=folder / "parts")
+    sparsify.__version__ = version
     part = sparsify.shard(net, graph=folder / "parts")
     with pytest.raises(DataError, match=r"x is .* in process ., which has .* rows"):
         part(part.data.x[:7], part.data.edge_index, part.data.edge_weight)
@@ -125,16 +195,26 @@ def compare_calls(rank: int, folder: Path) -> None:
     torch.testing.assert_close(part(x, rows), net.linear(x) * 2 * len(x))
 
 
-def compare(folder: Path, data: dict[str, torch.Tensor], count: int, names: tuple[str, ...]) -> None:
+def compare(
+    folder: Path,
+    data: dict[str, torch.Tensor],
+    count: int,
+    names: tuple[str, ...],
+    kernels: tuple[str, ...] = (),
+) -> None:
     """All processes have the results of one."""
     whole: Any = SimpleNamespace(**data)
     told = [torch.load(folder / f"{rank}.pt") for rank in range(count)]
     for name, dtype in pairs_of(names):
         loss = losses(name, whole, int(whole.train_mask.sum()), dtype)
         out, gradients, parameters = train(model(name, dtype), arguments(name, whole, dtype), loss)
-        for found in told:
-            pairs = [(out, found[name, dtype][0])]
-            for mine, others in zip((gradients, parameters), found[name, dtype][1:]):
+        keys = [
+            (name, dtype),
+            *([(name, dtype, "gcn")] if name in kernels and dtype == torch.float64 else []),
+        ]
+        for found in [each[key] for each in told for key in keys]:
+            pairs = [(out, found[0])]
+            for mine, others in zip((gradients, parameters), found[1:]):
                 assert mine.keys() == others.keys()
                 pairs += [(mine[key], others[key]) for key in mine]
             for one, other in pairs:
@@ -152,8 +232,9 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     partition(tmp_path / "graph.pt", 2, "range", tmp_path / "same edges")
     shutil.copytree(tmp_path / "parts", tmp_path / "missing")
     (tmp_path / "missing" / "part-1" / "graph.safetensors").unlink()
-    mp.spawn(run, (2, tmp_path, NAMES, True), nprocs=2)
-    compare(tmp_path, data, 2, NAMES)
+    kernels = tuple(name for name in ("gcn", "gat") if name in PRESENT)
+    mp.spawn(run, (2, tmp_path, PRESENT, True, kernels), nprocs=2)
+    compare(tmp_path, data, 2, PRESENT, kernels)
 
 
 @pytest.mark.slow
@@ -166,30 +247,80 @@ def test_empty_and_unbalanced_parts(tmp_path: Path) -> None:
     )  # 52, 7, 0 and 1 rows
     parts.write(edges, part, 4, tmp_path / "parts", "by hand")
     names = ("hand",)
-    mp.spawn(run, (4, tmp_path, names, False), nprocs=4)
-    compare(tmp_path, data, 4, names)
+    mp.spawn(run, (4, tmp_path, names, False, names), nprocs=4)
+    compare(tmp_path, data, 4, names, names)
     (first, *others) = (torch.load(tmp_path / f"{rank}.pt")["dropout"] for rank in range(4))
     assert all(torch.equal(first, other) for other in others)
     assert set(first.unique().tolist()) == {0.0, 2.0} and 0.4 < float((first == 0).float().mean()) < 0.6
+    continue_alone(tmp_path, data, torch.load(tmp_path / "0.pt")["more steps"])
+
+
+def test_checkpoints_replace_checkpoints_alone(tmp_path: Path) -> None:
+    write_graph(tmp_path / "graph.pt")
+    partition(tmp_path / "graph.pt", 1, "range", tmp_path / "whole")
+    part, optimizer = dropped(tmp_path / "whole")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    with pytest.raises(DataError, match=r"mine is there and is no checkpoint"):
+        checkpoint.save(part, tmp_path / "mine", optimizer)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
+    for _ in range(2):
+        checkpoint.save(part, tmp_path / "last", optimizer)
+    assert not list(tmp_path.glob("last.*"))
+    (tmp_path / "last").rename(tmp_path / "last.old")  # a save that ended between its two renames
+    assert checkpoint.load(part, tmp_path / "last", optimizer) == {}
+    checkpoint.save(part, tmp_path / "last", optimizer)
+    assert not list(tmp_path.glob("last.*")) and (tmp_path / "last").is_dir()
+
+
+@pytest.mark.slow
+def test_killed_process_is_named(tmp_path: Path) -> None:
+    write_graph(tmp_path / "graph.pt")
+    partition(tmp_path / "graph.pt", 2, "range", tmp_path / "parts")
+    code = (
+        "import sys, torch, sparsify; from torch import optim; from tests.scale.graph_models import Dropped, steps\n"
+        "part = sparsify.shard(Dropped(), graph=sys.argv[1], timeout_s=30)\n"
+        "optimizer = optim.AdamW(part.parameters())\n"
+        "while True: steps(part, optimizer, 1), print('step', flush=True)"
+    )
+    started = start(code, [tmp_path / "parts"] * 2)
+    for process in started:
+        assert process.stdout is not None and process.stdout.readline() == "step\n"
+    started[1].kill()
+    began = time.monotonic()
+    said = started[0].communicate(timeout=60)[1]
+    assert started[0].returncode == 1 and time.monotonic() - began < 30
+    assert "failed in process 0: process 1 ended or does not answer" in said, said
+    started[1].communicate()
+
+
+def start(code: str, folders: list[Path]) -> list[subprocess.Popen[str]]:
+    """Python in a process for each folder, as `torchrun` starts them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    variables = {
+        **os.environ,
+        "WORLD_SIZE": str(len(folders)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(folder)], env={**variables, "RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, folder in enumerate(folders)
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
 def test_process_without_its_folder_ends_all(tmp_path: Path) -> None:
     write_graph(tmp_path / "graph.pt")
     partition(tmp_path / "graph.pt", 2, "range", tmp_path / "parts")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
     code = (
         "import sys, torch, sparsify; sparsify.shard(torch.nn.Linear(8, 8), graph=sys.argv[1], timeout_s=60)"
     )
-    variables = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / folder)],
-            env={**variables, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
-        )
-        for rank, folder in enumerate(("parts", "nothing"))
-    ]  # fmt: skip
+    started = start(code, [tmp_path / "parts", tmp_path / "nothing"])
     for process in started:
         said = process.communicate(timeout=120)[1]
         assert "DataError: process 1: " in said and "nothing has no readable meta.json" in said

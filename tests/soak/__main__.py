@@ -49,13 +49,31 @@ def pytest(*arguments: str) -> list[str]:
 def programs(seed: int, seconds: float) -> list[str]:
     """Random programs; a batch that short runs can afford."""
     count = "300" if seconds > 120 else "30"
-    return ["-m", "tests.compiler.many", "--first", str(seed), "--count", count, "--interpreted", "5"]
+    return [
+        "-m",
+        "tests.compiler.random_programs.many",
+        "--first",
+        str(seed),
+        "--count",
+        count,
+        "--interpreted",
+        "5",
+    ]
 
 
 def sanitizers(seed: int, seconds: float) -> list[str]:
     """Random programs whose kernels run under ASan and UBSan."""
     count = "60" if seconds > 120 else "5" if seconds > 10 else "1"
-    many = ["-m", "tests.compiler.many", "--first", str(seed), "--count", count, "--interpreted", "1000000"]
+    many = [
+        "-m",
+        "tests.compiler.random_programs.many",
+        "--first",
+        str(seed),
+        "--count",
+        count,
+        "--interpreted",
+        "1000000",
+    ]
     return [*many, "--compilers", "g++", "--batch", "5", SANITIZED]
 
 

@@ -8,7 +8,7 @@ import torch
 import sparsify
 from sparsify import patterns
 from sparsify.errors import InvalidTensorError, ShapeError, SparsifyError
-from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.sparsification.masks.mask_spec import MaskSpec
 
 SHAPES = [(0, 0), (1, 1), (33, 64), (100, 131)]
 # Each pattern with small numbers, and whether query i attends to key j.

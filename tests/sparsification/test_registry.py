@@ -13,9 +13,9 @@ import torch
 import sparsify
 from sparsify import Parts, sparsifiers
 from sparsify.errors import FormatError, SparsifierError, UnsupportedOperatorError
-from sparsify.sparsification import dispatch, layout, registry
-from sparsify.sparsification.operator_name import argument_names, arguments, canonical, written
-from sparsify.sparsification.user_tensor import UserTensor, wrap
+from sparsify.sparsification.registered import dispatch, layout, registry
+from sparsify.sparsification.registered.operator_name import argument_names, arguments, canonical, written
+from sparsify.sparsification.registered.user_tensor import UserTensor, wrap
 
 
 def random(*shape, seed=0, dtype=torch.float64):
@@ -550,3 +550,24 @@ def test_results_that_are_none():
         torch.mm(A, random(4, 2))
     with pytest.raises(SparsifierError, match="2 results and parts for 1"):
         sparsify.sparsified(torch.max)(random(3, 3), 1)
+
+
+@pytest.mark.parametrize("format", ["csr", "coo"], ids=["as registered", "converted"])
+def test_arguments_that_a_call_does_not_give_are_none(format):
+    """Of plain calls of torch, too."""
+
+    @sparsify.register_operator(torch.nn.functional.linear, inputs=("csr", torch.Tensor, None))
+    def product(ctx, inputs, output_sparsifiers):
+        rows, weight, bias = inputs
+        assert bias is None
+        return rows.to_dense() @ weight.T
+
+    @sparsify.register_operator(torch.cumsum, inputs=("csr", None, None))
+    def sums(ctx, inputs, output_sparsifiers):
+        rows, mode, _ = inputs
+        return rows.to_dense().cumsum(mode)
+
+    rows, weight = halved(3, 4), random(5, 4, seed=1)
+    given = sparsify.tensor(rows, format)
+    torch.testing.assert_close(torch.nn.functional.linear(given, weight), rows @ weight.T)
+    torch.testing.assert_close(torch.cumsum(given, 0), rows.cumsum(0))

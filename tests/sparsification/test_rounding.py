@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsify.errors import DtypeError
-from sparsify.sparsification.rounding import moved, narrowed, rounded, scales, widened
+from sparsify.sparsification.rules.rounding import moved, narrowed, rounded, scales, widened
 
 
 def weight(dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -14,9 +14,11 @@ from sparsify.errors import (
     InvalidTensorError,
     ParseError,
     RecipeError,
+    ScheduleError,
     ShapeError,
     SparsifierError,
 )
+from sparsify.runtime.peak import Peak
 
 FORMATS = ("csr", "csc", "coo", "dcsr", "bcsr(2, 4)", "dia", "dense")
 
@@ -86,7 +88,8 @@ def test_of_sparse_tensors(sparsifier, mask):
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
 def test_counts_are_exact_and_the_first_of_equals_stay(fraction, dtype, by_kernel, monkeypatch):
-    monkeypatch.setattr("sparsify.sparsification.sparsifier.BY_KERNEL", by_kernel)
+    for room in ("sparsifier", "blocking"):
+        monkeypatch.setattr(f"sparsify.sparsification.rules.{room}.BY_KERNEL", by_kernel)
     tensor = (random(33, 40) * 2).to(dtype)  # many equal magnitudes
     found = sparsify.sparsify(tensor, sparsifiers.ScalarFraction(fraction), "csr")
     assert found.nnz == round(33 * 40 * (1 - fraction))
@@ -252,7 +255,8 @@ def test_what_is_not_a_number_stays():
 )
 @pytest.mark.parametrize("by_kernel", [1, 1 << 20])
 def test_gradients_reach_what_stays(own, by_kernel, monkeypatch):
-    monkeypatch.setattr("sparsify.sparsification.sparsifier.BY_KERNEL", by_kernel)
+    for room in ("sparsifier", "blocking"):
+        monkeypatch.setattr(f"sparsify.sparsification.rules.{room}.BY_KERNEL", by_kernel)
     tensor, factor = random(8, 12, dtype=torch.float64).requires_grad_(), random(8, 12, seed=3).double()
     found = sparsify.sparsify(tensor, own, "csr")
     (found.to_dense() * factor).sum().backward()
@@ -285,35 +289,186 @@ def test_the_loops_store_what_stays_alone():
         "Y[i,k] = relu(T[i,k])", T=T, format="csr", sparsifier=sparsifiers.ScalarThreshold(0.5)
     )
     assert "entries of row_Y[0 ..k_extent] that are not 0" in text
-    later = sparsify.explain("Y[i,k] = relu(T[i,k])", T=T, format="csr", sparsifier=sparsifiers.TopK(2))
-    assert later.endswith("the result: TopK(k=2, dim=-1, by='magnitude'), then csr")
+    rows = sparsify.explain("Y[i,k] = relu(T[i,k])", T=T, format="csr", sparsifier=sparsifiers.TopK(2))
+    assert "largest 2 entries of row_Y[0 ..k_extent]" in rows and "after the kernel" not in rows
+    moved = sparsify.explain(
+        "Y[i,k] = relu(T[i,k])", T=T, format="csr", sparsifier=sparsifiers.TopK(2, dim=0)
+    )
+    assert moved.endswith("after the kernel\n  conversion to dense, compressed")
+    own = sparsifiers.ScalarFraction(0.5)
+    later = sparsify.explain("Y[i,k] = relu(T[i,k])", T=T, format="csr", sparsifier=own)
+    assert later.endswith("the result: ScalarFraction(fraction=0.5), then csr")
 
 
 @pytest.mark.parametrize(
-    "own", [case[0] for case in CASES[5:]] + [sparsifiers.PerBlockFraction(1, 4)], ids=str
+    "own", [case[0] for case in CASES[5:]] + [sparsifiers.PerBlockFraction(1, 4, group=2)], ids=str
 )
 def test_behind_the_kernel(own):
     X, W = random(12, 5, seed=1), random(16, 5, seed=2)
     found = sparsify.evaluate(PRODUCT, X=X, W=W, format="csr", sparsifier=own)
-    dense = sparsify.evaluate(PRODUCT, X=X, W=W)
-    assert torch.equal(found.to_dense(), torch.where(own.mask(dense), dense, 0))
+    dense = sparsify.evaluate(PRODUCT, X=X, W=W)  # by another kernel, which may round in another order
+    torch.testing.assert_close(found.to_dense(), torch.where(own.mask(dense), dense, 0))
+
+
+BLOCKS = [
+    sparsifiers.PerBlockFraction(2, 4),
+    sparsifiers.PerBlockFraction(9, 36),
+    sparsifiers.PerBlockFraction(1, 4, dim=0),
+    sparsifiers.PerBlockFraction(7, 40, dim=-2),
+    sparsifiers.TopK(3),
+    sparsifiers.TopK(3, dim=0, by="value"),
+    sparsifiers.TopK(0),
+    sparsifiers.TopK(50),
+]
 
 
 @pytest.mark.usefixtures("compiled_fast")
-@pytest.mark.parametrize("vector_bytes", [0, 64])
 @pytest.mark.parametrize(
-    "format, dtype", [("csr", torch.float32), ("csc", torch.float64), (None, torch.bfloat16)]
+    "own, format, dtype",
+    [
+        (
+            own,
+            ("csr", "csc", "coo", None)[n % 4],
+            (torch.float32, torch.bfloat16, torch.float64, torch.float16)[n % 4],
+        )
+        for n, own in enumerate(BLOCKS)
+    ],
 )
-def test_blocks_inside_the_kernel(format, dtype, vector_bytes):
-    """n:m: the kernel that writes the result compares within blocks; ties, infinite and undefined entries too."""
-    own = sparsifiers.PerBlockFraction(2, 4)
+@pytest.mark.parametrize("settings", [{}, {"vector_bytes": 0}, {"compiler": "/nonexistent/c++"}], ids=str)
+@pytest.mark.filterwarnings("ignore:.*torch's operators compute:RuntimeWarning")
+def test_blocks_inside_the_kernel(own, format, dtype, settings):
+    """n:m and top-k: exact counts, kept zeros are stored; ties, infinite and undefined entries too."""
     T = random(40, 36, seed=3).to(dtype)
     T[2, 3], T[3], T[4], T[5, 1], T[5, 2] = torch.nan, 1, 0, torch.inf, -torch.inf
-    with options.override(vector_bytes=vector_bytes, threads=2, serial_threshold=0, compiler_flags=("-O0",)):
+    T[6, ::2] = -0.0
+    with options.override(threads=2, serial_threshold=0, compiler_flags=("-O0",), **settings):
         found = sparsify.evaluate("Y[i,k] = T[i,k] * 2", T=T, format=format, sparsifier=own)
-    want = torch.where(own.mask(T * 2), T * 2, 0)
-    torch.testing.assert_close(found.to_dense(), want, equal_nan=True)
-    assert found.nnz == int((want != 0).sum())
+    mask = own.mask(T * 2)
+    torch.testing.assert_close(found.to_dense(), torch.where(mask, T * 2, 0), equal_nan=True)
+    rows, columns = found.coordinates()
+    assert torch.equal(torch.zeros_like(mask).index_put((rows, columns), torch.tensor(True)), mask)
+    assert found.nnz == int(mask.sum()) and found.format == sparsify.Format(format or "csr", rank=2)
+    sparsify.Pattern(found.format, tuple(found.shape), found.pattern.pos, found.pattern.crd).validated()
+
+
+@pytest.mark.usefixtures("compiled_fast")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("own", [sparsifiers.TopK(3), sparsifiers.PerBlockFraction(2, 4)], ids=str)
+def test_blocks_of_half_precision_that_are_copied(own, dtype):
+    """Small ones by a statement, large ones by `store`: rows are read as they are, and compared as they are."""
+    for shape in ((4, 8), (160, 128)):
+        T = random(*shape, seed=4).to(dtype)
+        copied = sparsify.evaluate("Y[i,k] = T[i,k]", T=T, format="csr", sparsifier=own)
+        for found in (own(T, "csr"), copied):
+            assert found.nnz == int(own.mask(T).sum())
+            assert torch.equal(found.to_dense(), torch.where(own.mask(T), T, 0))
+
+
+@pytest.mark.usefixtures("compiled_fast")
+def test_blocks_of_results_that_no_kernel_compares():
+    """Truth values and complex numbers of operands of other dtypes: the sparsifier follows the kernel."""
+    own, T = sparsifiers.TopK(2), random(6, 8, seed=5)
+    for text in ("Y[i,k] = T[i,k] > 0", "Y[i,k] = logical_not(T[i,k])"):
+        found = sparsify.evaluate(text, T=T, format="csr", sparsifier=own)
+        dense = T > 0 if ">" in text else T == 0
+        assert torch.equal(found.to_dense(), dense & own.mask(dense))
+    found = sparsify.evaluate("Y[i,k] = T[i,k] * c", T=T, c=2j, format="csr", sparsifier=own)
+    torch.testing.assert_close(found.to_dense(), torch.where(own.mask(T * 2j), T * 2j, 0))
+
+
+@pytest.mark.parametrize(
+    "text, format, message",
+    [
+        ("Y[i,k] = T[i,k] > 0", "csr largest 2", r"`largest 2` of Y, which is bool; one of float32"),
+        ("Y[i,k] = T[i,k]", "largest 2", "a format in front of it"),
+    ],
+)
+def test_formats_that_no_kernel_compares(text, format, message):
+    with pytest.raises(FormatError, match=message):
+        sparsify.evaluate(text, T=random(3, 4), format=format)
+
+
+@pytest.mark.usefixtures("compiled_fast")
+@pytest.mark.parametrize("own", [sparsifiers.TopK(3), sparsifiers.RandomFraction(0.5)], ids=str)
+def test_truth_values_stay_truth_values(own):
+    for rows in (4, 200):
+        T = random(rows, 128) > 0
+        found = own(T, "csr")
+        assert found.dtype == torch.bool and torch.equal(found.to_dense(), T & own.mask(T))
+
+
+@pytest.mark.usefixtures("compiled_fast")
+def test_more_entries_than_numbers_of_64_bits_count():
+    T = random(3, 40)
+    for format in (f"csr largest {2**64 + 1}", f"csr largest {2**64 + 1} of {2**64 + 2}"):
+        assert sparsify.evaluate("Y[i,k] = T[i,k]", T=T, format=format).nnz == 120
+
+
+@pytest.mark.usefixtures("compiled_fast")
+def test_blocks_of_other_results():
+    """Three modes, whole numbers, reductions, rows that are counted first, sums with sparse operands."""
+    cube = random(4, 6, 8).mul(5).long()
+    for own in (sparsifiers.TopK(2), sparsifiers.PerBlockFraction(1, 3, dim=1), sparsifiers.TopK(1, dim=0)):
+        found = sparsify.evaluate("Y[a,b,c] = T[a,b,c] + 1", T=cube, sparsifier=own)
+        assert torch.equal(found.to_dense(), torch.where(own.mask(cube + 1), cube + 1, 0))
+        assert found.nnz == int(own.mask(cube).sum())
+    X, W = random(12, 5, seed=1), random(16, 5, seed=2)
+    own = sparsifiers.TopK(4)
+    found = sparsify.evaluate("Y[i,k] += X[i,j] * W[k,j]", X=X, W=W, format="csr", sparsifier=own)
+    torch.testing.assert_close(found.to_dense(), torch.where(own.mask(X @ W.T), X @ W.T, 0))
+    A = sparsify.tensor(torch.where(X > 0, X, 0), "csr")
+    text = "Y[i,k] = sum(j, A[i,j] * W[k,j]) + b[k]"
+    dense = A.to_dense() @ W.T + W[:, 0]
+    found = sparsify.evaluate(text, A=A, W=W, b=W[:, 0].contiguous(), format="csr", sparsifier=own)
+    torch.testing.assert_close(found.to_dense(), torch.where(own.mask(dense), dense, 0))
+    stored = sparsify.evaluate("Y[i,k] = A[i,k] * 2", A=A, format="csr", sparsifier=sparsifiers.TopK(2))
+    assert stored.nnz == int((A.to_dense() != 0).sum(1).clamp(max=2).sum())  # entries that are stored alone
+    line = sparsify.evaluate("y[i] = t[i]", t=X[0].contiguous(), sparsifier=sparsifiers.TopK(2))
+    assert line.nnz == 2
+
+
+def test_rows_that_are_counted_first(monkeypatch):
+    monkeypatch.setattr("sparsify.compiler.loops.lower.assemble.dropped.MOST_ROOM", 8)
+    for own in (sparsifiers.TopK(3), sparsifiers.PerBlockFraction(1, 3)):
+        found = sparsify.evaluate("Y[n,k] = T[n,k] * 3", T=random(7, 33), format="csr", sparsifier=own)
+        mask = own.mask(random(7, 33))
+        torch.testing.assert_close(found.to_dense(), torch.where(mask, random(7, 33) * 3, 0))
+
+
+def test_formats_that_name_a_selection():
+    found = sparsify.evaluate("Y[i,k] = T[i,k]", T=T, format="csr largest 2 of 4")
+    assert torch.equal(found.to_dense(), torch.where(sparsifiers.PerBlockFraction(2, 4).mask(T), T, 0))
+    signed = sparsify.einsum("ij->ij", T, format="csc largest signed 3")
+    assert torch.equal(signed.to_dense(), torch.where(sparsifiers.TopK(3, dim=0, by="value").mask(T), T, 0))
+    A = sparsify.tensor(torch.where(T > 0, T, 0), "csr")
+    mistakes = [
+        ("coo largest 2", "rows: dense levels and a compressed one"),
+        ("dense largest 2", "rows: dense levels and a compressed one"),
+        ("csr largest 5 of 4", "n of every m stay, n at most m"),
+        ("csr largest 0 of 0", "n of every m stay, n at most m"),
+    ]
+    for format, message in mistakes:
+        with pytest.raises(FormatError, match=message):
+            sparsify.evaluate("Y[i,k] = T[i,k]", T=T, format=format)
+    with pytest.raises(FormatError, match="entries that are not stored"):
+        sparsify.evaluate("Y[i,k] = A[i,k]", A=A, format="csr largest 2")
+    with pytest.raises(FormatError, match="one condition"):
+        sparsify.evaluate(
+            "Y[i,k] = T[i,k]", T=T, format="csr largest 2", sparsifier=sparsifiers.ScalarThreshold(1.0)
+        )
+    with pytest.raises(ScheduleError, match="a row at once"):
+        sparsify.evaluate("Y[i,k] = T[i,k] * 2", T=T, format="csr largest 2", schedule="order i, k")
+
+
+def test_memory_beside_results():
+    """Rows are stored in place: nothing of the size of a mask or of wide coordinates lives beside the result."""
+    tensor = random(512, 512)
+    whole = tensor.nbytes
+    for own, most in ((sparsifiers.KeepAll(), 2.1), (sparsifiers.TopK(64), 2.3), (BLOCKS[0], 2.1)):
+        with Peak() as peak:
+            found = sparsify.sparsify(tensor, own, "csr")
+        assert found.pattern.crd[1].dtype == torch.int32
+        assert peak.bytes <= most * whole, (own, peak.bytes / whole)
 
 
 def test_gradients_of_blocks_inside_the_kernel():

@@ -1,7 +1,6 @@
-"""The case studies of STen's paper, appendix A: an MLP from scratch, custom implementations; the page of its items."""
+"""The listings of STen's paper: section 3 and the case studies of appendix A, with our names."""
 
 import copy
-import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from torch.nn import functional
 
 import sparsify
 from sparsify import Parts, recipe, sparsifiers
-from sparsify.sparsification import registry
+from sparsify.errors import UnsupportedOperatorError
+from sparsify.sparsification.registered import dispatch, registry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -141,13 +141,7 @@ def test_custom_implementations():
 
 def test_a_layer_of_bert():
     """Appendix A.1: weights by magnitude in CSR, a random tenth of what GELU gives, by the page's recipe."""
-    transformers = pytest.importorskip("transformers")
-    modeling = pytest.importorskip("transformers.models.bert.modeling_bert")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        hidden_size=32, intermediate_size=64, num_attention_heads=4, attn_implementation="eager"
-    )
-    layer = modeling.BertLayer(config).double().eval()
+    layer = small_layer().double()
     page = (ROOT / "docs" / "sten.md").read_text(encoding="utf-8")
     given = recipe.loads(page.split("```yaml\n")[1].split("```")[0])
     x = torch.randn(2, 9, 32, dtype=torch.float64, requires_grad=True)
@@ -169,14 +163,97 @@ def test_a_layer_of_bert():
     assert found.report.regions
 
 
-def test_each_item_of_the_page_has_a_test():
-    """`docs/sten.md` names tests and public names that there are."""
-    page = (ROOT / "docs" / "sten.md").read_text(encoding="utf-8")
-    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
-    assert len(tests) > 15
-    for path, name in tests:
-        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path} has no {name}"
-    for name in re.findall(r"`sparsify\.(\w+)", page):
-        assert hasattr(sparsify, name), name
-    for name in re.findall(r"`sparsifiers\.(\w+)", page):
-        assert hasattr(sparsifiers, name), name
+def test_the_listing_of_section_3():
+    """An implementation of `add` for CSR and COO that applies a random fraction itself, called by its layouts."""
+
+    @sparsify.register_operator(
+        torch.add,
+        inputs=("csr", "coo", None, None),
+        outputs=[(sparsifiers.RandomFraction, "coo")],
+    )
+    def sparse_add(ctx, inputs, output_sparsifiers):
+        left, right, alpha, _ = inputs
+        (drawn,) = output_sparsifiers
+        assert alpha in (None, 1)
+        return drawn(left.to_dense() + right.to_dense(), "coo")
+
+    a, b = (torch.randn(10, 20, generator=torch.Generator().manual_seed(n)) for n in range(2))
+    drawn = sparsifiers.RandomFraction(0.5, seed=4)
+    add = sparsify.sparsified(torch.add, Parts(drawn, "coo", sparsifiers.KeepAll(), "coo"))
+    with sparsify.strict():
+        found = add(sparsify.tensor(a, "csr"), sparsify.tensor(b, "coo"))
+    assert str(found.format) == "coordinate, coordinate"
+    torch.testing.assert_close(found.to_dense(), torch.where(drawn.mask(a + b), a + b, 0))
+
+
+def small_layer():
+    """A layer of BERT, small."""
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.bert.modeling_bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=64, num_attention_heads=4, attn_implementation="eager"
+    )
+    return modeling.BertLayer(config).eval()
+
+
+def test_the_builder_of_appendix_a1():
+    """Its names of weights, the name of the result of GELU, and the rules that it makes."""
+    model = small_layer()
+    weights = [f"{name}.weight" for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    assert weights == [
+        "attention.self.query.weight", "attention.self.key.weight",
+        "attention.self.value.weight", "attention.output.dense.weight",
+        "intermediate.dense.weight", "output.dense.weight",
+    ]  # fmt: skip
+    names = {node.op: node.name for node in torch.fx.symbolic_trace(model.intermediate).graph.nodes}
+    assert names["call_function"] == "gelu"
+    rules = [
+        {
+            "targets": [f"param:{name}"],
+            "prune": {"method": "magnitude", "sparsity": 0.9},
+            "format": "csr",
+        }
+        for name in weights
+    ]
+    rules.append(
+        {
+            "targets": ["node:intermediate.gelu"],
+            "inline": sparsifiers.RandomFraction(0.9),
+            "temporary": "coo",
+            "external": sparsifiers.KeepAll(),
+            "format": "coo",
+        }
+    )
+    input = torch.rand(2, 9, 32)
+    sparse_model = sparsify.apply(model, {"schema": 1, "name": "builder", "sparsify": rules}, (input,))
+    assert [len(entry.matched) for entry in sparse_model.report.rules] == [1] * 7
+    output = sparse_model(input)
+    assert (output[0] if isinstance(output, tuple) else output).shape == input.shape
+
+
+def test_the_messages_of_appendix_a3(monkeypatch):
+    """Before anything is registered, each operator says once that it computes densely, and what to register."""
+    monkeypatch.setattr(dispatch, "_warned", set())
+    sparsify.register_format(MyCsc)
+    a, b = torch.randn(10, 20), torch.randn(10, 20)
+    c = torch.randn(20, 30, requires_grad=True)
+    parts = (sparsifiers.KeepAll(), torch.Tensor, sparsifiers.RandomFraction(0.5, seed=1), MyCsc)
+    add = sparsify.sparsified(torch.add, parts, parts)
+    with pytest.warns(RuntimeWarning, match=r"torch.mm of \(MyCsc, torch.Tensor\) has no implementation"):
+        d = torch.mm(add(a, b), c)
+    kept = parts[2].mask(a + b)
+    torch.testing.assert_close(d, torch.where(kept, a + b, 0) @ c)
+    with (
+        pytest.raises(UnsupportedOperatorError, match=r"@sparsify.register_operator\(torch.mm"),
+        sparsify.strict(),
+    ):
+        torch.mm(add(a, b), c)
+
+    @sparsify.register_operator(torch.mm, inputs=(MyCsc, torch.Tensor))
+    def mm(ctx, inputs, output_sparsifiers):
+        return torch.from_numpy(inputs[0].wrapped_tensor.data @ inputs[1].detach().numpy())
+
+    d = torch.mm(add(a, b), c)
+    with pytest.raises(UnsupportedOperatorError, match=r"@sparsify.register_backward\(torch.mm"):
+        d.backward(torch.randn(10, 30))

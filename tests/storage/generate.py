@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.tensor import SparseTensor
 
 MATRIX_FORMATS = (

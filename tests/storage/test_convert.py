@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+import sparsify.compiler.arrays.sort_edges  # noqa: F401 - registers the compiled transposition
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage import convert, validate
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from tests.storage.generate import FORMATS, MATRIX_FORMATS, Case, cases
 
 
@@ -122,3 +123,25 @@ def test_conversion_is_differentiable():
         assert torch.autograd.gradcheck(
             lambda v, form=form: tensor((coordinates, v, (3, 4)), "csc").to(format=form).to_dense(), values
         )
+
+
+@pytest.mark.parametrize("source", ["csr", "csc"])
+@pytest.mark.parametrize(
+    "target", ["j/4: dense, i: dense, j%4: compressed", "i/5: dense, j: dense, i%5: compressed"]
+)
+@pytest.mark.parametrize("shape", [(7, 9), (40, 3), (1, 12), (20, 30)])
+def test_panels_by_counting_equal_sorted_ones(source, target, shape):
+    form = Format(target)
+    stored = Case(source, shape, "random").stored()
+    counted = convert._panelled(stored.pattern, form)
+    assert counted is not None and convert.panel_mode(form) == form.levels[0].expression.mode
+    validate.pattern(counted.pattern)
+    sorted_ = convert.placed(list(stored.coordinates()), None, shape, form)
+    assert torch.equal(counted.permutation, sorted_.permutation)
+    assert counted.pattern.equals(sorted_.pattern)
+    assert [a.dtype for a in counted.pattern.arrays()] == [a.dtype for a in sorted_.pattern.arrays()]
+
+
+def test_formats_that_are_no_panels():
+    for text in ("csr", "bcsr(4, 4)", "i: dense, j/4: dense, j%4: compressed"):
+        assert convert.panel_mode(Format(text)) is None, text

@@ -6,7 +6,7 @@ import torch
 import sparsify
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 

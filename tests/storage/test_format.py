@@ -6,7 +6,7 @@ import pytest
 
 from sparsify.errors import FormatError
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Compressed, Dense, OnePerParent, Singleton
+from sparsify.storage.level.levels import Compressed, Dense, OnePerParent, Singleton
 from tests.storage.generate import FORMATS
 
 NAMED = (

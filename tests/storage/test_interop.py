@@ -6,7 +6,7 @@ import scipy.sparse
 import torch
 
 from sparsify.errors import FormatError, InvalidTensorError
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from tests.storage.generate import FORMATS, SHAPES, Case
 
 DTYPES = (

@@ -3,8 +3,8 @@
 import pytest
 
 from sparsify.errors import FormatError
-from sparsify.storage.known_levels import LEVELS, level, registered
-from sparsify.storage.levels import Compressed, Grouped
+from sparsify.storage.level.known_levels import LEVELS, level, registered
+from sparsify.storage.level.levels import Compressed, Grouped
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from sparsify.errors import FormatError
-from sparsify.storage.arrays import Arrays
 from sparsify.storage.format import Format
-from sparsify.storage.known_levels import LEVELS
-from sparsify.storage.levels import Bitmap, Compressed, Dense, Grouped, Singleton, Sliced
+from sparsify.storage.level.arrays import Arrays
+from sparsify.storage.level.known_levels import LEVELS
+from sparsify.storage.level.levels import Bitmap, Compressed, Dense, Grouped, Singleton, Sliced
 
 CAPABILITIES = (
     "can_iterate",

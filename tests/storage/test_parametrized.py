@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparsify.storage.interop import tensor
-from sparsify.storage.parametrized import take_apart
+from sparsify.storage.interop.tensors import tensor
+from sparsify.storage.subclass.parametrized import take_apart
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.pattern import LevelStatistics, Pattern, shared
 from tests.storage.generate import Case
 

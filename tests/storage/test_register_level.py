@@ -10,7 +10,7 @@ import torch
 
 import sparsify
 from sparsify.errors import FormatError, InvalidTensorError
-from sparsify.storage import known_levels
+from sparsify.storage.level import known_levels
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 

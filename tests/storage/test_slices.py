@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.storage.arrays import Arrays
-from sparsify.storage.entries import Entries
-from sparsify.storage.levels import Sliced
-from sparsify.storage.slices import parents_of, sliced
+from sparsify.storage.level.arrays import Arrays
+from sparsify.storage.level.entries import Entries
+from sparsify.storage.level.levels import Sliced
+from sparsify.storage.level.slices import parents_of, sliced
 
 
 def test_positions_of_slices_are_counted_in_int64():

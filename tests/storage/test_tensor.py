@@ -15,7 +15,7 @@ from sparsify.errors import FormatError, InvalidTensorError, ShapeError, Unsuppo
 from sparsify.options import strict
 from sparsify.storage import validate
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.tensor import SparseTensor, operators
 from tests.storage.generate import MATRIX_FORMATS, Case
 

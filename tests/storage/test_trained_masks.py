@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsify.passes.module import optimizer_steps
-from sparsify.storage import trained_masks
+from sparsify.passes.module.weights import optimizer_steps
+from sparsify.storage.subclass import trained_masks
 
 optimizer_steps.watch_trained()
 

@@ -7,7 +7,7 @@ from sparsify.api import einsum
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage import validate
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
 

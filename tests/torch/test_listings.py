@@ -75,6 +75,20 @@ def test_mixture_of_experts(listing):
     real.testing.assert_close(found["y"], wanted)
 
 
+def test_the_dense_listing_has_the_same_result():
+    """The slide's model before the import changes: `torch` in the place of `sparsify.torch`, without `rearrange`."""
+    sizes = {"B": 6, "D_in": 5, "D_out": 3, "N_experts": 4}
+    dense = MIXTURE.replace("scorch", "torch").replace(
+        'torch.rearrange(x, "bd->bnd", n=N_experts)', "x[:, None].expand(B, N_experts, D_in)"
+    )
+    dense = dense.replace(ONE_HOT, f"{ONE_HOT}.float()")  # torch's einsum promotes no dtypes
+    real.manual_seed(3)
+    wanted = dict(sizes)
+    exec(dense, wanted)
+    real.manual_seed(3)
+    real.testing.assert_close(run(MIXTURE, **sizes)["y"], wanted["y"])
+
+
 def test_sampled_product():
     found = run(SDDMM, n=12, k=3)
     assert isinstance(found["D"], sparsify.SparseTensor) and found["D"].nnz == found["A"]._nnz()

@@ -8,7 +8,7 @@ import torch as real
 
 import sparsify.torch as torch
 from sparsify import SparseTensor
-from sparsify.errors import FormatError, InvalidTensorError, ShapeError
+from sparsify.errors import EinsumError, FormatError, InvalidTensorError, ShapeError
 from sparsify.torch.nn import functional as F
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
@@ -157,7 +157,44 @@ def test_einsum_over_layouts_of_torch():
     assert type(torch.einsum("ij,jk->ik", A, B)) is real.Tensor
     assert isinstance(torch.einsum("ij,jk->ik", A, B, format="csr"), SparseTensor)
     real.testing.assert_close(torch.einsum("ij,jk->ik", [A.to_sparse(), B]), A @ B)
-    real.testing.assert_close(torch.einsum(A, [0, 1], B, [1, 2], [0, 2]), A @ B)
+
+
+@pytest.mark.parametrize("layout", ["dense", "coo", "csr", "stored"])
+@pytest.mark.parametrize(
+    "first, second, result",
+    [
+        ([0, 1], [1, 2], [0, 2]),
+        ([0, 1], [1, 2], None),
+        ([..., 1], [1, 2], [..., 2]),
+        ((51, 25), (25, 0), None),
+        ([30, 26], [26, 25], [25, 30]),
+    ],
+)
+def test_lists_of_subscripts(layout, first, second, result):
+    A, B = real.rand(5, 6) * (real.rand(5, 6) < 0.5), real.rand(6, 3)
+    operand = {
+        "dense": A,
+        "coo": A.to_sparse(),
+        "csr": A.to_sparse_csr(),
+        "stored": torch.tensor(A, format="csr"),
+    }[layout]
+    rest = () if result is None else (result,)
+    wanted = real.einsum(A, list(first), B, list(second), *rest)
+    real.testing.assert_close(torch.einsum(operand, first, B, second, *rest), wanted)
+    found = torch.einsum(operand, first, B, second, *rest, format="csr")
+    assert isinstance(found, SparseTensor)
+    real.testing.assert_close(found.to_dense(), wanted)
+
+
+@pytest.mark.parametrize(
+    "subscripts, message",
+    [((0, 1), "lists? of subscripts"), ([0, 52], "subscript 52 .*0 to 51"), (["i", 1], "subscript 'i'")],
+)
+def test_lists_of_subscripts_that_are_none(subscripts, message):
+    A = torch.eye(3, format="csr")
+    arguments = (A, A) if subscripts == (0, 1) else (A, subscripts)
+    with pytest.raises(EinsumError, match=message):
+        torch.einsum(*arguments)
 
 
 def test_functions_of_the_namespace_compile_into_one_graph():

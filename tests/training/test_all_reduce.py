@@ -65,7 +65,6 @@ def run(rank: int, folder: str) -> None:
     assert net[0].weight.grad is None
     assert net[2].bias.grad.tolist() == [0.5] * 4
     leave_together(rank, Path(folder))
-    dist.destroy_process_group()
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch without gloo")

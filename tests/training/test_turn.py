@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify import SparseTensor, options
-from sparsify.passes.module import require_gain
+from sparsify.passes.module.check import require_gain
 
 RECIPE = {
     "schema": 1,

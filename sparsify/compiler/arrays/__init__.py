@@ -1,1 +1,1 @@
-"""Arrays beside the generated kernels: edges sorted into CSR, digests of memory, gradients cleared, in C++."""
+"""C++ functions on arrays besides generated kernels: edges sorted into CSR, digests, cleared gradients."""

@@ -1,7 +1,7 @@
-"""Gradients under the mask of a weight: entries outside of it are set to 0 where they lie, in C++.
+"""Gradients under the mask of a weight: entries outside of the mask are zeroed in place, in C++.
 
-In: a gradient [3072, 768] and its mask as bits. Out: the same tensor, 0 where the bits are 0; an eighth of a byte is
-read for each entry, and its 4 bytes once. Where nothing can be compiled, torch makes another tensor.
+In: a gradient [3072, 768] and its mask as bits. Out: the same tensor, 0 for zero bits; each entry reads an eighth of a
+byte, and its 4 bytes once. Without a compiler, torch makes another tensor.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sparsify.compiler.cpp.call import foreign_call
 from sparsify.compiler.cpp.toolchain.cache import library
-from sparsify.compiler.kernel import foreign_call
 from sparsify.errors import CompilerError
 from sparsify.options import Options, current
 from sparsify.runtime.threads import count
@@ -25,10 +25,10 @@ LEAST_PARALLEL: Final = 1 << 15
 
 
 def cleared_by(entries: int, dtype: torch.dtype, bits: Tensor) -> Callable[[Tensor], None] | None:
-    """The function that sets entries of a tensor to 0 where bits are 0; `None` where nothing can be compiled.
+    """The function that zeroes entries of a tensor at zero bits; `None` without a compiler.
 
     Args:
-        entries, dtype: of tensors that the function takes, which are contiguous.
+        entries, dtype: size and dtype of the contiguous argument tensors.
         bits: int8, whole words of 8 bytes, the first entry in the lowest bit.
 
     >>> clear = cleared_by(3, torch.float32, torch.tensor([0b101, 0, 0, 0, 0, 0, 0, 0], dtype=torch.int8))
@@ -52,7 +52,7 @@ def cleared_by(entries: int, dtype: torch.dtype, bits: Tensor) -> Callable[[Tens
 
 @cache
 def _loaded(options: Options) -> foreign_call.Call | None:
-    """The function of the C++ text, `None` where nothing can be compiled."""
+    """The function of the C++ text, `None` without a compiler."""
     source = resources.files("sparsify.compiler.cpp").joinpath("clear.cpp").read_text(encoding="utf-8")
     try:
         # The user's flags are for kernels.

@@ -1,10 +1,10 @@
-"""Digests of memory: 64 bits that differ when bytes differ, at the speed of memory.
+"""Digests of memory: 64-bit hashes of bytes, at the speed of memory.
 
 In: `digest(tensor)`. Out: an integer, equal for equal entries of one dtype and shape within this process; `sample`
-reads 16 KiB of them at most.
+reads at most 16 KiB of the entries.
 
-Two tensors that differ have equal digests with a probability of about 2^-64. The secret is drawn at each start, so that
-nobody can prepare such tensors.
+Two different tensors have equal digests with a probability of about 2^-64. The secret is drawn at each start, so that
+nobody can prepare collisions.
 """
 
 import ctypes
@@ -15,29 +15,28 @@ from typing import Final
 
 import torch
 
-from sparsify.compiler.cpp.call import digest_source
-from sparsify.compiler.kernel import foreign_call
+from sparsify.compiler.cpp.call import digest_source, foreign_call
 
 Function = Callable[[torch.Tensor, int], int]
 CHUNK_BYTES: Final = 1 << 20
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """The digest of the entries of a strided tensor on the CPU, in the order in which they lie in memory."""
+    """The digest of the entries of a strided CPU tensor, in memory order."""
     if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
         tensor = _contiguous(tensor)
     return _function()(tensor, tensor.nbytes)
 
 
 def sample(tensor: torch.Tensor) -> int:
-    """The digest of 256 lines of 64 bytes at equal distances: writes to a 256th of the entries in a row change it."""
+    """The digest of 256 lines of 64 bytes at equal distances: changed by writes to a 256th of the entries in a row."""
     if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
         tensor = _contiguous(tensor)
     return _sample()(tensor, tensor.nbytes)
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The entries one after the other in the order of their strides, those of expanded modes once."""
+    """The entries one after the other in the order of the strides; the entries of expanded modes once."""
     with torch.no_grad():
         for mode, stride in enumerate(tensor.stride()):
             if stride == 0 and tensor.shape[mode] > 1:
@@ -48,13 +47,13 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _function() -> Function:
-    """The digest of so many bytes of a tensor; in Python where nothing can be compiled."""
+    """The digest function `(tensor, bytes)`; in Python without a compiler."""
     return _bound(is_sample=False) or interpreted
 
 
 @cache
 def _sample() -> Function:
-    """The same of a sample; of all bytes where nothing can be compiled."""
+    """The sample function `(tensor, bytes)`; the digest of all bytes without a compiler."""
     return _bound(is_sample=True) or interpreted
 
 
@@ -71,13 +70,13 @@ def _bound(is_sample: bool) -> Function | None:
 
 @cache
 def _secret() -> ctypes.Array[ctypes.c_uint64]:
-    """Random words that live as long as the process."""
+    """Random words with the lifetime of the process."""
     words = [secrets.randbits(64) | 1 for _ in range(digest_source.WORDS)]
     return (ctypes.c_uint64 * digest_source.WORDS)(*words)
 
 
 def interpreted(tensor: torch.Tensor, count: int) -> int:
-    """The same by Python's hash of bytes, a tenth as fast; its secret is that of the process."""
+    """The digest by Python's hash of bytes, a tenth as fast; the secret is Python's per-process hash secret."""
     address, starts = tensor.data_ptr(), range(0, count, CHUNK_BYTES)
     if not address and count:
         raise ValueError("a digest reads memory, and the tensor has none of its own")

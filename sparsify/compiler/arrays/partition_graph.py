@@ -1,7 +1,7 @@
 """Steps of a multilevel graph partitioner in C++: label propagation, growing, refinement.
 
 In: a symmetric adjacency in CSR and the part of each node. Out: the same arrays with nodes moved to better parts, in
-place: `propagate` takes some rows at a time, so that edges may stay on disk; `refine` and `grow` the whole graph.
+place: `propagate` takes some rows at a time, so edges may stay on disk; `refine` and `grow` take the whole graph.
 """
 
 import ctypes
@@ -35,12 +35,12 @@ class _Graph(ctypes.Structure):
 
 @dataclass
 class Labels:
-    """The part of each node, and what the parts weigh.
+    """The part of each node, and the weight of each part.
 
     Attributes:
         part: int32 [nodes].
         size: int64 [parts], the sum of node weights of each part.
-        limit: int64 [parts], or [1] where all parts have one limit.
+        limit: int64 [parts], or [1] for a common limit of all parts.
     """
 
     part: Array
@@ -58,14 +58,14 @@ def propagate(
     first: int, pos: Array, crd: Array, labels: Labels, *, edge_weight: Array | None = None,
     node_weight: Array | None = None, seed: int = 0,
 ) -> int:  # fmt: skip
-    """One sweep of size-constrained label propagation over some rows; how many nodes moved.
+    """One sweep of size-constrained label propagation over some rows; the number of moved nodes.
 
     Args:
         first: the node of the first row.
         pos, crd: int64 [rows + 1] from 0, int32 [entries]: the rows in CSR.
         labels: changed in place.
-        edge_weight, node_weight: int64 [entries] and [nodes], 1 where left out.
-        seed: of the choice between equal clusters.
+        edge_weight, node_weight: int64 [entries] and [nodes], 1 if left out.
+        seed: random seed of the choice between equal clusters.
 
     Source: Meyerhenke, Sanders, Schulz, Partitioning complex networks via size-constrained clustering, 2014.
     """
@@ -80,7 +80,7 @@ def refine(
     node_weight: Array | None,
     patience: int,
 ) -> int:
-    """One pass of k-way refinement of a whole graph; by how much the cut fell.
+    """One pass of k-way refinement of a whole graph; returns the decrease of the cut.
 
     Source: Fiduccia and Mattheyses, A linear-time heuristic for improving network partitions, 1982.
     """
@@ -91,7 +91,7 @@ def grow(
     pos: Array, crd: Array, labels: Labels, edge_weight: Array | None, node_weight: Array | None,
     weight: int, seed: int,
 ) -> int:  # fmt: skip
-    """Moves nodes around `seed` from part 1 to part 0, those first that cut least, until part 0 has the weight."""
+    """Moves nodes around `seed` from part 1 to part 0, smallest cut first, until part 0 has the weight."""
     return _call("sparsify_grow", 0, pos, crd, labels, edge_weight, node_weight, patience=weight, seed=seed)
 
 
@@ -121,7 +121,7 @@ def _loaded(symbol: str, options: Options) -> Callable[[Any], int]:
     """A function of the C++ text.
 
     Raises:
-        CompilerNotFoundError, BuildError: it cannot be compiled.
+        CompilerNotFoundError, BuildError: compilation failed.
     """
     source = resources.files("sparsify.compiler.cpp").joinpath("partition.cpp").read_text(encoding="utf-8")
     made = library(source, {}, replace(options, compiler_flags=()), symbol=symbol)

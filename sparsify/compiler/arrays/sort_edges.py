@@ -1,9 +1,9 @@
-"""Edges become a matrix: counting sorts in C++, from coordinates to CSR and from CSR to CSC.
+"""Edge lists as sparse matrices: counting sorts in C++, from coordinates to CSR and from CSR to CSC.
 
-In: rows `[1, 0, 1]` and columns `[0, 2, 0]` of edges. Out: `pos` `[0, 1, 2]`, `crd` `[2, 0]`, and the slot of each
-edge, `[1, 0, 1]`; edges that come in order are told by the pass that counts them.
+In: rows `[1, 0, 1]` and columns `[0, 2, 0]` of edges. Out: `pos` `[0, 1, 2]`, `crd` `[2, 0]`, the first edge of each
+slot, `[1, 0]`, and edge 2 sharing slot 1; the counting pass detects edges already in order.
 
-Where nothing can be compiled, torch's operators sort.
+Without a compiler, torch's operators sort.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ from sparsify.storage import convert
 
 # Fewer edges are sorted by one thread.
 LEAST_PARALLEL: Final = 1 << 15
-# All threads together count at most so many rows for each edge.
+# Maximum row counters per edge, over all threads.
 EACH: Final = 4
-# As many keys may be read behind the last one.
+# Number of keys readable behind the last one.
 LANES: Final = 32
 OUTSIDE, ASCENDING, ORDERED, MERGED = -1, 0, 1, 2
 # Functions of the C++ text.
@@ -35,21 +35,23 @@ SORT, TURN = "sparsify_sort_edges", "sparsify_turn"
 
 @dataclass(frozen=True, slots=True)
 class SortedEdges:
-    """The arrays of a matrix in CSR, and where its edges are.
+    """The arrays of a matrix in CSR, and the positions of the edges.
 
     Attributes:
         pos, crd: int32 [rows + 1] and [slots].
-        edges: int64 [slots], the edge in each slot, where each has its own and they came in another order.
-        slots: int64 [edges], the slot of each edge, where some share one.
-        joined: int32 [slots], how many edges each slot has, where some share one.
-        longest: how many slots the longest row has.
-        outside: an edge that lies outside of the matrix; there are no arrays then.
+        edges: int64 [slots], the first edge in each slot, unless every edge had its own slot, in the order of slots.
+        others: int64 [edges - slots], all edges except the first of each slot, if some edges share a slot.
+        shared: int64 [edges - slots], the slots of `others`.
+        joined: int32 [slots], the number of edges in each slot, if some edges share a slot and are not listed.
+        longest: number of slots of the longest row.
+        outside: an edge outside of the matrix; the arrays are missing then.
     """
 
     pos: torch.Tensor
     crd: torch.Tensor
     edges: torch.Tensor | None = None
-    slots: torch.Tensor | None = None
+    others: torch.Tensor | None = None
+    shared: torch.Tensor | None = None
     joined: torch.Tensor | None = None
     longest: int = 0
     outside: int | None = None
@@ -84,25 +86,27 @@ def sort_edges(
     is_numbered: bool = False,
     are_told: bool = True,
 ) -> SortedEdges:
-    """The edges of a matrix by row, those of a row by column; those at the same place share a slot.
+    """The edges of a matrix sorted by row and column; edges with equal coordinates share a slot.
 
     Args:
         rows, columns: int64 [edges] on the CPU.
         shape: rows and columns of the matrix, and as many edges, all below 2**31.
-        is_numbered: whether each edge has a slot of its own, in the order of its row.
-        are_told: whether `edges` or `slots` is wanted, as it is where edges have values.
+        is_numbered: whether each edge has its own slot, in the order of its row.
+        are_told: whether `edges` and `others` are computed, as needed for edges with values.
 
     >>> found = sort_edges(torch.tensor([1, 0, 1]), torch.tensor([0, 2, 0]), (2, 3))
-    >>> found.pos.tolist(), found.crd.tolist(), found.slots.tolist(), found.joined.tolist()
-    ([0, 1, 2], [2, 0], [1, 0, 1], [1, 2])
+    >>> found.pos.tolist(), found.crd.tolist(), found.edges.tolist()
+    ([0, 1, 2], [2, 0], [1, 0])
+    >>> found.others.tolist(), found.shared.tolist()
+    ([2], [1])
     """
     rows, columns = rows.contiguous(), columns.contiguous()
     assert rows.shape == columns.shape, "an edge has a row and a column"
     if shape[0] > convert.MOST_EMPTY * len(rows):
-        return _sorted_by_torch(rows, columns, shape, is_numbered)
+        return _sorted_by_torch(rows, columns, shape, is_numbered, are_told)
     function = _function(SORT)
     if function is None:
-        return _sorted_by_torch(rows, columns, shape, is_numbered)
+        return _sorted_by_torch(rows, columns, shape, is_numbered, are_told)
     count = rows.shape[0]
     threads = _threads(count, shape[0])
     pos, crd = _empty(shape[0] + 1, torch.int32), _empty(count, torch.int32)
@@ -118,23 +122,20 @@ def sort_edges(
     if status == OUTSIDE:
         return SortedEdges(pos, crd, outside=asked.stored)
     if status == MERGED:
-        # Copies: the pattern keeps no memory that nothing is stored in.
-        begin = 2 * (count + LANES)
-        joined = work.view(torch.int32)[begin : begin + asked.stored].clone()
-        return SortedEdges(pos, crd[: asked.stored].clone(), None, places, joined, longest=asked.longest)
+        return _merged(pos, crd, places, work[count + LANES :], asked)
     return SortedEdges(pos, crd, edges=places if status == ORDERED else None, longest=asked.longest)
 
 
 def turn(
     pos: torch.Tensor, crd: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """The arrays in CSC of a matrix in CSR with so many columns; `None` where nothing can be compiled.
+    """Converts the arrays of a matrix with `width` columns from CSR to CSC; `None` without a compiler.
 
     Args:
         pos, crd: int32 [rows + 1] and [slots], contiguous.
 
     Returns:
-        `pos` and `crd`, int32 [columns + 1] and [slots], and where each entry lies in CSR, int64 [slots].
+        `pos` and `crd`, int32 [columns + 1] and [slots], and the CSR position of each entry, int64 [slots].
     """
     function = _function(TURN)
     if function is None:
@@ -154,18 +155,34 @@ def turn(
 convert.turn_by(turn)
 
 
+def _merged(
+    pos: torch.Tensor, crd: torch.Tensor, places: torch.Tensor | None, spare: torch.Tensor, asked: _Edges
+) -> SortedEdges:
+    """The result for edges with shared slots, from the arrays filled in C++."""
+    stored, longest = asked.stored, asked.longest
+    # At most an eighth of a pattern's memory may be unused.
+    is_tight = 8 * stored >= 7 * len(crd)
+    crd = crd[:stored] if is_tight else crd[:stored].clone()
+    if places is None:
+        return SortedEdges(pos, crd, joined=spare.view(torch.int32)[:stored].clone(), longest=longest)
+    begin = (stored + 1) // 2
+    shared = spare[begin : begin + len(places) - stored].clone()
+    edges = places[:stored] if is_tight else places[:stored].clone()
+    return SortedEdges(pos, crd, edges, places[stored:].clone(), shared, longest=longest)
+
+
 def _empty(length: int, dtype: torch.dtype) -> torch.Tensor:
-    """A vector with undefined entries; patterns live long, so its memory is no other tensor's before or after."""
+    """A vector with undefined entries, outside the pool: patterns live long."""
     return torch.empty(length, dtype=dtype, device=CPU)
 
 
 def _threads(edges: int, rows: int) -> int:
-    """The number of threads for so many edges by so many rows, of which each thread has a count of its own."""
+    """The number of threads for a sort, limited by the counters of all rows in each thread."""
     return 1 if edges < LEAST_PARALLEL else max(1, min(count(current()), EACH * edges // max(rows, 1)))
 
 
 def _function(symbol: str) -> Callable[[Any], int] | None:
-    """A function of the C++ text, `None` where nothing can be compiled."""
+    """A function of the C++ text, `None` without a compiler."""
     return _loaded(current(), symbol)
 
 
@@ -181,17 +198,17 @@ def _loaded(options: Options, symbol: str) -> Callable[[Any], int] | None:
 
 
 def _sorted_by_torch(
-    rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], is_numbered: bool
+    rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], is_numbered: bool, are_told: bool
 ) -> SortedEdges:
-    """The same by torch's operators, whatever device is that of new tensors."""
+    """The edges sorted by torch's operators on the CPU, for any default device."""
     with CPU:
-        return _sorted_on_cpu(rows, columns, shape, is_numbered)
+        return _sorted_on_cpu(rows, columns, shape, is_numbered, are_told)
 
 
 def _sorted_on_cpu(
-    rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], is_numbered: bool
+    rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], is_numbered: bool, are_told: bool
 ) -> SortedEdges:
-    """The same with new tensors on the CPU."""
+    """The edges sorted by torch's operators on the default device."""
     nothing = torch.empty(0, dtype=torch.int32)
     wrong = (rows < 0) | (rows >= shape[0]) | (columns < 0) | (columns >= shape[1])
     if bool(wrong.any()):
@@ -208,8 +225,9 @@ def _sorted_on_cpu(
     arrays = (pos, columns[kept].int())
     longest = int(lengths.max()) if len(lengths) else 0
     if len(kept) < len(rows):
-        slots = torch.empty_like(edges).index_copy_(0, edges, is_new.cumsum(0) - 1)
-        joined = torch.bincount(slots, minlength=len(kept)).int()
-        return SortedEdges(*arrays, slots=slots, joined=joined, longest=longest)
+        slots = is_new.cumsum(0) - 1
+        if not are_told:
+            return SortedEdges(*arrays, joined=torch.bincount(slots).int(), longest=longest)
+        return SortedEdges(*arrays, kept, edges[~is_new], slots[~is_new], longest=longest)
     is_ascending = bool((edges[1:] > edges[:-1]).all())
     return SortedEdges(*arrays, edges=None if is_ascending else edges, longest=longest)

@@ -1,11 +1,11 @@
 """A kernel of loop IR as a self-contained C++ translation unit.
 
-In: a `Function`. Out: text without headers that defines
+In: a `Function`. Out: text without headers, defining
 
     extern "C" int64_t sparsify_kernel(const int64_t *sizes, void *const *buffers, const Context *context)
 
-Sizes and buffers come in the order of the function's fields; an output slot is the number of its buffer.
-The size `serial_threshold` is the work below which a parallel loop runs on one thread.
+Sizes and buffers come in the order of the function's fields; an output slot is the number of the output's buffer.
+The size `serial_threshold` is the amount of work below which a parallel loop runs on one thread.
 """
 
 from typing import Final
@@ -20,7 +20,9 @@ from sparsify.compiler.cpp.helpers import (
     compress,
     elementary,
     float16,
+    select,
     shuffles,
+    table,
     types,
     vector_memory,
     wide,
@@ -34,6 +36,8 @@ TEMPLATES: Final[dict[str, Template]] = {
     **vector_memory.TEMPLATES,
     **bitset.TEMPLATES,
     **compress.TEMPLATES,
+    **table.TEMPLATES,
+    **select.TEMPLATES,
     **bits.TEMPLATES,
     **register_tables.TEMPLATES,
     **wide.TEMPLATES,

@@ -40,37 +40,38 @@ Text = tuple[str, int]
 
 
 def within(text: Text, precedence: int) -> str:
-    """The text, in parentheses when its operator binds less than `precedence`."""
+    """The text, in parentheses if the operator binds less tightly than `precedence`."""
     return text[0] if text[1] >= precedence else f"({text[0]})"
 
 
 @dataclass
 class Expressions:
-    """Writes expressions; knows the dtypes of buffers and how wide the masks in variables are."""
+    """Writer of expressions; knows the dtypes of buffers and the widths of masks in variables."""
 
     unit: Unit
     names: dict[str, str]
     buffers: dict[str, str] = field(default_factory=dict)
     masks: dict[str, int] = field(default_factory=dict)
     loaded: dict[str, nodes.Load] = field(default_factory=dict)
+    tables: dict[str, str] = field(default_factory=dict)
 
     def name(self, name: str) -> str:
         """The C++ name of a variable or a buffer."""
         return self.names[name]
 
     def fresh(self, name: str) -> str:
-        """A name like `name` that no variable or buffer has."""
+        """A name like `name`, unused by variables and buffers."""
         taken = self.names.values()
         while name in taken:
             name += "_"
         return name
 
     def text(self, expr: nodes.Expr) -> str:
-        """`expr` in a place where nothing binds tighter."""
+        """`expr` without parentheses, for a context of lowest precedence."""
         return self.write(expr)[0]
 
     def index(self, expr: nodes.Expr) -> str:
-        """`expr` as an index or an integer bound, where C++ widens integers by itself."""
+        """`expr` as an index or an integer bound, implicitly widened by C++."""
         match expr:
             case nodes.Convert(value, nodes.Type("int64", 1)) if type_of(value).dtype in (
                 "int8",
@@ -94,7 +95,7 @@ class Expressions:
         return f"&{self.name(buffer)}[{self.index(index)}]"
 
     def mask_bytes(self, expr: nodes.Expr) -> int:
-        """Bytes of a lane of the mask that `expr` gives most cheaply; 0 when any width costs the same."""
+        """Bytes of a lane of the cheapest mask for `expr`; 0 if any width costs the same."""
         match expr:
             case nodes.Var(name, _):
                 return self.masks[name]
@@ -110,7 +111,7 @@ class Expressions:
         return 0
 
     def write(self, expr: nodes.Expr) -> Text:
-        """The text of `expr` and how tightly its operator binds."""
+        """The text of `expr` and the precedence of its operator."""
         type = type_of(expr)
         if type.dtype == "bool" and type.lanes > 1:
             return self.mask(expr, self.mask_bytes(expr) or 1)
@@ -192,7 +193,7 @@ class Expressions:
         return f"{helper}({', '.join(self.text(arg) for arg in args)})", ATOM
 
     def _operands(self, args: tuple[nodes.Expr, ...]) -> tuple[Text, Text]:
-        """Two operands; beside a vector a broadcast is written as its scalar, which C++ broadcasts."""
+        """Two operands; a broadcast next to a vector is written as a scalar, broadcast by C++."""
         left, right = args
         if type_of(left).lanes > 1 and types.BYTES[type_of(left).dtype] >= 4:
             if isinstance(right, nodes.Broadcast) and not isinstance(left, nodes.Broadcast):
@@ -215,7 +216,7 @@ class Expressions:
         return f"{within(test, OR)} ? {chosen}", SELECT
 
     def _by_power(self, name: str, value: nodes.Expr, power: int) -> Text:
-        """Floor division by `2 ** power` is a shift, its remainder a mask, of negative numbers too."""
+        """Floor division by `2 ** power` as a shift, the remainder as a mask, for negative numbers too."""
         left = self.write(value)
         if name == "floordiv":
             return f"{within(left, SHIFT)} >> {power}", SHIFT
@@ -307,7 +308,7 @@ class Expressions:
         return f"{self.unit.use(f'reduce_{expr.function}', source.dtype, source.lanes)}({text})", ATOM
 
     def _any_or_all(self, expr: nodes.Horizontal, count: nodes.Expr | None) -> Text:
-        """Whether some lane is true, or all are."""
+        """Reduction of a mask: any lane true, or all lanes true."""
         lanes, is_or = type_of(expr.value).lanes, expr.function == "logical_or"
         if lanes == 1:
             return self.write(expr.value)
@@ -345,7 +346,7 @@ class Expressions:
             case nodes.Op("where", (condition, first, second), _):
                 test, *parts = (within(self.mask(part, width), OR) for part in (condition, first, second))
                 if width == 1:
-                    # clang compares int8 to vectors of char, which is another type.
+                    # clang compares int8 to vectors of char, a different type.
                     parts = [f"({vector})({part})" for part in parts]
                 return f"{test} ? {parts[0]} : {parts[1]}", SELECT
             case nodes.LaneBits(bits, _):
@@ -382,7 +383,7 @@ class Expressions:
 
 
 def _open(count: nodes.Expr | None, lanes: int) -> nodes.Expr | None:
-    """`count`, or `None` when it leaves no lane out."""
+    """`count`, or `None` if all lanes are covered."""
     match count:
         case nodes.Literal(value, _) if value >= lanes:
             return None

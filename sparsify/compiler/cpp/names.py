@@ -1,7 +1,7 @@
 """C++ names for the variables and buffers of a kernel.
 
-In: the names `A2_pos`, `w.0`, `int`. Out: `A2_pos`, `w_0`, `int_`: identifiers that are no keywords of C++,
-no names that generated code uses itself, and different from each other.
+In: the names `A2_pos`, `w.0`, `int`. Out: `A2_pos`, `w_0`, `int_`: identifiers different from C++ keywords,
+from names used by generated code, and from each other.
 """
 
 import re
@@ -59,6 +59,10 @@ def mentioned(node: Node) -> list[str]:
                 found |= dict.fromkeys(
                     ["serial_threshold"] if balance is None else ["serial_threshold", balance]
                 )
+            case nodes.Table(table, buffer, keys):
+                found |= dict.fromkeys([table, buffer, keys])
+            case nodes.Enter(_, table) | nodes.SortTable(table) | nodes.ClearTable(table):
+                found[table] = None
             case nodes.Compress(_, buffer, values, source):
                 found |= dict.fromkeys([source] if buffer is None else [buffer, values, source])
             case _ if (buffer := getattr(part, "buffer", None)) is not None:

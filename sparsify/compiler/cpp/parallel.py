@@ -1,9 +1,9 @@
-"""Parallel loops: each becomes a function that one thread runs, called directly when the work is small.
+"""Parallel loops: each becomes a function run by one thread, called directly for little work.
 
 In: `parallel i_begin, i_end in chunks(0..n by A2_pos): ...`. Out: the function `region_1(thread, threads, ...)`
-in the unit and, in the kernel, the call of it, once or by every thread of an OpenMP region.
+in the unit and, in the kernel, one call of the region, or a call by every thread of an OpenMP region.
 
-A function of its own keeps pointers restricted and values in registers, which capturing by reference loses.
+A separate function keeps pointers restricted and values in registers; capturing by reference loses both.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from sparsify.compiler.cpp import names
 from sparsify.compiler.cpp.helpers import types
 from sparsify.compiler.cpp.helpers.unit import Template, Unit, indent
 from sparsify.compiler.cpp.scratch import fits_stack
-from sparsify.compiler.ir.node import Node, children, find, walk
+from sparsify.compiler.ir.node import Node, children, find, holds, walk
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 OPENMP: Final = (
     'extern "C" int omp_get_thread_num() noexcept;\nextern "C" int omp_get_num_threads() noexcept;'
 )
-# Work is handed out in few chunks a thread below so many times the work that is worth a second thread: finding
-# where chunks begin costs more than threads that end at different times.
+# Below this multiple of the work worth a second thread, each thread gets few chunks: finding the starts of
+# chunks costs more than unequal finishing times of threads.
 LARGE: Final = 64
 FEW_CHUNKS: Final = 4
 
 
 def outline(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
-    """The call of a parallel loop; its function is added to the unit."""
+    """The call of a parallel loop; adds the function of the loop to the unit."""
     e, unit = statements.expressions, statements.unit
     unit.declare("openmp", OPENMP)
     number = len(unit.regions) + 1
@@ -68,9 +68,9 @@ def outline(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
 
 
 def computes_in_regions(body: nodes.Stmt) -> bool:
-    """Whether there are loops around parallel loops, and all of them count, allocate and move numbers.
+    """Whether loops surround parallel loops, and only count, allocate and move numbers.
 
-    g++ need not take time for them: the loops that compute are functions of their own.
+    g++ need not spend time on the surrounding loops: the computing loops are functions of their own.
     """
     around = list(_around(body))
     has_loops = any(isinstance(node, nodes.For | nodes.While) for node in around)
@@ -79,7 +79,7 @@ def computes_in_regions(body: nodes.Stmt) -> bool:
 
 
 def _around(node: Node) -> Iterator[Node]:
-    """The nodes outside of parallel loops, and these themselves."""
+    """The nodes outside of parallel loops, and the parallel loops themselves."""
     yield node
     if not isinstance(node, nodes.ParallelFor):
         for child in children(node):
@@ -87,7 +87,7 @@ def _around(node: Node) -> Iterator[Node]:
 
 
 def _computes(node: Node) -> bool:
-    """Whether a node is more than counting: arithmetic with fractions, or one of the steps with vectors."""
+    """Whether a node does more than counting: floating point arithmetic, or a step on vectors."""
     match node:
         case nodes.Op() | nodes.Convert() | nodes.Broadcast():
             return _is_fraction(node.type)
@@ -96,6 +96,7 @@ def _computes(node: Node) -> bool:
         case (
             nodes.Sort()
             | nodes.TakeMarks()
+            | nodes.Enter()
             | nodes.Compress()
             | nodes.Horizontal()
             | nodes.HorizontalTogether()
@@ -111,11 +112,11 @@ def _is_fraction(type: nodes.Type) -> bool:
 
 
 def _may_fail(stmt: nodes.ParallelFor) -> bool:
-    return any(not fits_stack(node) for node in find(stmt, nodes.Allocate))
+    return holds(stmt, nodes.Table) or any(not fits_stack(node) for node in find(stmt, nodes.Allocate))
 
 
 def _captured(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
-    """Variables and buffers from outside that the region uses, in order of appearance."""
+    """Variables and buffers captured by the region from outside, in order of appearance."""
     known = {**statements.variables, **statements.expressions.buffers}
     region = nodes.Block((nodes.Set(stmt.begin, stmt.extent), stmt.setup, stmt.body))
     mentioned = names.mentioned(region)
@@ -135,6 +136,8 @@ def _declared(region: nodes.Stmt) -> set[str]:
                 found |= {output.name for output in outputs}
             case nodes.Allocate(buffer=buffer):
                 found.add(buffer)
+            case nodes.Table(table, buffer, keys):
+                found |= {table, buffer, keys}
     return found
 
 
@@ -166,7 +169,7 @@ def _region(
         lines += [_loop(stmt.dynamic), *indent(body), "}"]
     if may_fail:
         lines.append("return 0;")
-    # g++ takes for cold what is called by cold functions alone.
+    # g++ treats functions called only by cold functions as cold.
     marks = "noinline, hot" if statements.unit.computes_in_regions else "noinline"
     head = f"static __attribute__(({marks})) {result} {name}("
     listed = ",\n".join(indent(indent(parameters)))

@@ -1,10 +1,10 @@
-"""Random numbers that are functions of a seed and a place: Threefry-2x32 on scalars and on vectors.
+"""Random numbers as functions of a seed and a place: Threefry-2x32 on scalars and on vectors.
 
-In: `uniform(seed, i, j0 + lane)` with 16 lanes. Out: the C++ text of `uniform_int64x16(..)`, whose arguments are words
-of 32 bits, and its call with the words of the operands: sums and products of integers need no wider lanes for them.
+In: `uniform(seed, i, j0 + lane)` with 16 lanes. Out: the C++ text of `uniform_int64x16(..)`, with 32-bit words as
+arguments, and a call with the words of the operands: 32-bit lanes suffice for sums and products of integers.
 
-The rounds and constants are those of `einsum.threefry`, which names the source: scalars and vectors of any length have
-the bits that the interpreter has.
+The rounds and constants come from `einsum.threefry`, with the source: scalars and vectors of any length yield the same
+bits as the interpreter.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -19,12 +19,12 @@ from sparsify.compiler.loops.nodes import type_of
 if TYPE_CHECKING:
     from sparsify.compiler.cpp.expressions import Expressions
 
-# Operations whose last bits follow from the last bits of their operands.
+# Operations with low bits determined by the low bits of the operands.
 MODULAR: Final = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def call(write: "Expressions", expr: nodes.Op) -> str:
-    """The call of the function with the words of a seed, a row and a column."""
+    """The call of the generator with the words of a seed, a row and a column."""
     seed, row, column = expr.args
     helper = write.unit.use("uniform", "int64", expr.type.lanes)
     words = (word(write, seed), word(write, seed, WORD_BITS), word(write, row), word(write, column))
@@ -32,7 +32,7 @@ def call(write: "Expressions", expr: nodes.Op) -> str:
 
 
 def word(write: "Expressions", expr: nodes.Expr, first: int = 0) -> str:
-    """32 bits of an integer of 64 bits in each lane, the last ones or those from bit `first` on."""
+    """32 bits of a 64-bit integer in each lane: the lowest ones, or the bits from `first` on."""
     lanes = type_of(expr).lanes
     words = write.unit.type("uint32", lanes)
     shift = f" >> {first}" if first else ""

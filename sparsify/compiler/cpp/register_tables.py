@@ -1,7 +1,7 @@
-"""Lookups: elements of a table that lies in vectors, one a lane, at places that the lanes of another vector say.
+"""Table lookups in registers: elements of a table stored in vectors, one a lane, at places given by another vector.
 
-In: `lookup(j, x_0, x_1)` with 16 lanes of float32. Out: `lookup_2_float32x16(j, x_0, x_1)`, which is one instruction
-with AVX-512. Larger tables are looked up by halves, of which a bit of the place chooses; elsewhere lane by lane.
+In: `lookup(j, x_0, x_1)` with 16 lanes of float32. Out: `lookup_2_float32x16(j, x_0, x_1)`, one instruction
+with AVX-512. Larger tables are looked up by halves, selected by a bit of the place; elsewhere lane by lane.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from sparsify.compiler.loops.nodes import MOST_LOOKED_UP, type_of
 if TYPE_CHECKING:
     from sparsify.compiler.cpp.expressions import Expressions
 
-# By dtype and lanes: the instructions that take places of two vectors, and of one.
+# By dtype and lanes: the permutation instructions of two vectors, and of one.
 PERMUTED: Final = {
     ("float32", 16): "ps512",
     ("float64", 8): "pd512",
@@ -29,7 +29,7 @@ NATIVE_ELEMENTS: Final = {"float32": "float", "float64": "double", "int32": "int
 
 
 def call(write: "Expressions", expr: nodes.Op) -> str:
-    """The call of the function for a table of so many vectors."""
+    """The call of the lookup function for a table of a number of vectors."""
     places, *table = expr.args
     dtype, lanes = expr.type.dtype, expr.type.lanes
     count = 1 << (len(table) - 1).bit_length()
@@ -40,7 +40,7 @@ def call(write: "Expressions", expr: nodes.Op) -> str:
 
 
 def _places(write: "Expressions", places: nodes.Expr, dtype: str, lanes: int) -> str:
-    """The places in integers as wide as the elements, from where they lie in memory if they were loaded."""
+    """The places as integers as wide as the elements, converted directly from memory if loaded."""
     loaded = write.loaded.get(places.name) if isinstance(places, nodes.Var) else None
     source = places if loaded is None else loaded
     wanted, found = types.integer_as_wide(dtype), type_of(source)
@@ -69,7 +69,7 @@ def _lookup(count: int, unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _one(unit: Unit, dtype: str, lanes: int) -> str:
-    """A lookup in the lanes of one vector, by an instruction for eight of four bytes, else lane by lane."""
+    """A lookup in the lanes of one vector, by one instruction for eight 4-byte lanes, else lane by lane."""
     vector = unit.type(dtype, lanes)
     native = ""
     if (dtype, lanes) in PERMUTED_ALONE:
@@ -103,7 +103,7 @@ def _of_two(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _native(unit: Unit, dtype: str, lanes: int) -> str:
-    """The type that the compiler's functions take."""
+    """The vector type of the compiler's builtin functions."""
     name, size = f"native_{dtype}x{lanes}", types.BYTES[dtype] * lanes
     unit.declare(
         f"native {name}", f"typedef {NATIVE_ELEMENTS[dtype]} {name} __attribute__((vector_size({size})));"

@@ -1,4 +1,4 @@
-"""Scratch memory: on the stack when it is small and of constant size, else aligned memory of the C library.
+"""Scratch memory: on the stack if small and of constant size, else aligned memory of the C library.
 
 In: `scratch w: float32[128]`. Out: `alignas(64) float w[128];`.
 """
@@ -33,7 +33,7 @@ def fits_stack(stmt: nodes.Allocate) -> bool:
 
 
 def lines(e: Expressions, stmt: nodes.Allocate) -> list[str]:
-    """The definition of scratch memory; leaves the function with a status when there is none."""
+    """The definition of scratch memory; the function returns a status if memory is exhausted."""
     element, name = types.ELEMENTS[stmt.dtype], e.name(stmt.buffer)
     match stmt.count:
         case nodes.Literal(value, _) if fits_stack(stmt):

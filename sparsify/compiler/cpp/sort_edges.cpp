@@ -3,16 +3,16 @@
 // In: rows [1, 0, 1] and columns [0, 2, 0]. Out: pos [0, 1, 2], crd [2, 0] and the slots [1, 0, 1] of the edges.
 //
 // Threads take consecutive parts of the edges and count the rows of their own part, so edges of a row keep their order.
-// Short rows are sorted without a branch that depends on their columns: each key is put behind as many as are less. The
-// memory is the caller's, and nothing is read but what is declared here.
+// Short rows are sorted without a branch that depends on their columns: the place of an edge is the number of columns
+// of its row that are less. The memory is the caller's, and nothing is read but what is declared here.
 
 typedef __INT32_TYPE__ int32_t;
 typedef __INT64_TYPE__ int64_t;
 typedef __UINT64_TYPE__ uint64_t;
-typedef int64_t Lanes __attribute__((vector_size(64)));
+typedef int32_t Lanes __attribute__((vector_size(32)));
 typedef int64_t Keys __attribute__((vector_size(64), aligned(8)));  // lanes that begin at any key
 
-enum { LANES = 8, SHORT = 4 * LANES };
+enum { LANES = 8, SHORT = 8 * LANES };
 enum { OUTSIDE = -1, ASCENDING = 0, ORDERED = 1, MERGED = 2 };
 
 // Edges (row, column) of a matrix of height times width, and the arrays that they become.
@@ -22,8 +22,10 @@ struct Edges {
   const int64_t *rows, *columns;
   int64_t count, height, width, threads, is_numbered;
   int32_t *pos, *crd;      // [height + 1], [count]
-  int64_t *places;         // [count]: of each slot its edge; where edges are merged, of each edge its slot; or nothing
-  int64_t *keys, *spare;   // [count], [count]; in the end `spare` has of merged edges how many each slot has, int32
+  int64_t *places;         // [count]: the edge of each slot; where edges are merged, the first one of each, and behind
+                           // them all others; or nothing
+  int64_t *keys, *spare;   // [count], [count]; in the end `spare` has of merged edges without places how many each slot
+                           // has, int32; of those with places the slots of `others`, from [(stored + 1) / 2] on
   int32_t *counts;         // [threads, height]
   int64_t stored, longest; // how many slots there are, and how many the longest row has; the wrong edge is `stored`
 };
@@ -75,26 +77,59 @@ static int64_t first_row(const int32_t *pos, int64_t height, int64_t thread, int
   return low;
 }
 
-// Puts keys, all different, in order. There are at most SHORT; what is read behind them, to fill lanes, is not used.
-template <int64_t VECTORS> static void sort_by_rank(int64_t *keys, int64_t count) {
-  Lanes given[VECTORS], ranks[VECTORS];
-  for (int64_t number = 0; number < VECTORS; number++) {
-    given[number] = *(const Keys *)(keys + number * LANES);
-    ranks[number] = Lanes{};
-  }
+// Adds to the rank of each lane whether the column of another key is less, or, of TIED columns, equal and before it.
+template <int64_t VECTORS, bool TIED> static void rank(const Lanes *given, const int64_t *keys, int64_t count, Lanes *ranks) {
+  const Lanes numbers = {0, 1, 2, 3, 4, 5, 6, 7};
   for (int64_t other = 0; other < count; other++) {
-    int64_t key = keys[other];
-    for (int64_t number = 0; number < VECTORS; number++) ranks[number] -= key < given[number];
+    int32_t column = (int32_t)(keys[other] >> 32);
+    for (int64_t vector = 0; vector < VECTORS; vector++) {
+      Lanes is_before = column < given[vector];
+      if (TIED) is_before |= (column == given[vector]) & ((int32_t)other < numbers + (int32_t)vector * LANES);
+      ranks[vector] -= is_before;
+    }
   }
-  const int64_t *from = (const int64_t *)given, *to = (const int64_t *)ranks;
-  for (int64_t place = 0; place < count; place++) keys[to[place]] = from[place];
+}
+
+// The places of keys in the order of their columns, those of one column in their order; whether all columns differ.
+// There are at most SHORT; what is read behind them, to fill lanes, is not used.
+template <int64_t VECTORS> static bool find_places(const int64_t *keys, int64_t count, int32_t *places) {
+  Lanes given[VECTORS], ranks[VECTORS];
+  for (int64_t vector = 0; vector < VECTORS; vector++) {
+    given[vector] = __builtin_convertvector(*(const Keys *)(keys + vector * LANES) >> 32, Lanes);
+    ranks[vector] = Lanes{};
+  }
+  rank<VECTORS, false>(given, keys, count, ranks);
+  __builtin_memcpy(places, ranks, sizeof(ranks));
+  int64_t sum = 0;
+  for (int64_t number = 0; number < count; number++) sum += places[number];
+  // Equal columns count each other not at all, so only ranks of different ones are 0, 1, 2 ...
+  if (sum == count * (count - 1) / 2) return true;
+  for (int64_t vector = 0; vector < VECTORS; vector++) ranks[vector] = Lanes{};
+  rank<VECTORS, true>(given, keys, count, ranks);
+  __builtin_memcpy(places, ranks, sizeof(ranks));
+  return false;
+}
+
+static bool find_places(const int64_t *keys, int64_t count, int32_t *places) {
+  switch ((count + LANES - 1) / LANES) {
+    case 0:
+    case 1: return find_places<1>(keys, count, places);
+    case 2: return find_places<2>(keys, count, places);
+    case 3: return find_places<3>(keys, count, places);
+    case 4: return find_places<4>(keys, count, places);
+    case 5: return find_places<5>(keys, count, places);
+    case 6: return find_places<6>(keys, count, places);
+    case 7: return find_places<7>(keys, count, places);
+    default: return find_places<8>(keys, count, places);
+  }
 }
 
 static void sort_short(int64_t *keys, int64_t count) {
-  if (count < 2) return;
-  if (count <= LANES) sort_by_rank<1>(keys, count);
-  else if (count <= 2 * LANES) sort_by_rank<2>(keys, count);
-  else sort_by_rank<4>(keys, count);
+  int32_t places[SHORT];
+  int64_t given[SHORT];
+  find_places(keys, count, places);
+  __builtin_memcpy(given, keys, (uint64_t)count * sizeof(int64_t));
+  for (int64_t number = 0; number < count; number++) keys[places[number]] = given[number];
 }
 
 static void merge(const int64_t *keys, int64_t middle, int64_t count, int64_t *merged) {
@@ -104,7 +139,7 @@ static void merge(const int64_t *keys, int64_t middle, int64_t count, int64_t *m
   }
 }
 
-// Sorts keys, those of long rows by merging; `spare` has as many places.
+// Sorts the keys of a long row by merging; `spare` has as many places.
 static void sort_keys(int64_t *keys, int64_t count, int64_t *spare) {
   int64_t *from = keys, *to = spare;
   for (int64_t begin = 0; begin < count; begin += SHORT)
@@ -121,42 +156,81 @@ static void sort_keys(int64_t *keys, int64_t count, int64_t *spare) {
   for (int64_t place = 0; from != keys && place < count; place++) keys[place] = from[place];
 }
 
-// Sorts the edges of some rows by column and then by number, fills crd and places as if each had a slot of its own, and
-// counts the columns of each row; how many there are in all rows.
+// Writes the edge of a key into a slot.
+static void fill_slot(const Edges &edges, int64_t slot, int64_t key) {
+  edges.crd[slot] = (int32_t)(key >> 32);
+  if (edges.places) edges.places[slot] = key & 0xffffffff;
+}
+
+// Sorts the edges of a row by column and then by number, and fills crd and places as if each had a slot of its own; the
+// number of different columns.
+static int32_t sort_row(const Edges &edges, int64_t begin, int64_t end) {
+  int64_t count = end - begin;
+  int64_t *keys = edges.keys + begin;
+  if (edges.is_numbered || count < 2) {
+    for (int64_t number = 0; number < count; number++) fill_slot(edges, begin + number, keys[number]);
+    return (int32_t)count;
+  }
+  if (count <= SHORT) {
+    int32_t places[SHORT];
+    bool all_differ = find_places(keys, count, places);
+    for (int64_t number = 0; number < count; number++) fill_slot(edges, begin + places[number], keys[number]);
+    if (all_differ) return (int32_t)count;
+  } else {
+    sort_keys(keys, count, edges.spare + begin);
+    for (int64_t number = 0; number < count; number++) fill_slot(edges, begin + number, keys[number]);
+  }
+  int32_t columns = 1;
+  for (int64_t slot = begin + 1; slot < end; slot++) columns += edges.crd[slot] != edges.crd[slot - 1];
+  return columns;
+}
+
+// Sorts the edges of some rows, and counts the columns of each; how many there are in all rows.
 static int64_t sort_rows(const Edges &edges, int64_t first, int64_t last) {
   int64_t different = 0;
-  for (int64_t row = first; row < last; row++) {
-    int64_t begin = edges.pos[row], end = edges.pos[row + 1];
-    if (!edges.is_numbered) sort_keys(edges.keys + begin, end - begin, edges.spare + begin);
-    int32_t columns = 0, before = -1;
-    for (int64_t slot = begin; slot < end; slot++) {
-      int32_t column = (int32_t)(edges.keys[slot] >> 32);
-      columns += edges.is_numbered || column != before;
-      edges.crd[slot] = before = column;
-      if (edges.places) edges.places[slot] = edges.keys[slot] & 0xffffffff;
-    }
-    edges.counts[row] = columns;
-    different += columns;
-  }
+  for (int64_t row = first; row < last; row++)
+    different += edges.counts[row] = sort_row(edges, edges.pos[row], edges.pos[row + 1]);
   return different;
 }
 
-// Gives the edges of some rows that lie at the same place one slot; the rows begin at their new places in `begins`.
+// Gives the edges of some rows that lie at the same place one slot. The slots lie where the first of these rows began
+// before; rows begin at their new places in `begins`.
 static void merge_rows(const Edges &edges, const int32_t *begins, int64_t first, int64_t last) {
   int32_t *joined = (int32_t *)edges.spare;
+  int64_t *shared = edges.spare + (edges.stored + 1) / 2, *others = edges.keys;
+  int64_t behind = first < last ? edges.pos[first] - begins[first] : 0;
   for (int64_t row = first; row < last; row++) {
-    int64_t slot = (int64_t)begins[row] - 1;
+    int64_t slot = (int64_t)begins[row] - 1, other = edges.pos[row] - begins[row];
     int32_t before = -1;
     for (int64_t place = edges.pos[row]; place < edges.pos[row + 1]; place++) {
-      int32_t column = (int32_t)(edges.keys[place] >> 32);
+      int32_t column = edges.crd[place];
       if (column != before) {
-        edges.crd[++slot] = before = column;
-        joined[slot] = 0;
-      }
-      joined[slot]++;
-      if (edges.places) edges.places[edges.keys[place] & 0xffffffff] = slot;
+        slot++;
+        edges.crd[behind + slot] = before = column;
+        if (edges.places) edges.places[behind + slot] = edges.places[place];
+        else joined[slot] = 1;
+      } else if (edges.places) {
+        others[other] = edges.places[place];
+        shared[other++] = slot;
+      } else joined[slot]++;
     }
   }
+}
+
+// Moves the slots of each thread to where those of the one before end, and all but the first edges of slots behind them.
+static void close_gaps(const Edges &edges, const int32_t *begins) {
+  for (int64_t thread = 1; thread < edges.threads; thread++) {
+    int64_t first = first_row(edges.pos, edges.height, thread, edges.threads);
+    int64_t last = first_row(edges.pos, edges.height, thread + 1, edges.threads);
+    if (first == last) continue;
+    int64_t from = edges.pos[first], to = begins[first];
+    uint64_t slots = (uint64_t)((last < edges.height ? begins[last] : edges.stored) - to);
+    __builtin_memmove(edges.crd + to, edges.crd + from, slots * sizeof(int32_t));
+    if (edges.places) __builtin_memmove(edges.places + to, edges.places + from, slots * sizeof(int64_t));
+  }
+  if (!edges.places) return;
+  uint64_t others = (uint64_t)(edges.count - edges.stored);
+  __builtin_memcpy(edges.places + edges.stored, edges.keys, others * sizeof(int64_t));
 }
 
 // Sorts edges into CSR; whether they came ascending, were put in order, or merged, or one lies outside of the matrix.
@@ -211,6 +285,7 @@ extern "C" int64_t sparsify_sort_edges(Edges *given) {
   for (int64_t thread = 0; thread < threads; thread++)
     merge_rows(edges, edges.counts, first_row(edges.pos, edges.height, thread, threads),
                first_row(edges.pos, edges.height, thread + 1, threads));
+  close_gaps(edges, edges.counts);
   for (int64_t row = 0; row < edges.height; row++) edges.pos[row] = edges.counts[row];
   edges.pos[edges.height] = next;
   return MERGED;

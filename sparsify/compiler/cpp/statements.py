@@ -13,17 +13,21 @@ from sparsify.compiler.cpp.expressions import PREFIX, SUM, Expressions, unwidene
 from sparsify.compiler.cpp.helpers import compress, types
 from sparsify.compiler.cpp.helpers.unit import Unit, indent
 from sparsify.compiler.cpp.scratch import OUT_OF_MEMORY
+from sparsify.compiler.einsum.nodes import Selection
 from sparsify.compiler.ir.node import find, holds, walk
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 
-# In loops that only copy, of which g++ makes calls of memcpy: they are slow for the few entries that are left of a row.
+# Barrier in copy loops, against calls of memcpy by g++: calls are slow for the few remaining entries of a row.
 SHORT: Final = '__asm__ volatile("");  // for a few entries: no calls'
+
+# Upper limit of entry counts: larger numbers are no C++ integers.
+LARGEST: Final = 2**62
 
 
 @dataclass
 class Statements:
-    """Writes statements as lines; parallel loops become functions of their own in the unit."""
+    """Writes statements as lines; parallel loops become separate functions in the unit."""
 
     function: nodes.Function
     expressions: Expressions
@@ -39,7 +43,7 @@ class Statements:
         return self.expressions.unit
 
     def indented(self, stmt: nodes.Stmt) -> list[str]:
-        """The lines of `stmt` one step further in."""
+        """The lines of `stmt`, indented by one step."""
         return indent(self.lines(stmt))
 
     def lines(self, stmt: nodes.Stmt) -> list[str]:
@@ -88,6 +92,8 @@ class Statements:
                 return [f"{helper}({e.name(buffer)}, {e.index(extent)}, {e.index(index)});"]
             case nodes.TakeMarks():
                 return [self._take_marks(stmt)]
+            case nodes.Table() | nodes.Enter() | nodes.SortTable() | nodes.ClearTable():
+                return self._table(stmt)
             case nodes.Compress():
                 return [self._compress(stmt)]
             case nodes.Prefetch(buffer, index):
@@ -101,7 +107,7 @@ class Statements:
         raise AssertionError(f"unknown statement {stmt!r}")
 
     def _block(self, statements: tuple[nodes.Stmt, ...]) -> list[str]:
-        """The lines of statements, without indices that all who read them read where they lie."""
+        """The lines of statements, without declarations of indices read only from memory."""
         parts = [self.lines(inner) for inner in statements]
         for number, inner in enumerate(statements):
             match inner:
@@ -120,10 +126,34 @@ class Statements:
         helper = self.unit.use("take_marks", e.buffers[stmt.buffer], 1)
         return f"{var} = {helper}({e.name(stmt.buffer)}, {var}, {e.index(stmt.end)}, {marks}, {extent});"
 
+    def _table(self, stmt: nodes.Table | nodes.Enter | nodes.SortTable | nodes.ClearTable) -> list[str]:
+        """A table, or a call of one of its functions; the kernel ends with a status if memory is exhausted."""
+        e, table = self.expressions, self.expressions.name(stmt.table)
+        failed = f"return {OUT_OF_MEMORY};"
+        if isinstance(stmt, nodes.Table):
+            e.tables[stmt.table] = stmt.dtype
+            e.buffers |= {stmt.buffer: stmt.dtype, stmt.keys: "int64"}
+            return [
+                f"{self.unit.use('table', stmt.dtype, 1)} {table};",
+                f"{types.ELEMENTS[stmt.dtype]} *&{e.name(stmt.buffer)} = {table}.values;",
+                f"int64_t *&{e.name(stmt.keys)} = {table}.keys;",
+            ]
+        dtype = types.suffix(e.tables[stmt.table], 1)
+        match stmt:
+            case nodes.Enter(var, _, key):
+                place = e.name(var.name)
+                return [f"{place} = enter_{dtype}({table}, {e.index(key)});", f"if ({place} < 0) {failed}"]
+            case nodes.SortTable():
+                return [f"if (!sort_table_{dtype}({table})) {failed}"]
+            case nodes.ClearTable():
+                return [f"clear_table_{dtype}({table});"]
+
     def _compress(self, stmt: nodes.Compress) -> str:
         e = self.expressions
         var, dtype = e.name(stmt.var.name), e.buffers[stmt.source]
         source, count, fill = e.address(stmt.source, stmt.begin), e.index(stmt.count), e.index(stmt.fill)
+        if stmt.selection is not None:
+            return self._select(stmt, stmt.selection)
         if stmt.buffer is None:
             return f"{var} += {self.unit.use('count_kept', dtype, 1)}({source}, {count}, {fill});"
         is_native = self.function.vector_bytes == compress.NATIVE_BYTES
@@ -131,6 +161,21 @@ class Statements:
         helper = self.unit.use(f"compress_{e.buffers[stmt.buffer]}", dtype, lanes)
         into = f"{e.name(stmt.buffer)}, {e.name(stmt.values)}, {var}, {e.index(stmt.end)}"
         return f"{var} = {helper}({into}, {source}, {e.index(stmt.first)}, {count}, {fill});"
+
+    def _select(self, stmt: nodes.Compress, selection: Selection) -> str:
+        """The call that stores, or counts, the largest entries of blocks."""
+        e = self.expressions
+        var, count = e.name(stmt.var.name), e.index(stmt.count)
+        kept = min(selection.kept, LARGEST)
+        size = min(selection.size, LARGEST) or f"({count} > 0 ? {count} : 1)"
+        if stmt.buffer is None:
+            helper = self.unit.use("count_selected", "int64", 1)
+            return f"{var} += {helper}({count}, {kept}, {size});"
+        sign = "signed_" if selection.is_signed else ""
+        helper = self.unit.use(f"select_{sign}{e.buffers[stmt.buffer]}", nodes.type_of(stmt.fill).dtype, 1)
+        into = f"{e.name(stmt.buffer)}, {e.name(stmt.values)}, {var}, {e.index(stmt.end)}"
+        read = f"{e.address(stmt.source, stmt.begin)}, {e.index(stmt.first)}, {count}"
+        return f"{var} = {helper}({into}, {read}, {kept}, {size});"
 
     def _declare(self, var: nodes.Var, value: nodes.Expr, mutable: bool) -> str:
         e = self.expressions
@@ -151,7 +196,7 @@ class Statements:
         return f"{qualifier}{e.type(var.type, width)} {e.name(var.name)} = {initial};"
 
     def _note_loaded(self, var: nodes.Var, value: nodes.Expr, mutable: bool) -> None:
-        """A vector of indices that stay in memory: gathers by them read each index where it lies."""
+        """Records a vector of indices in constant memory: gathers then read each index directly from memory."""
         self.expressions.loaded.pop(var.name, None)
         match unwidened(value):
             case nodes.Load(buffer, index, type) as load if type.lanes > 1 and not mutable:
@@ -244,7 +289,7 @@ class Statements:
         return [f"for ({start}; {name} < {end}; {step}) {{", *self.indented(stmt.body), "}"]
 
     def _is_fixed(self, expr: nodes.Expr) -> bool:
-        """Whether evaluating `expr` again gives the same at no cost."""
+        """Whether `expr` can be evaluated again at no cost, with the same result."""
         match expr:
             case nodes.Var(name, _):
                 return name not in self.mutable
@@ -300,6 +345,6 @@ def _covers(count: nodes.Expr | None, lanes: int) -> bool:
 
 
 def _copies(body: nodes.Stmt) -> bool:
-    """Whether a loop does nothing but store."""
+    """Whether a loop consists of stores alone."""
     plain = nodes.Block | nodes.Declare | nodes.Set | nodes.Store | nodes.Expr
     return holds(body, nodes.Store) and all(isinstance(n, plain) for n in walk(body))

@@ -1,7 +1,7 @@
-"""Checks that generated C++ is one self-contained kernel; whether it is C++ at all, the compiler says.
+"""Checks that generated C++ is one self-contained kernel; the syntax of C++ is left to the compiler.
 
-In: the text of a translation unit. Out: nothing, when it includes no header, closes what it opens and defines the
-one function that is called.
+In: the text of a translation unit. Out: nothing, if the text includes no header, closes every bracket and defines the
+one called function.
 """
 
 import re

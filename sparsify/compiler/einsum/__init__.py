@@ -1,1 +1,1 @@
-"""Einsum programs: the IR of whole tensor expressions, and the steps that need no loops."""
+"""Einsum programs: the IR of whole tensor expressions, and the passes before loops exist."""

@@ -1,7 +1,7 @@
 """Affine forms of the indices of accesses.
 
-In: `2*h + r - 1`. Out: `Affine((("h", 2), ("r", 1)), -1)`. `(p - r + 1) / 2` is one with the divisor 2: where the
-division leaves a rest, the index is outside of its mode. `j - i + extent(i)` has `extent(i)` among its constants.
+In: `2*h + r - 1`. Out: `Affine((("h", 2), ("r", 1)), -1)`. `(p - r + 1) / 2` is a form with the divisor 2: a nonzero
+remainder of the division puts the index out of bounds. `j - i + extent(i)` has `extent(i)` among its constants.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ class Affine:
 
     Attributes:
         terms: index variables with their factors.
-        offset: the number beside them.
-        divisor: of all.
+        offset: constant term.
+        divisor: common divisor of all terms.
         extents: names of extents with their factors, which are numbers once shapes are known.
     """
 
@@ -36,11 +36,11 @@ class Affine:
 
     @property
     def is_number(self) -> bool:
-        """Whether the form is known while compiling."""
+        """Whether the form is a compile-time constant."""
         return not self.terms and not self.extents
 
     def scaled(self, factor: int) -> "Affine":
-        """This form times a number."""
+        """The form times a number."""
         if factor == 0:
             return Affine(())
         terms, extents = (
@@ -57,13 +57,13 @@ class Affine:
         return _reduced(terms, offset, common, extents)
 
     def over(self, number: int) -> "Affine":
-        """This form divided by a number that is not 0."""
+        """The form divided by a nonzero number."""
         sign = -1 if number < 0 else 1
         form = self.scaled(sign)
         return _reduced(form.terms, form.offset, form.divisor * sign * number, form.extents)
 
     def solved(self, name: str, value: str) -> "Affine":
-        """The value of `name` where this form is `value`.
+        """The value of `name` at which the form equals `value`.
 
         >>> str(Affine((("h", 2), ("r", 1)), -1).solved("h", "p"))
         '(p - r + 1) / 2'
@@ -73,7 +73,7 @@ class Affine:
         return wanted.over(dict(self.terms)[name])
 
     def substituted(self, name: str, form: "Affine") -> "Affine":
-        """This form with another in the place of `name`."""
+        """The form with another one substituted for `name`."""
         others = tuple((n, f) for n, f in self.terms if n != name)
         rest = Affine(others, self.offset, self.divisor, self.extents)
         factor = dict(self.terms).get(name, 0)
@@ -101,7 +101,7 @@ class Affine:
         return str(self.expression())
 
     def magnitude(self, extents: Mapping[str, int]) -> int:
-        """A bound of all sums on the way to a value; extents that are not known, as symbols of a graph, count as 2."""
+        """Upper bound on all intermediate sums; unknown extents, such as symbols of a graph, count as 2."""
         known = {name: extent for name, extent in extents.items() if type(extent) is int}
         spans = [abs(n) * max(known.get(name, 2) - 1, 1) for name, n in self.terms]
         constants = [abs(n) * known.get(name, 2) for name, n in self.extents]
@@ -130,7 +130,7 @@ def _reduced(terms: Terms, offset: int, divisor: int, extents: Terms) -> Affine:
 
 
 def affine(expr: Expr) -> Affine | None:
-    """The affine form of an index expression, `None` when it has none."""
+    """The affine form of an index expression, `None` for other expressions."""
     match expr:
         case Const(value) if type(value) is int:
             return Affine((), value)

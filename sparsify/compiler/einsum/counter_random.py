@@ -1,14 +1,14 @@
-"""Random numbers that are a function of a seed and a place: nothing is stored, and any order of places gives the same.
+"""Counter-based random numbers: a pure function of a seed and coordinates, stateless and independent of loop order.
 
-In: `uniform(seed, 0, [0, 1, 2])`. Out: three numbers of 0 to 1, 1 excluded; the same ones in each process and, bit by
-bit, in generated kernels, whatever their vectors, threads and formats.
+In: `uniform(seed, 0, [0, 1, 2])`. Out: three numbers from 0 to 1, 1 excluded; the same in each process and, bit by bit,
+in generated kernels, for all vector widths, threads and formats.
 
 The generator is Threefry-2x32 with 13 rounds: the seed is the key, row and column are the counter, each by its last 32
-bits; 24 bits of the first word are the number. It needs additions, rotations and exclusive ors of 32 bits alone, which
-vectors have everywhere.
+bits; the number is 24 bits of the first word. It needs 32-bit additions, rotations and exclusive ors only, available
+in all vector instruction sets.
 
 Source: Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3, 2011, sections 3.2 and 4; constants
-and known answers are those of its library Random123, which has 13 rounds as the least without a known flaw.
+and known answers from its library Random123, where 13 is the least number of rounds without a known flaw.
 """
 
 from typing import Any, Final
@@ -17,13 +17,13 @@ import numpy as np
 
 ROUNDS: Final = 13
 ROTATIONS: Final = (13, 15, 26, 6, 17, 29, 16, 24)
-# What the third word of the key is, beside the other two.
+# Constant of the third key word, xored with the other two.
 PARITY: Final = 0x1BD11BDA
 # Rounds between two additions of the key.
 GROUP: Final = 4
 WORD_BITS: Final = 32
 WORD: Final = 2**WORD_BITS - 1
-# Of a word those bits that a float32 holds.
+# Bits of a word that a float32 significand holds.
 KEPT_BITS: Final = 24
 
 
@@ -42,7 +42,7 @@ def uniform(seed: Any, row: Any, column: Any) -> Any:
 
 
 def kept_bits(seed: Any, row: Any, column: Any) -> Any:
-    """The integers of which `uniform` is `2**-24`-fold: of numpy's arrays or torch's tensors of int64."""
+    """The integers `2**24 * uniform(seed, row, column)`, for int64 arrays of numpy or tensors of torch."""
     key = (seed & WORD, seed >> WORD_BITS & WORD)
     return threefry((row & WORD, column & WORD), key)[0] >> (WORD_BITS - KEPT_BITS)
 

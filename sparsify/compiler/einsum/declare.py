@@ -1,30 +1,35 @@
 """Programs from statements and operands.
 
-In: the statements of `y[i] = A[i,j] * x[j]` and how A and x are stored. Out: a program whose declarations
-name the extents, with the format of y inferred.
+In: the statements of `y[i] = A[i,j] * x[j]` and the formats of A and x. Out: a program whose declarations name the
+extents, with the format of y inferred.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from math import prod
+from typing import Final, cast
 
 from sparsify.compiler.einsum.diagonal import search_diagonals
 from sparsify.compiler.einsum.infer.extents import declared_extents, equal_extents, mode_extents
 from sparsify.compiler.einsum.infer.format import hangs_on_extents, infer_format
 from sparsify.compiler.einsum.infer.sparsity import infer_sparsity
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Program
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Program, Selection
 from sparsify.compiler.einsum.register import expand_statements
 from sparsify.compiler.einsum.rewrite.places import expand_places, has_places, name_entries
+from sparsify.compiler.einsum.select import COMPARED
 from sparsify.compiler.einsum.verify import verify, verify_statements
 from sparsify.compiler.ir.node import Node, find, map_children
-from sparsify.errors import EinsumError
+from sparsify.errors import EinsumError, FormatError
 from sparsify.storage.format import Format
+
+# The largest number of 32 bits.
+MOST_NARROW: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Declaration of a tensor without its name and sizes; fields as those of `Declaration`."""
+    """Declaration of a tensor without name and sizes; fields as those of `Declaration`."""
 
     format: Format
     dtype: str
@@ -43,17 +48,19 @@ def declare(
     shapes: Mapping[str, Sequence[int]] | None = None,
     densities: Mapping[str, float] | None = None,
     drops: Collection[str] = (),
+    selections: Mapping[str, Selection] | None = None,
 ) -> Program:
     """The program of `statements` over `operands`, verified, with formats inferred.
 
     Args:
-        outputs: the names of the results to return; without them the last one.
-        formats: the formats of results that are not to be inferred.
-        sizes: extents that are fixed.
-        shapes: of operands; what is reduced over an extent of 0 has another fill where the reduction says so.
-        densities: expected ones of sparse operands; results that are expected to be full are dense then.
-        drops: results with formats whose entries that equal the fill are not stored; others do so that are asked for in
-            a sparse format and have a value of their own at each coordinate.
+        outputs: names of the results to return; by default the last one.
+        formats: formats of results, overriding inference.
+        sizes: fixed extents.
+        shapes: shapes of operands; an extent of 0 changes the fill of some reductions.
+        densities: expected densities of sparse operands; results expected to be full are dense then.
+        drops: results with formats whose entries equal to the fill are not stored; implied for a sparse format of a
+            result with a computed value at each coordinate.
+        selections: selections of row entries to store, by result.
 
     Raises:
         EinsumError: a name, an index variable or an assignment that does not fit.
@@ -66,13 +73,20 @@ def declare(
     if asks_places := has_places(statements):
         statements = name_entries(statements, tuple(operands))
     again = partial(
-        declare, operands=operands, outputs=outputs, formats=formats, densities=densities, drops=drops
+        declare,
+        operands=operands,
+        outputs=outputs,
+        formats=formats,
+        densities=densities,
+        drops=drops,
+        selections=selections,
     )
     program = _with_inputs(statements, operands, outputs, sizes or {})
     known = {} if densities is None else declared_extents(program, shapes or {})
     program = infer_format(program, densities, known)
     for name, format in (formats or {}).items():
-        program = _fix_format(program, name, format, densities, known, is_by_value=name in drops)
+        rule = (name in drops, (selections or {}).get(name))
+        program = _narrow(_fix_format(program, name, format, densities, known, rule), name, shapes or {})
     if asks_places:
         found = {declared.name: declared for declared in program.declarations}
         return again(expand_places(statements, found), sizes=sizes, shapes=shapes)
@@ -91,7 +105,7 @@ def _with_inputs(
     outputs: tuple[str, ...],
     sizes: Mapping[str, int],
 ) -> Program:
-    """The program of `statements` with declarations of the operands that it reads."""
+    """The program of `statements` with declarations of the operands read."""
     ranks = {name: operand.format.rank for name, operand in operands.items()}
     extents = mode_extents(statements, ranks)
     declarations = [_declaration(name, extents[name], operand) for name, operand in operands.items()]
@@ -103,7 +117,7 @@ def _with_inputs(
 
 
 def _extents_by_name(statements: Sequence[Assign]) -> tuple[Assign, ...]:
-    """`extent(j)` of an index variable as that of what declarations name it."""
+    """`extent(j)` of an index variable, renamed to the extent in declarations."""
     names = equal_extents(statements)
 
     def visit(node: Node) -> Node:
@@ -117,7 +131,7 @@ def _extents_by_name(statements: Sequence[Assign]) -> tuple[Assign, ...]:
 
 
 def _empty(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The index variables with the extent 0 on which fills hang: `m` of `max(m, A[i] * B[m])` with an empty B."""
+    """The index variables with extent 0 that change a fill: `m` of `max(m, A[i] * B[m])` with an empty B."""
     if not any(0 in shape for shape in shapes.values()):
         return {}
     extents = declared_extents(program, shapes)
@@ -130,10 +144,14 @@ def _fix_format(
     format: Format,
     densities: Mapping[str, float] | None,
     extents: Mapping[str, int],
-    *,
-    is_by_value: bool,
+    rule: tuple[bool, Selection | None],
 ) -> Program:
-    """`program` with the format of one result given, and those that depend on it inferred again."""
+    """`program` with a given format of one result, and dependent formats inferred again.
+
+    Args:
+        rule: whether values decide the stored entries, and the selection of entries.
+    """
+    is_by_value, selection = rule
     declared = next((d for d in program.declarations if d.name == name and name not in program.inputs), None)
     if declared is None:
         raise EinsumError(
@@ -141,6 +159,8 @@ def _fix_format(
         )
     if declared.format == format and not is_by_value:
         return program
+    if selection is not None:
+        _check_selection(program, name, format, selection)
     levels = "" if format.is_dense else _index_dtype(program)
     dtypes = tuple(
         (levels if "pos" in s.level.arrays else "", levels if "crd" in s.level.arrays else "")
@@ -152,6 +172,7 @@ def _fix_format(
         pattern_of=None,
         index_dtypes=() if format.is_dense else dtypes,
         drops=not format.is_dense and (is_by_value or _is_full(program, name)),
+        selection=selection,
     )
     results = [s.target.tensor for s in program.statements]
     later = set(results[results.index(name) :])
@@ -161,15 +182,59 @@ def _fix_format(
     return infer_format(replace(program, declarations=tuple(kept)), densities, extents)
 
 
+def _narrow(program: Program, name: str, shapes: Mapping[str, Sequence[int]]) -> Program:
+    """`program` with 32-bit coordinates of a result by value, if the shapes bound the number of entries."""
+    declared = program.declaration(name)
+    if not declared.drops or not shapes:
+        return program
+    known = declared_extents(program, shapes)
+    extents = [known.get(index) for index in declared.extents]
+    if not all(type(extent) is int for extent in extents):
+        return program
+    if prod(max(1, extent) for extent in extents if extent is not None) > MOST_NARROW:
+        return program
+    narrow = tuple(("int32" if pos else "", "int32" if crd else "") for pos, crd in declared.index_dtypes)
+    changed = replace(declared, index_dtypes=narrow)
+    return replace(
+        program, declarations=tuple(changed if d.name == name else d for d in program.declarations)
+    )
+
+
+def _check_selection(program: Program, name: str, format: Format, selection: Selection) -> None:
+    """Raises for a result without rows, or with entries that a selection cannot compare."""
+    if (dtype := program.declaration(name).dtype) not in COMPARED:
+        raise FormatError(
+            f"`{selection}` of {name}, which is {dtype}",
+            f"one of {', '.join(COMPARED)}, or evaluate it first and apply a sparsifier to it",
+        )
+    if not has_rows(format):
+        raise FormatError(
+            f"{str(format)!r} and `{selection}`",
+            "rows: dense levels and a compressed one below them, as `csr`, of a tensor of two modes or more",
+        )
+    if not _is_full(program, name):
+        raise FormatError(
+            f"`{selection}` of {name}, which has entries that are not stored",
+            "evaluate it first, and apply a sparsifier to it",
+        )
+
+
+def has_rows(format: Format) -> bool:
+    """Whether a format has dense levels with one ordered compressed level below them."""
+    *above, last = format.levels or (None,)
+    is_listed = last is not None and last.level.name == "compressed" and last.level.is_ordered
+    return bool(above) and is_listed and all(stored.level.name == "dense" for stored in above if stored)
+
+
 def _is_full(program: Program, name: str) -> bool:
-    """Whether a result has a value of its own at each coordinate, such that nothing but values says what to store."""
+    """Whether a result has a computed value at each coordinate, so that only values decide the stored entries."""
     known = {declared.name: declared for declared in program.declarations}
     values = [statement.value for statement in program.statements if statement.target.tensor == name]
     return all(infer_sparsity(value, known).fill is None for value in values)
 
 
 def _index_dtype(program: Program) -> str:
-    """The widest coordinate dtype of the inputs, int64 when none says."""
+    """The widest coordinate dtype of the inputs, int64 without any."""
     dtypes = {dtype for d in program.declarations for pair in d.index_dtypes for dtype in pair}
     return "int32" if "int32" in dtypes and "int64" not in dtypes else "int64"
 

@@ -1,10 +1,10 @@
-"""Repeated indices of sparse operands, spelled out.
+"""Repeated indices of sparse operands, expanded to a search.
 
 In: `y[i] = A[i,i] * x[i]`, A sparse. Out: `y[i] = sum(i1, where(i == i1, A[i,i1], 0)) * x[i]`.
 
-Where levels can be indexed, `A[i,i]` is one access; stored coordinates have to be searched, and a loop over them
-with a condition is that search. One term of the sum is not 0, so it is exact; the sums of integers and of truth
-values are int64, and the entries are not: `int16(sum(...))`.
+In indexable levels `A[i,i]` is one access; stored coordinates have to be searched by a loop with a condition. At most
+one term of the sum is nonzero, so the sum is exact; sums of integers and of truth values are int64 and need a cast to
+the dtype of the entries: `int16(sum(...))`.
 """
 
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ def _is_repeated(access: Access, sparse: Mapping[str, str]) -> bool:
 
 
 def spread(access: Access, taken: set[str]) -> tuple[Access, tuple[str, ...]]:
-    """The access with an index variable of its own for each repetition, and these variables."""
+    """The access with a fresh index variable for each repetition, and the fresh variables."""
     seen: set[str] = set()
     indices: list[Expr] = []
     added: list[str] = []
@@ -82,7 +82,7 @@ def spread(access: Access, taken: set[str]) -> tuple[Access, tuple[str, ...]]:
 
 
 def _equal(found: Access, access: Access) -> Expr:
-    """`i == i1`, and so for each repetition."""
+    """`i == i1`, conjoined over all repetitions."""
     pairs = [
         Call("eq", (old, new)) for old, new in zip(access.indices, found.indices, strict=True) if old != new
     ]

@@ -1,7 +1,7 @@
-"""The functions that einsum programs apply to values.
+"""The scalar functions of einsum programs.
 
-In: a name, `tanh`. Out: its arity, how it is written, how numpy evaluates it and its derivative as index
-notation over the arguments `x`, `y`, `z` and the result `f`: `1 - square(f)`.
+In: a name, `tanh`. Out: arity, notation, numpy implementation and derivative as index notation over the arguments `x`,
+`y`, `z` and the result `f`: `1 - square(f)`.
 """
 
 import math
@@ -40,14 +40,15 @@ class Function:
     """A function of scalars.
 
     Attributes:
-        evaluate: the function on numpy arrays.
-        derivative: per argument the partial derivative as index notation over `x`, `y`, `z` and the result
-            `f`; `None` where it is zero everywhere or the argument is discrete.
-        symbol: the infix or prefix operator it is written with, "" when it is written as a call.
-        precedence: how tightly the operator binds; a call binds tightest.
-        result: "promote" for the common dtype of the arguments, "float" when integers become floats, "bool", "float32"
-            for functions of integers alone.
-        body: for a function that a user registered, its definition as index notation over its arguments.
+        evaluate: implementation on numpy arrays.
+        derivative: partial derivative for each argument as index notation over `x`, `y`, `z` and the result `f`; `None`
+            if zero everywhere or for a discrete argument.
+        symbol: infix or prefix operator, "" for the notation of a call.
+        precedence: binding strength of the operator; a call binds tightest.
+        result: "promote" for the common dtype of the arguments, "float" to convert integers to floats, "bool",
+            "float32"
+            for functions of integers only.
+        body: definition of a user-registered function as index notation over its arguments.
     """
 
     name: str
@@ -61,17 +62,17 @@ class Function:
 
     @property
     def of_bool(self) -> bool:
-        """Whether torch computes the function of truth values."""
+        """Whether torch defines the function for truth values."""
         return self.name not in NOT_OF_BOOL
 
     @property
     def of_integers(self) -> bool:
-        """Whether the function takes integers alone, as int64, and gives float32."""
+        """Whether the function takes integers only, as int64, and returns float32."""
         return self.result == "float32"
 
     @property
     def of_complex(self) -> bool:
-        """Whether torch computes the function of complex numbers."""
+        """Whether torch defines the function for complex numbers."""
         return self.name not in NOT_OF_COMPLEX
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ def _binary(name: str, evaluate: Evaluate, x: str | None, y: str | None, result:
 
 
 def _power(x: Any, y: Any) -> Any:
-    """`x ** y`; of integers 0 for a negative exponent, unless x is 1 or -1."""
+    """`x ** y`; for integers with a negative exponent 0, unless x is 1 or -1."""
     if np.asarray(x).dtype.kind not in "iu" or np.asarray(y).dtype.kind not in "iu":
         return np.power(x, y)
     inverse = np.where(x == 1, 1, np.where(x == -1, np.where(y % 2, -1, 1), 0))
@@ -127,12 +128,12 @@ GELU_TANH_SLOPE = (
 
 
 def _sign(x: Any) -> Any:
-    """-1, 0 or 1; 0 for NaN, as torch has it."""
+    """-1, 0 or 1; 0 for NaN, as in torch."""
     return np.sign(np.where(np.isnan(x), 0, x)).astype(np.asarray(x).dtype)
 
 
 def _rounded(function: Evaluate) -> Evaluate:
-    """A rounding of floating numbers; integers as they are."""
+    """A rounding function of floating-point numbers, the identity on integers."""
 
     def evaluate(x: Any) -> Any:
         x = np.asarray(x)
@@ -161,14 +162,14 @@ _UNARY = (
     _unary("log", np.log, "1 / x"),
     _unary("log10", np.log10, "0.4342944819032518 / x"),
     _unary("sqrt", np.sqrt, "0.5 / f"),
-    # Of a sum of squares: norms and distances have the gradient 0 where they are 0, as in torch.
+    # Root of a sum of squares: a norm or distance of 0 has the gradient 0, as in torch.
     _unary("root", np.sqrt, "where(f == 0, 0, 0.5 / f)"),
     _unary("cbrt", np.cbrt, "1 / (3 * square(f))"),
     _unary("abs", np.abs, "sign(x)", "promote"),
     _unary("sign", _sign, None, "promote"),
-    # The number itself, of which nothing is differentiated.
+    # The identity, with a zero derivative.
     _unary("detach", _rounded(np.positive), None, "promote"),
-    # To the nearest integer, of two the even one, as torch.round does.
+    # To the nearest integer, ties to even, as torch.round does.
     _unary("round", _rounded(np.rint), None, "promote"),
     _unary("floor", _rounded(np.floor), None, "promote"),
     _unary("ceil", _rounded(np.ceil), None, "promote"),
@@ -194,13 +195,13 @@ _UNARY = (
     _unary("silu", lambda x: x * _sigmoid(x), "sigmoid(x) * (1 + x * (1 - sigmoid(x)))"),
     _unary("erf", _erf, "1.1283791670955126 * exp(-square(x))"),
     _unary("logical_not", np.logical_not, None, "bool"),
-    # The gradients of these two, and of abs, are no products with a derivative: `adjoint_rules` has them.
+    # The gradients of these two, and of abs, are not products with a derivative: see `gradient/rules.py`.
     _unary("conj", np.conj, "1", "promote"),
     _unary("real", np.real, "1", "promote"),
 )
 
 _CALLS = (
-    # Where both arguments are equal, each takes half of the gradient, as torch.maximum does.
+    # Equal arguments take half of the gradient each, as in torch.maximum.
     _binary(
         "min", np.minimum, "where(x == y, 0.5, where(x < y, 1, 0))", "where(x == y, 0.5, where(y < x, 1, 0))"
     ),

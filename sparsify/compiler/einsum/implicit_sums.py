@@ -1,15 +1,13 @@
-"""Places of the implicit sums of a statement.
+"""Placement of the implicit sums of a statement.
 
 In: `Y[i,k] = relu(A[i,j] * T[j,k] + b[k])`. Out: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
 
-An index variable that is missing on the left is summed
-
-- in each term of a sum by itself,
-- around a product or quotient when it is an index of one of the factors or lies in several of them,
-- inside the one factor or argument that contains it, when that is a sum, a product in parentheses or a call:
+An index variable missing on the left is summed
+- in each term of a sum separately,
+- around a product or quotient if it is an index of one of the factors or occurs in several of them,
+- inside the only factor or argument that contains it, if that is a sum, a product in parentheses or a call:
   a function call is never crossed.
-
-`x ** y` counts as a product of `x`. The order of the sums is the order in which the variables appear.
+`x ** y` counts as a product of `x`. The order of the sums is the order of appearance of the variables.
 """
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Reduce, Stored
@@ -21,9 +19,9 @@ CHAIN = ("mul", "div")
 
 
 def make_sums_explicit(assign: Assign) -> Assign:
-    """`assign` with a `sum` for each index variable that its right side has and its left side lacks.
+    """`assign` with a `sum` for each index variable of its right side missing on its left side.
 
-    With a monoid, `y[i] += ...`, the whole right side is reduced and nothing is to do.
+    With a monoid, `y[i] += ...`, the whole right side is reduced and the statement stays as it is.
 
     Raises:
         EinsumError: an index variable to sum lies in several arguments of a function call.
@@ -37,7 +35,7 @@ def make_sums_explicit(assign: Assign) -> Assign:
 
 
 def free_indices(node: Node) -> tuple[str, ...]:
-    """The index variables of `node` that no reduction in it binds, in order of appearance."""
+    """The free index variables of `node`, bound by no reduction inside, in order of appearance."""
     found: dict[str, None] = {}
 
     def visit(current: Node, bound: frozenset[str]) -> None:
@@ -53,7 +51,7 @@ def free_indices(node: Node) -> tuple[str, ...]:
 
 
 def _place(expr: Expr, missing: tuple[str, ...]) -> Expr:
-    """`expr` with sums over those of `missing` that it contains."""
+    """`expr` with sums over its variables among `missing`."""
     here = tuple(name for name in free_indices(expr) if name in missing)
     if not here:
         return expr
@@ -86,7 +84,7 @@ def _place_inside(expr: Expr, missing: tuple[str, ...]) -> Expr:
 
 
 def _is_summed_around(expr: Expr, name: str) -> bool:
-    """Whether the sum over `name` stands around `expr`, which contains it, and not inside a part of it."""
+    """Whether the sum over `name` encloses `expr`, which contains `name`, instead of a subexpression."""
     match expr:
         case Index() | Access() | Stored():
             return True
@@ -104,7 +102,7 @@ def _is_summed_around(expr: Expr, name: str) -> bool:
 
 
 def _is_power(expr: Expr, name: str) -> bool:
-    """Whether `expr` is a power that `name` is summed around."""
+    """Whether `expr` is a power enclosed by the sum over `name`."""
     return isinstance(expr, Call) and expr.function == "pow" and _is_summed_around(expr, name)
 
 
@@ -114,7 +112,7 @@ def _in_chain(expr: Expr) -> bool:
 
 
 def _factors(expr: Expr) -> list[Expr]:
-    """The factors of a product or quotient; one in parentheses on the right counts as one."""
+    """The factors of a product or quotient; a parenthesized one on the right counts as one."""
     factors: list[Expr] = []
     while isinstance(expr, Call) and expr.function in CHAIN:
         factors.append(expr.args[1])

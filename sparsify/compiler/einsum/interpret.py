@@ -1,8 +1,8 @@
-"""The reference interpreter of einsum programs: plain, slow and right.
+"""The reference interpreter of einsum programs: plain, slow and correct.
 
 In: `y[i] = sum(j, A[i,j] * x[j])`, A with the mask of its stored entries, x. Out: y and its mask.
 
-Every statement is evaluated over the full grid of its index variables; floating numbers of all sizes in float64.
+Every statement is evaluated over the full grid of its index variables; all floating-point dtypes in float64.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ Input = Array | tuple[Array, Array]
 
 
 def interpret(program: Program, inputs: Mapping[str, Input]) -> dict[str, tuple[Array, Array]]:
-    """All tensors that `program` assigns, by name: the values and the mask of entries that are not the fill.
+    """All tensors assigned by `program`, by name: the values and the mask of entries other than the fill.
 
     Args:
-        inputs: per input a dense array, with the fill in its unstored entries, and for a sparse input the
-            boolean mask of its stored entries.
+        inputs: for each input a dense array, with the fill at unstored entries, and for a sparse input the boolean mask
+            of its stored entries.
     """
     tensors = input_tensors(program, inputs)
     extents = program_extents(program, {name: t.values.shape for name, t in tensors.items()})
@@ -62,7 +62,7 @@ def _on_pattern(
     tensors: Mapping[str, Tensor],
     shape: tuple[int, ...],
 ) -> Array:
-    """The mask of a tensor that shares the pattern of another one, over its further modes, too."""
+    """The mask of a tensor on the pattern of another one, broadcast over further modes."""
     root = declared[str(own.pattern_of)]
     return over_modes(own, root, tensors[root.name].stored, shape)
 
@@ -106,7 +106,7 @@ def _execute(statement: Assign, tensors: dict[str, Tensor], extents: Mapping[str
 
 
 def _coordinates(order: list[str], extents: Mapping[str, int]) -> dict[str, Array]:
-    """For each index variable its coordinates along an axis of its own."""
+    """The coordinates of each index variable, along an axis of its own."""
     result = {}
     for axis, name in enumerate(order):
         shape = [1] * len(order)
@@ -121,7 +121,7 @@ def axis_of_name(order: list[str], name: str) -> int:
 
 
 def _fit(grid: Grid, shape: tuple[int, ...], rank: int) -> Grid:
-    """A grid over all index variables as one over those of the target, which come first."""
+    """A grid over all index variables, reshaped to the target's, which come first."""
     full = shape + (1,) * (rank - len(shape))
     values = np.broadcast_to(grid.values, np.broadcast_shapes(full, grid.values.shape)).reshape(shape)
     is_fill = (

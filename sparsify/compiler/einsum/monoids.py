@@ -1,7 +1,7 @@
-"""Monoids: the ways in which values are reduced.
+"""Monoids: the operations of reductions.
 
-In: a name, `max`. Out: how to combine two values, the identity of a dtype, the annihilator and the spelling
-of the assignment, `max=`.
+In: a name, `max`. Out: the combining function, the identity of a dtype, the annihilator and the notation of the
+assignment, `max=`.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class Monoid:
     """An associative, commutative operation with an identity.
 
     Attributes:
-        combine: the function of `functions.py` that combines two values.
-        neutral: the identity over the reals with infinities; `identity` fits it to a dtype.
-        annihilator: the value that any value combined with it gives back, `None` when there is none.
-        assign: how an assignment that reduces is written, `+=`.
+        combine: function of `functions.py` that combines two values.
+        neutral: identity over the reals with infinities; `identity` converts it to a dtype.
+        annihilator: absorbing value, equal to any combination with it; `None` without one.
+        assign: notation of a reducing assignment, `+=`.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Monoid:
     assign: str
 
     def identity(self, dtype: str) -> float | int | bool:
-        """The identity as a value of `dtype`; infinities become the ends of the range of an integer.
+        """The identity as a value of `dtype`; infinities become the bounds of an integer range.
 
         >>> monoid("max").identity("int8")
         -128
@@ -62,7 +62,7 @@ MONOIDS: dict[str, Monoid] = {
 }
 
 
-# The first place of an extremum, by the monoid of its value: reductions of pairs, see `places.py`.
+# Reductions to the first position of an extremum, with the monoid of the extremum: see `places.py`.
 PLACES: Final = {"argmax": "max", "argmin": "min"}
 
 

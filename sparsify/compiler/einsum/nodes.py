@@ -8,7 +8,7 @@
 
 from dataclasses import dataclass
 
-from sparsify.compiler.einsum import printer
+from sparsify.compiler.einsum.text import printer
 from sparsify.compiler.ir.node import Node
 from sparsify.storage.format import Format
 
@@ -23,7 +23,7 @@ class Expr(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Const(Expr):
-    """A number, `0.5`; 1 and 1.0 promote in their own ways, and -0.0 is not 0.0: neither equals the other."""
+    """A number, `0.5`; unequal constants: 1 and 1.0, which promote differently, and 0.0 and -0.0."""
 
     value: float | int | bool
 
@@ -36,7 +36,7 @@ class Const(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Index(Expr):
-    """An index variable, `i`: a loop when it indexes a tensor, its coordinate when it is a value."""
+    """An index variable, `i`: a loop as an index of a tensor, its coordinate as a value."""
 
     name: str
 
@@ -59,7 +59,7 @@ class Call(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Expr):
-    """`float64(A[i])`: a value in another dtype; the compiler writes what programs leave to promotion."""
+    """`float64(A[i])`: a value in another dtype; the compiler makes implicit promotions explicit."""
 
     dtype: str
     value: Expr
@@ -76,14 +76,14 @@ class Reduce(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Stored(Expr):
-    """`stored(A[i,j])`: true where the pattern of `A` has an entry, explicit zeros included."""
+    """`stored(A[i,j])`: true at stored entries of `A`, explicit zeros included."""
 
     access: Access
 
 
 @dataclass(frozen=True, slots=True)
 class Extent(Expr):
-    """`extent(j)`: how many coordinates modes have that are declared with extent `j`; passes write it."""
+    """`extent(j)`: the number of coordinates of modes declared with extent `j`; created by passes."""
 
     name: str
 
@@ -101,15 +101,37 @@ class Assign(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Declaration(Node):
-    """How a tensor of a program is stored: `A[i,j]: float32 dense(i) compressed(j)`.
+class Selection(Node):
+    """The stored entries of each row of a result: the `kept` largest of every `size` neighbours.
+
+    Ties keep the first entries, NaN counts as the largest, and selected entries are stored even if equal to the fill.
 
     Attributes:
-        extents: per mode the index variable whose extent it has.
-        index_dtypes: per level the dtypes of (pos, crd), "" where the level has no such array.
-        pattern_of: the tensor whose pattern it shares; its values are then aligned with that tensor's.
-        is_number: whether it is a number of Python, which promotes as a constant does; finite, and not 0.
-        drops: whether entries of the result that equal the fill are not stored: values decide the pattern.
+        kept: number of entries kept in a block.
+        size: entries of a block of the last level; 0: a whole row.
+        is_signed: whether entries are compared by value, not by magnitude.
+    """
+
+    kept: int
+    size: int = 0
+    is_signed: bool = False
+
+    def __str__(self) -> str:
+        sign = "signed " if self.is_signed else ""
+        return f"largest {sign}{self.kept}{f' of {self.size}' if self.size else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration(Node):
+    """The dtype and format of a tensor of a program: `A[i,j]: float32 dense(i) compressed(j)`.
+
+    Attributes:
+        extents: for each mode the index variable that names its extent.
+        index_dtypes: for each level the dtypes of (pos, crd), "" for a missing array.
+        pattern_of: owner of a shared pattern, with which the values are aligned.
+        is_number: whether the tensor is a Python number, which promotes like a constant; finite and not 0.
+        drops: whether entries of the result equal to the fill are not stored: values decide the pattern.
+        selection: selection of the stored entries of a row, instead of entries other than the fill.
     """
 
     name: str
@@ -121,6 +143,7 @@ class Declaration(Node):
     pattern_of: str | None = None
     is_number: bool = False
     drops: bool = False
+    selection: Selection | None = None
 
     def __str__(self) -> str:
         return printer.declaration(self)
@@ -128,7 +151,7 @@ class Declaration(Node):
 
 @dataclass(frozen=True, slots=True)
 class Program(Node):
-    """Statements over declared tensors; `extents` fixes the sizes that are known while compiling."""
+    """Statements over declared tensors; `extents` fixes the sizes known at compile time."""
 
     statements: tuple[Assign, ...]
     declarations: tuple[Declaration, ...]

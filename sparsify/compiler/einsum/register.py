@@ -1,7 +1,7 @@
-"""Functions and monoids that users add, as index notation.
+"""User-defined functions and monoids, as index notation.
 
 In: `register_function("huber", "where(abs(x) < 1, x*x/2, abs(x) - 0.5)", args=("x",))`. Out: `huber` in
-programs, with an evaluation and a derivative that follow from its body.
+programs, with an evaluation and a derivative derived from its body.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ import numpy as np
 from sparsify.compiler.einsum.functions import FUNCTIONS, Function, argument_names
 from sparsify.compiler.einsum.monoids import MONOIDS, Monoid
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce
-from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.einsum.values import Tensor, evaluate
 from sparsify.compiler.ir.node import Node, children, find, map_children, walk
 from sparsify.errors import EinsumError
@@ -27,18 +27,18 @@ BUILT_IN: Final = dict(MONOIDS)
 
 
 def register_function(name: str, body: str, args: Sequence[str] = ("x",)) -> Function:
-    """Adds a function to index notation, its body being an expression over `args` alone.
+    """Adds a function to index notation, with an expression over `args` as its body.
 
-    Its derivative, what it does to fills and its C++ follow from the body; no text of the body reaches C++.
+    Derivative, effect on fills and C++ derive from the body; no text of the body reaches C++.
 
     Args:
-        name: to call it by; an identifier that nothing else has. Registering the same again changes nothing.
-        body: index notation over the arguments: numbers, operators and functions that exist already.
-        args: the names of one to three arguments.
+        name: unused identifier. Registering the same function again changes nothing.
+        body: index notation over the arguments: numbers, operators and existing functions.
+        args: names of one to three arguments.
 
     Raises:
-        EinsumError: the name is taken or not a name, the body reads or calls something unknown, itself included, or
-            it is too long once all functions in it are written out.
+        EinsumError: the name is taken or invalid, the body reads or calls something unknown, itself included, or is too
+            long after inlining all functions.
         ParseError: the body is not an expression.
 
     >>> register_function("huber", "where(abs(x) < 1, x*x/2, abs(x) - 0.5)").name
@@ -75,12 +75,12 @@ def register_monoid(name: str, combine: str, identity: float | bool) -> Monoid:
     """Adds a reduction `name(k, ...)` and the assignment `name=`.
 
     Args:
-        name: an identifier that nothing else has. Registering the same again changes nothing.
-        combine: a function of two arguments, by name or as an expression over two names such as `x` and `y`; it has
-            to be associative and commutative, and `identity` neutral.
-        identity: what an empty reduction gives.
+        name: unused identifier. Registering the same monoid again changes nothing.
+        combine: function of two arguments, by name or as an expression over two names such as `x` and `y`; it has to be
+            associative and commutative, and `identity` neutral.
+        identity: value of an empty reduction.
 
-    Gradients go through a monoid whose `combine` is one of `add mul min max`; through others they raise.
+    Gradients exist for a monoid whose `combine` is one of `add mul min max`; others raise.
 
     Raises:
         EinsumError: the name is taken, `combine` takes other arguments, or `identity` changes a value.
@@ -115,10 +115,10 @@ def register_monoid(name: str, combine: str, identity: float | bool) -> Monoid:
 
 
 def expand_statements(statements: Sequence[Assign]) -> tuple[Assign, ...]:
-    """Statements without registered functions; registered monoids that are built-in ones have their names.
+    """Statements with registered functions inlined; registered equivalents of built-in monoids get their names.
 
     Raises:
-        EinsumError: one is too long with its functions written out.
+        EinsumError: a statement is too long after inlining.
     """
     return tuple(_with_built_in(expand_functions(statement)) for statement in statements)
 
@@ -136,7 +136,7 @@ def _with_built_in(node: N) -> N:
 
 
 def definitions(program: Program) -> str:
-    """Definitions of the registered monoids of a program, as text: their names alone do not say it."""
+    """The definitions of a program's registered monoids, as text: part of cache keys, since names are ambiguous."""
     nodes = [n for n in find(program, Assign, Reduce) if n.monoid is not None]
     used = {n.monoid: MONOIDS[n.monoid] for n in nodes if n.monoid is not None}
     return "; ".join(
@@ -150,7 +150,7 @@ def expand_functions(node: N) -> N:
     """`node` with calls of registered functions replaced by their bodies.
 
     Raises:
-        EinsumError: it is too long then.
+        EinsumError: expression too long after inlining.
     """
     _require_short(node)
 
@@ -167,7 +167,7 @@ def expand_functions(node: N) -> N:
 
 
 def _require_short(node: Node) -> None:
-    """Raises when functions that contain functions would write out more than can be compiled."""
+    """Raises if inlining nested functions would exceed the compilable length."""
 
     def size(current: Node, arguments: Mapping[str, int]) -> int:
         if isinstance(current, Access) and not current.indices and current.tensor in arguments:
@@ -189,7 +189,7 @@ def _require_short(node: Node) -> None:
 
 
 def _two_names(combine: str) -> tuple[str, ...]:
-    """The two names that an expression is over; `x` and `y` where it reads others than two."""
+    """The two names in an expression; `x` and `y` for any other number of names."""
     read = tuple(dict.fromkeys(n.tensor for n in find(parse_expression(combine), Access)))
     return read if len(read) == 2 else ("x", "y")
 
@@ -201,7 +201,7 @@ def _require_texts(*values: object) -> None:
 
 
 def _require_free(what: str, name: str) -> None:
-    """Raises for what is no name, and for names that index notation has already."""
+    """Raises for an invalid name, and for names that index notation uses already."""
     if name in FUNCTIONS or name in MONOIDS or name in RESERVED or not name.isidentifier() or iskeyword(name):
         raise EinsumError(
             f"{what} cannot be called {name!r}: the name is taken or not a name; choose another"
@@ -209,7 +209,7 @@ def _require_free(what: str, name: str) -> None:
 
 
 def _checked(name: str, expr: Expr, names: dict[str, str]) -> Expr:
-    """The body of a function with its arguments under their own names."""
+    """The body of a function with canonical argument names."""
     for node in walk(expr):
         if isinstance(node, Access) and (node.indices or node.tensor not in names):
             raise EinsumError(f"{name} reads {node}, which is not one of its arguments {', '.join(names)}")

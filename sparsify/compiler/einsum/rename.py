@@ -14,7 +14,7 @@ N = TypeVar("N", bound=Node)
 
 
 def rename_indices(node: N, names: Mapping[str, str]) -> N:
-    """`node` with index variables renamed at once, those that reductions bind included."""
+    """`node` with index variables renamed simultaneously, including variables bound by reductions."""
 
     def visit(current: Node) -> Node:
         current = map_children(current, visit)
@@ -29,7 +29,7 @@ def rename_indices(node: N, names: Mapping[str, str]) -> N:
 
 
 def rename_accesses(node: N, names: Mapping[str, str]) -> N:
-    """`node` with tensors under other names."""
+    """`node` with renamed tensors."""
 
     def visit(current: Node) -> Node:
         current = map_children(current, visit)
@@ -41,7 +41,7 @@ def rename_accesses(node: N, names: Mapping[str, str]) -> N:
 
 
 def rename_tensors(program: Program, names: Mapping[str, str]) -> Program:
-    """`program` with the results renamed whose declarations have new names."""
+    """`program` with renamed results; the declarations carry the new names already."""
     return dataclasses.replace(
         program,
         statements=tuple([rename_accesses(statement, names) for statement in program.statements]),
@@ -56,12 +56,12 @@ def rename_tensors(program: Program, names: Mapping[str, str]) -> Program:
 
 
 def replace(node: N, old: Node, new: Node) -> N:
-    """`node` with every part equal to `old` replaced."""
+    """`node` with every subexpression equal to `old` replaced."""
     return cast(N, new if node == old else map_children(node, lambda child: replace(child, old, new)))
 
 
 def substitute_scalars(expr: Expr, values: Mapping[str, Expr]) -> Expr:
-    """`expr` with the scalars `x`, `y`, ... replaced by expressions, all at once."""
+    """`expr` with the scalars `x`, `y`, ... replaced by expressions, simultaneously."""
 
     def visit(current: Node) -> Node:
         match current:
@@ -82,7 +82,7 @@ def all_indices(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def fresh(name: str, taken: Collection[str]) -> str:
-    """`name`, with the first number that makes it one that is not taken."""
+    """`name`, with the first number that makes it unused."""
     if name not in taken:
         return name
     return next(f"{name}{n}" for n in range(1, len(taken) + 2) if f"{name}{n}" not in taken)

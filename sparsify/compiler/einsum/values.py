@@ -1,14 +1,12 @@
-"""Values of expressions over a grid of coordinates: what the reference interpreters compute with.
+"""Values of expressions over a grid of coordinates: the arithmetic of the reference interpreters.
 
-In: an expression, the coordinates of its index variables and tensors. Out: its values, and where they are the
-fill because only unstored entries took part.
+In: an expression, the coordinates of its index variables and tensors. Out: its values, and the mask of fill entries.
 
-An entry is a *fill entry* when the operator gives its value whatever the operands without fill are: all
-operands are fill entries, or one of them annihilates (`0 * ?`). A NaN that meets only fill entries has no
-effect.
+An entry is a *fill entry* if the operator determines its value independent of the stored operands: all operands are
+fill entries, or one of them annihilates (`0 * ?`). A NaN among fill entries only has no effect.
 
-Values have the kinds of `infer_dtype`, and operands are converted as it says: truth values are combined by logic,
-integers wrap around. Floating and complex numbers of all sizes are float64 and complex128.
+Values have the kinds of `infer_dtype`, with the same conversion of operands: truth values are combined by logic,
+integers wrap around. All floating and complex dtypes are computed in float64 and complex128.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +39,7 @@ REDUCERS: dict[str, Callable[..., Any]] = {
 
 @dataclass(slots=True)
 class Tensor:
-    """A dense array with the fill in unstored places, where it is stored, and the fill."""
+    """A dense array with the fill at unstored entries, the mask of stored entries, and the fill."""
 
     values: Array
     stored: Array
@@ -64,10 +62,9 @@ class Grid:
 
 
 def evaluate(expr: Expr, coordinates: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> Grid:
-    """The values of `expr`; each index variable has an array of coordinates, and they broadcast together.
+    """The values of `expr`; index variables have broadcasting arrays of coordinates.
 
-    An index variable that a reduction binds has its own axis in its coordinates, which the reduction leaves
-    as 1.
+    An index variable bound by a reduction has an axis of its own in its coordinates, which the reduction shrinks to 1.
     """
     match expr:
         case Const(value):
@@ -99,7 +96,7 @@ def evaluate(expr: Expr, coordinates: Mapping[str, Array], tensors: Mapping[str,
 
 
 def axis_of(coordinates: Array) -> int:
-    """The axis along which coordinates vary, counted from the end; 0 when there is only one of them."""
+    """The axis along which coordinates vary, counted from the end; 0 for a single coordinate."""
     ends = [axis for axis, size in enumerate(coordinates.shape) if size != 1]
     assert len(ends) <= 1, "an index variable varies along one axis"
     return ends[0] - coordinates.ndim if ends else 0
@@ -108,7 +105,7 @@ def axis_of(coordinates: Array) -> int:
 def read(
     access: Access, coordinates: Mapping[str, Array], tensors: Mapping[str, Tensor]
 ) -> tuple[Array, Array]:
-    """The entries of an access and whether they are stored; outside the tensor is the fill."""
+    """The entries of an access and the mask of stored ones; out-of-bounds reads give the fill."""
     tensor = tensors[access.tensor]
     if not access.indices:
         return np.asarray(tensor.values), np.asarray(tensor.stored)
@@ -135,7 +132,7 @@ def _read_entry(tensor: Tensor, place: tuple[float, ...]) -> tuple[Array, Array]
 
 
 def index_values(index: Expr, coordinates: Mapping[str, Array]) -> Array:
-    """The coordinates that an affine index takes; what is no integer is outside."""
+    """The coordinates given by an affine index; a non-integer is out of bounds."""
     match index:
         case Const(value):
             return np.asarray(int(value))
@@ -181,24 +178,24 @@ def apply(function: str, args: list[Grid]) -> Grid:
 
 @cache
 def _call_kinds(function: str, kinds: tuple[Kind, ...]) -> tuple[str, Kind]:
-    """The dtype that the operands of a call are converted to, and the kind of its result."""
+    """The dtype to which the operands of a call are converted, and the kind of its result."""
     return operand_kind(function, list(kinds)).dtype, result_kind(function, list(kinds))
 
 
 def annihilated(function: str, position: int, arg: Grid) -> tuple[Array, Array]:
-    """Where fill entries of an argument alone decide the value of a call, and the value."""
+    """The mask of fill entries of an argument that alone decide the value of a call, and the value."""
     hit, value = decided(function, position, np.asarray(arg.values))
     return arg.is_fill & hit, np.asarray(value)
 
 
 def prepared(monoid: str, grid: Grid, body: Expr, tensors: Mapping[str, Tensor]) -> Grid:
-    """Values in the dtype in which they are reduced."""
+    """Values in the dtype of their reduction."""
     kinds = {name: tensor.kind for name, tensor in tensors.items()}
     return grid.cast(reduced(grid.kind, monoid, body, kinds).dtype)
 
 
 def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
-    """A grid reduced along an axis, counted from the end, which becomes 1; axis 0 has a single entry."""
+    """A grid reduced along an axis, counted from the end, to length 1; axis 0 denotes a single entry."""
     if axis == 0:
         return grid
     if grid.kind.dtype == "bool":
@@ -210,7 +207,7 @@ def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
     if extent == 0:
         shape[axis] = 1
         neutral = in_dtype(np.full(shape, MONOIDS[monoid].identity(grid.kind.dtype)), grid.kind.dtype)
-        # An empty sum is what entries that are not stored add up to.
+        # An empty sum equals a sum of unstored entries.
         return Grid(neutral, np.full(shape, MONOIDS[monoid].neutral == 0), kind=grid.kind)
     result = in_dtype(_fold(monoid, values, axis), grid.kind.dtype)
     all_fill = np.all(is_fill, axis=axis, keepdims=True)
@@ -221,7 +218,7 @@ def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
 
 
 def _fold(monoid: str, values: Array, axis: int) -> Array:
-    """Values combined along an axis, which becomes 1."""
+    """Values combined along an axis, to length 1."""
     if monoid in REDUCERS:
         return np.asarray(REDUCERS[monoid](values, axis=axis, keepdims=True))
     combine = FUNCTIONS[MONOIDS[monoid].combine].evaluate
@@ -230,9 +227,9 @@ def _fold(monoid: str, values: Array, axis: int) -> Array:
 
 
 def choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
-    """`where(condition, yes, no)`: a fill entry where the condition is one and so is what it chooses.
+    """`where(condition, yes, no)`: a fill entry if the condition and the selected branch are.
 
-    So it is where both others are the same, one of them unstored, whatever the condition.
+    Equal branches, one of them unstored, also give a fill entry, for any condition.
     """
     chosen = np.asarray(condition.values).astype(bool)
     kind = result_kind("where", [condition.kind, yes.kind, no.kind])
@@ -245,7 +242,7 @@ def choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
 
 
 def in_dtype(values: Array, dtype: str) -> Array:
-    """Values as numpy holds a dtype here: bool, int64 within its range, float64, complex128."""
+    """Values in the numpy representation of a dtype: bool, int64 within the range of the dtype, float64, complex128."""
     values = np.asarray(values)
     match category(dtype):
         case 0:
@@ -259,7 +256,7 @@ def in_dtype(values: Array, dtype: str) -> Array:
 
 
 def _saturated(values: Array) -> Array:
-    """Floats as int64; what lies beyond its range is its end, as the identities of min and max are."""
+    """Floats as int64; out-of-range values saturate, as the identities of min and max do."""
     limits = np.iinfo(np.int64)
     inside = np.abs(values) < 2.0**63
     whole = np.where(inside, values, 0.0).astype(np.int64)
@@ -267,6 +264,6 @@ def _saturated(values: Array) -> Array:
 
 
 def _number(values: Array) -> Array:
-    """Values to calculate with: truth values and integers become floats."""
+    """Values as floating-point numbers: truth values and integers are converted."""
     values = np.asarray(values)
     return values if values.dtype.kind in "fc" else values.astype(np.float64)

@@ -71,7 +71,7 @@ def verify_statements(
 
 
 def _verify_target(statement: Assign, inputs: Collection[str], started: dict[str, str | None]) -> None:
-    """The left side: plain distinct index variables of a tensor that may be assigned here."""
+    """Checks the left side: plain distinct index variables of an assignable tensor."""
     target, name = statement.target, statement.target.tensor
     for index in target.indices:
         if not isinstance(index, Index):
@@ -99,7 +99,7 @@ def _verify_target(statement: Assign, inputs: Collection[str], started: dict[str
 
 
 def _verify_expression(statement: Assign, ranks: Mapping[str, int]) -> None:
-    """The names on the right: tensors assigned before, known functions with their number of arguments."""
+    """Checks the names on the right: tensors assigned before, known functions with their number of arguments."""
     for node in walk(statement.value):
         match node:
             case Access(tensor, indices):
@@ -129,7 +129,7 @@ def _verify_expression(statement: Assign, ranks: Mapping[str, int]) -> None:
 
 
 def _verify_access(statement: Assign, access: Access, ranks: Mapping[str, int]) -> None:
-    """An access: of a tensor that has a value, with affine indices."""
+    """Checks an access: a tensor with a value, affine indices."""
     if access.tensor == statement.target.tensor:
         raise EinsumError(f"`{statement}` reads what it assigns; use another name on the left")
     if access.tensor not in ranks:
@@ -146,7 +146,7 @@ def _verify_access(statement: Assign, access: Access, ranks: Mapping[str, int]) 
 
 
 def _verify_indices(statement: Assign) -> None:
-    """Every index variable is on the left or bound by one reduction; with `op=` free ones are reduced."""
+    """Checks that every index variable is on the left or bound by one reduction; `op=` reduces free ones."""
     outer = frozenset(free_indices(statement.target))
     if statement.monoid is not None:
         outer |= frozenset(free_indices(statement.value))
@@ -160,7 +160,7 @@ def _verify_indices(statement: Assign) -> None:
 
 
 def _verify_binders(statement: Assign, expr: Expr, bound: frozenset[str]) -> None:
-    """No reduction binds an index variable that is bound around it."""
+    """Checks that no reduction rebinds an index variable of an enclosing scope."""
     if isinstance(expr, Reduce):
         if not expr.indices:
             raise EinsumError(f"`{statement}`: {expr.monoid} runs over no index variable")
@@ -176,7 +176,7 @@ def _verify_binders(statement: Assign, expr: Expr, bound: frozenset[str]) -> Non
 
 
 def _verify_extents(program: Program) -> None:
-    """Declared extents are those that the statements' accesses imply."""
+    """Checks the declared extents against those implied by accesses."""
     ranks = {declared.name: len(declared.extents) for declared in program.declarations}
     implied = mode_extents(program.statements, ranks)
     representative: dict[str, str] = {}
@@ -190,7 +190,7 @@ def _verify_extents(program: Program) -> None:
 
 
 def _list(names: Collection[str]) -> str:
-    """Names for a message."""
+    """Text of names in a message."""
     return ", ".join(names) or "none"
 
 

@@ -1,9 +1,9 @@
-"""Dtypes: what they hold, how they promote, in which one values are computed.
+"""Dtypes: categories, promotion, and the dtype of computation.
 
-In: `bfloat16` and `int32`. Out: `bfloat16` is their common dtype, `float32` the one that it is computed in.
+In: `bfloat16` and `int32`. Out: the common dtype `bfloat16`, with values computed in `float32`.
 
-The 16-bit floats are dtypes of memory only: values are read as float32, computed and accumulated as float32, and
-rounded when they are written.
+The 16-bit floats are storage dtypes only: values are read as float32, computed and accumulated as float32, and rounded
+when written.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import torch
 from sparsify.errors import DtypeError
 
 BOOL, INTEGER, FLOATING, COMPLEX = range(4)
-# How strong the dtype of an operand is: that of a number, of a tensor without modes, of one with modes.
+# Strength of an operand's dtype in promotion: number, tensor without modes, tensor with modes.
 NUMBER, SCALAR, TENSOR = range(3)
 
 BYTES: Final = {
@@ -37,7 +37,7 @@ REAL: Final = {"complex64": "float32", "complex128": "float64"}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A dtype and how strong it is: `NUMBER`, `SCALAR` or `TENSOR`."""
+    """A dtype and its strength in promotion: `NUMBER`, `SCALAR` or `TENSOR`."""
 
     dtype: str
     strength: int = TENSOR
@@ -62,7 +62,7 @@ def computing(dtype: str) -> str:
 
 
 def real(dtype: str) -> str:
-    """The dtype of the parts of complex numbers, `dtype` itself when it is none."""
+    """The dtype of the parts of complex numbers, `dtype` itself if not complex."""
     return REAL.get(dtype, dtype)
 
 
@@ -70,7 +70,7 @@ def real(dtype: str) -> str:
 def promote(one: Kind, other: Kind) -> Kind:
     """The common dtype of two operands, by the rules of `torch.result_type`.
 
-    A number gives way to every tensor, a tensor without modes to one with modes, unless its category is higher.
+    A number yields to every tensor, a tensor without modes to one with modes, unless the weaker category is higher.
     """
     strong, weak = (one, other) if one.strength >= other.strength else (other, one)
     if strong.strength == weak.strength:
@@ -84,7 +84,7 @@ def promote(one: Kind, other: Kind) -> Kind:
 
 
 def held(value: float | int | bool, dtype: str) -> float | int | bool:
-    """A number as one that `dtype` holds: `1.0` is 1 as an integer and true as a truth value."""
+    """A number as a value of `dtype`: `1.0` becomes 1 as an integer and true as a truth value."""
     match category(dtype):
         case 0:
             return bool(value)

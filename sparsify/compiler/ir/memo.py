@@ -1,6 +1,6 @@
-"""Memories of what was made for calls, by what it depends on.
+"""Bounded memos of objects for calls, by the facts that determine each object.
 
-In: `remember(memory, key, kernel)`. Out: `recall(memory, key)` is the kernel, until the memory is full.
+In: `remember(memory, key, kernel)`. Out: `recall(memory, key)` is the kernel, until the memo is full.
 """
 
 from contextlib import suppress
@@ -10,15 +10,15 @@ REMEMBERED: Final = 4096
 
 
 def recall(memory: dict[Any, Any], key: tuple[Any, ...]) -> Any:
-    """The value that was kept, `None` without one."""
+    """The memoized value, `None` without one."""
     try:
         return memory.get(key)
-    except TypeError:  # extents that are symbols of a traced graph, which it guards, have no hash
+    except TypeError:  # symbolic extents of a traced graph are not hashable: a hash would add a guard
         return None
 
 
 def remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keeps a value, unless its key holds symbols; a full memory starts anew."""
+    """Memoizes a value, unless its key holds symbols; a full memo is cleared."""
     if len(memory) >= REMEMBERED:
         memory.clear()
     with suppress(TypeError):

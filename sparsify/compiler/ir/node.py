@@ -1,4 +1,4 @@
-"""The base of every IR node: what its children are and how to rebuild it.
+"""The base class of all IR nodes: children and reconstruction.
 
 In: a frozen dataclass, `Call("mul", (Const(2), Index("i")))`. Out: its children, `(Const(2), Index("i"))`.
 """
@@ -11,12 +11,12 @@ from typing import Final, TypeVar, get_origin, overload
 
 N = TypeVar("N", bound="Node")
 M = TypeVar("M", bound="Node")
-# Annotations, where they are texts, of fields that hold no nodes.
+# Annotations, as texts, of fields without nodes.
 PLAIN: Final = ("str", "int", "bool", "float")
 
 
 class _Remembering:
-    """Has room for what is below a node: one tree is walked many times and never changes."""
+    """Slots for memoized facts about a subtree: trees are immutable and walked many times."""
 
     __slots__ = ("_children", "_classes")
     _children: "tuple[Node, ...]"
@@ -25,24 +25,24 @@ class _Remembering:
 
 @dataclass(frozen=True, slots=True)
 class Node(_Remembering):
-    """A frozen dataclass whose children are its fields that are nodes or tuples of nodes."""
+    """A frozen dataclass; the children are the fields of nodes or tuples of nodes."""
 
 
 # The set of all classes, see `classes`.
 ANY: Final = -1
-# The bit of each class in sets of classes; the fields of each class, and whether they may hold nodes.
+# The bit of each class in sets of classes; the fields of each class, each with a flag for fields of nodes.
 _BITS: Final[dict[type[Node], int]] = {}
 _NUMBERS: Final = count()  # no two threads get the same
 _FIELDS: Final[dict[type[Node], tuple[tuple[str, bool], ...]]] = {}
 
 
 def _bit(kind: type[Node]) -> int:
-    """The bit that stands for a class."""
+    """The bit of a class."""
     return _BITS.get(kind) or _BITS.setdefault(kind, 1 << next(_NUMBERS))
 
 
 def _fields(kind: type[Node]) -> tuple[tuple[str, bool], ...]:
-    """The fields of a class of nodes, and whether each may hold nodes."""
+    """The fields of a class of nodes, each with a flag for fields that may hold nodes."""
     found = _FIELDS.get(kind)
     if found is None:
         found = _FIELDS[kind] = tuple((f.name, not _is_plain(f.type)) for f in fields(kind))
@@ -67,7 +67,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def _find_children(node: Node) -> tuple[Node, ...]:
-    """The fields of `node` that are nodes, and the nodes in those that are tuples."""
+    """The nodes in the fields of `node`, including nodes in tuples."""
     found: list[Node] = []
     for name, may_hold in _fields(type(node)):
         if may_hold:
@@ -92,7 +92,7 @@ def classes(node: Node) -> int:
 
 
 def bits(kinds: Iterable[type[Node]]) -> int:
-    """Some classes as a set of bits: `classes(node) & bits((Const,))` is 0 where there is no constant."""
+    """The bit set of classes: `classes(node) & bits((Const,))` is 0 for a tree without constants."""
     found = 0
     for kind in kinds:
         found |= _bit(kind)
@@ -100,7 +100,7 @@ def bits(kinds: Iterable[type[Node]]) -> int:
 
 
 def holds(node: Node, *kinds: type[Node]) -> bool:
-    """Whether `node`, or a node below it, is of one of these classes."""
+    """Whether the tree of `node` contains a node of one of the classes."""
     return classes(node) & bits(kinds) != 0
 
 
@@ -134,7 +134,7 @@ def find(node: Node, *kinds: type[Node]) -> Sequence[Node]:
 
 
 def map_children(node: N, change: Callable[[Node], Node]) -> N:
-    """`node` with `change` applied to each direct child; the same object when nothing changed."""
+    """`node` with `change` applied to each direct child; the same object if nothing changed."""
     before = children(node)
     if not before:
         return node
@@ -143,7 +143,7 @@ def map_children(node: N, change: Callable[[Node], Node]) -> N:
 
 
 def _with_children(node: N, new: Iterator[Node]) -> N:
-    """A node like `node` with other children."""
+    """A copy of `node` with other children."""
     values: list[object] = []
     for name, may_hold in _fields(type(node)):
         value = getattr(node, name)

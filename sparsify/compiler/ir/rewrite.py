@@ -11,7 +11,7 @@ Rule = Callable[[Node], Node | None]
 
 
 def first(*rules: Rule) -> Rule:
-    """The rule that tries `rules` in order and gives the first result."""
+    """The rule that tries `rules` in order and returns the first result."""
 
     def try_each(node: Node) -> Node | None:
         for rule in rules:
@@ -24,7 +24,7 @@ def first(*rules: Rule) -> Rule:
 
 
 def by_class(rules: Mapping[type[Node], tuple[Rule, ...]]) -> Rule:
-    """The rule that tries those of a node's own class."""
+    """The rule that tries the rules of the node's class."""
     tried = {kind: first(*of_class) if len(of_class) > 1 else of_class[0] for kind, of_class in rules.items()}
 
     def try_own(node: Node) -> Node | None:
@@ -37,7 +37,8 @@ def by_class(rules: Mapping[type[Node], tuple[Rule, ...]]) -> Rule:
 def bottom_up(node: Node, *rules: Rule, at: tuple[type[Node], ...] = ()) -> Node:
     """`node` with the first matching rule applied once at every node, children before parents.
 
-    What holds no node of the classes `at`, where the rules alone apply, is not visited; without them everything is.
+    Rules apply to nodes of the classes `at` only: subtrees without such nodes are not visited. An empty `at` visits
+    all.
     """
     return _Once(first(*rules) if len(rules) > 1 else rules[0], bits(at) if at else ANY)(node)
 
@@ -49,10 +50,10 @@ def fixpoint(
     limit: int = 100,
     settled: dict[int, Node] | None = None,
 ) -> Node:
-    """`node` rewritten bottom-up until no rule changes it any more; `at` as for `bottom_up`.
+    """`node` rewritten bottom-up until no rule changes it; `at` as for `bottom_up`.
 
-    What a rule returns is rewritten in turn before its parent is; nodes that have settled are not visited again: they
-    are in `settled` by identity (and held there, so that their identities stay theirs), also for later calls.
+    The result of a rule is rewritten before its parent; settled nodes are not visited again: `settled` holds them by
+    identity (with a reference, so that no other object reuses the identity), also for later calls.
     """
     return _Settling(rules, bits(at) if at else ANY, limit, {} if settled is None else settled)(node)
 
@@ -60,8 +61,8 @@ def fixpoint(
 class _Once:
     """`bottom_up` as a function of a node.
 
-    A function inside of another one that calls itself would be a cycle of references: what its rule holds, as patterns
-    of operands, would live until the next garbage collection.
+    A recursive closure would be a reference cycle: objects held by the rule, such as patterns of operands, would live
+    until the next garbage collection.
     """
 
     __slots__ = ("rule", "wanted")

@@ -1,1 +1,1 @@
-"""Kernels as functions of tensors: operands, calls in one step, gradients, traced graphs."""
+"""Kernels as functions of tensors: operands, the fast path of calls, gradients, traced graphs."""

@@ -1,12 +1,12 @@
-"""Decisions on disk: what the compiler chose for a program and sizes, found again by other processes.
+"""Decision cache on disk: choices of the compiler for a program and sizes, shared between processes.
 
-In: a question, `"schedule of Step(...)"`, sizes of operands, and a function that answers it. Out: the answer, from disk
-where an earlier process found it.
+In: a question, `"schedule of Step(...)"`, sizes of operands, and a function that computes the answer. Out: the answer,
+from disk if an earlier process found it.
 
-`KEY.plan` holds the answers to one question for the first few sizes, as texts: reading them makes objects of the
-classes that the caller names and executes nothing. Answers that are not worth keeping are known to this process alone.
-The key changes with the compiler and with registered levels; the question says whatever else an answer depends on. A
-file that is damaged, or that others could have written, is not there.
+`KEY.plan` holds the answers to one question for the first few sizes, as texts: reading a text makes objects of the
+classes named by the caller and executes nothing. Rejected answers (`is_kept`) are memoized in the process only. The key
+changes with the compiler and with registered levels; the question contains every other dependence of the answer. A
+damaged file, or a file that other users could have written, counts as missing.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from typing import Any, Final, TypeVar
 
 from sparsify.compiler.cpp.toolchain import cache_directory, records
 from sparsify.compiler.cpp.toolchain.fingerprint import fingerprint
-from sparsify.compiler.einsum import serialize
+from sparsify.compiler.einsum.text import serialize
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.options import Options
-from sparsify.storage.known_levels import registered
+from sparsify.storage.level.known_levels import registered
 
 T = TypeVar("T")
-# Sizes that change with every call would fill the disk.
+# Most sizes in a file: sizes that change with every call would fill the disk.
 MOST_SIZES: Final = 16
 UNREADABLE: Final = (SparsifyError, ValueError, TypeError, AttributeError, RecursionError, MemoryError)
-# Answers that are not kept, by file and sizes: layers that are alike ask once.
+# Memoized answers not written to disk, by file and sizes: equal layers ask once.
 _DOUBTED: Final[dict[tuple[Path, str], Any]] = {}
 
 
@@ -41,15 +41,15 @@ def recall(
     *,
     classes: Mapping[str, type] = serialize.CLASSES,
 ) -> T:
-    """The result of `answer()`, of now or of an earlier question for the same sizes.
+    """The result of `answer()`, computed now or by an earlier question for the same sizes.
 
     Args:
-        question: all that the answer depends on besides sizes and the compiler.
-        sizes: of the operands, compared number by number.
-        answer: finds what is not known, without effects of its own.
-        options: the directory of kernels.
-        is_kept: whether an answer is worth keeping for other processes.
-        classes: of the objects in answers, by name.
+        question: everything the answer depends on besides sizes and the compiler.
+        sizes: sizes of the operands, compared number by number.
+        answer: function without side effects that computes an unknown answer.
+        options: options with the directory of kernels.
+        is_kept: predicate of answers worth storing for other processes.
+        classes: classes of the objects in answers, by name.
     """
     key = hashlib.sha256(f"{question}\n{fingerprint()}\n{registered()}".encode()).hexdigest()[:40]
     path = cache_directory.cache_dir(options) / f"{key}.plan"
@@ -66,8 +66,8 @@ def recall(
     if not is_kept(made):
         _DOUBTED[path, numbers] = made
     elif len(known) < MOST_SIZES or numbers in known:
-        # Nothing but time is lost where the disk is full or may not be written to, or the answer is no text that
-        # reads back: nested too deep, or of other classes.
+        # A full or read-only disk costs only time; so does an answer whose text does not read back: nested too
+        # deep, or with objects of unknown classes.
         with suppress(OSError, *UNREADABLE):
             text = repr(made)
             if repr(serialize.read(text, classes)) == text:
@@ -76,7 +76,7 @@ def recall(
 
 
 def _read(path: Path) -> dict[str, str]:
-    """The answers in a file by sizes; none where it is missing or damaged."""
+    """The answers in a file by sizes; empty for a missing or damaged file."""
     with suppress(OSError, *UNREADABLE):
         known = json.loads(records.read(path))
         return {str(sizes): str(text) for sizes, text in known.items()}

@@ -3,11 +3,12 @@
 In: `compile_program(program)` and operands in the order of `program.inputs`. Out: the results, differentiable.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -16,18 +17,20 @@ from sparsify.compiler.einsum.gradient.adjoint import adjoint
 from sparsify.compiler.einsum.gradient.program import needed
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.register import definitions
-from sparsify.compiler.kernel import fast_call, functorch, tracing
-from sparsify.compiler.kernel.autograd import Differentiable, Kept, keep
+from sparsify.compiler.kernel import fast_call, substitute, tracing
 from sparsify.compiler.kernel.decision_cache import recall
+from sparsify.compiler.kernel.fast_call import Plan
 from sparsify.compiler.kernel.prepare import prepare_all
+from sparsify.compiler.kernel.stages import plan_of
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
+from sparsify.compiler.kernel.transforms import functorch
+from sparsify.compiler.kernel.transforms.autograd import Differentiable, Kept, keep
 from sparsify.compiler.kernel.variants import Variants
-from sparsify.compiler.plan.dense_product import DenseProduct
-from sparsify.compiler.plan.fuse_experts import mixture_adjoint
+from sparsify.compiler.plan.fuse.experts import mixture_adjoint
 from sparsify.compiler.plan.plan import starts_otherwise, steps
+from sparsify.compiler.plan.products.dense_product import DenseProduct
 from sparsify.compiler.plan.rematerialize import Keeping, keeping, wide, with_results, with_wide_rows
 from sparsify.compiler.plan.step import STEP_CLASSES, Convert, Step
-from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.errors import CompilerError, ShapeError
@@ -38,7 +41,10 @@ from sparsify.storage.transformed import have_tangents
 
 Operand = torch.Tensor
 Chooser = Callable[[Sequence[Operand]], tuple[Operand, ...]]
-# A step, what takes its operands from all tensors, and the slots of its results; one result is not in a list.
+# Calls in a row that no frame can hold, after which a kernel takes the slow path for good.
+REFUSALS: Final = 8
+# A step, the function that selects its operands from all tensors, and the slots of its results; a single result is
+# not in a list.
 Move = tuple["DenseProduct | Convert | GeneratedStep", Chooser, list[int] | int]
 
 
@@ -46,16 +52,17 @@ class Kernel:
     """A compiled program.
 
     Attributes:
-        program: what it computes.
-        schedule: the one that was asked for, `None` when each statement has its own.
-        steps: its steps in order, generated kernels and products of torch.
-        generated: those of them that are generated kernels.
-        sizes: of the operands that it was last prepared for.
-        options: that it was planned with.
-        cache: `hit` when all kernels were found, `miss` when the last request built one, `none` without kernels.
-        kept: what backward reads, by which arguments of `Differentiable` need gradients.
-        is_prepared: whether it was compiled for some sizes.
-        results: the results for a tuple of operands, not differentiable; one result is not in a tuple.
+        program: program to compute.
+        schedule: requested schedule, `None` for a separate schedule of each statement.
+        steps: steps in order, generated kernels and products of torch.
+        generated: steps that are generated kernels.
+        sizes: sizes of the operands of the last preparation.
+        options: options of planning.
+        cache: `hit` if all kernels were found, `miss` if the last request built one, `none` without kernels.
+        kept: saved tensors of the backward pass, by the arguments of `Differentiable` that need gradients.
+        is_prepared: whether the kernel was compiled for some sizes.
+        results: function from a tuple of operands to the results, not differentiable; a single result is not in a
+            tuple.
     """
 
     def __init__(
@@ -69,8 +76,12 @@ class Kernel:
         self.options = options or current()
         self._names, self._results = program.inputs, program.outputs
         step = plan[0] if len(plan) == 1 else None
-        # The one step that is the whole program and reads the operands in their order.
-        self._whole = step if isinstance(step, GeneratedStep) and step.operands == self._names else None
+        # The step of a program with one step that reads the operands, and makes the results, in the program's order.
+        is_whole = isinstance(step, GeneratedStep) and (step.operands, step.results) == (
+            self._names,
+            self._results,
+        )
+        self._whole = step if isinstance(step, GeneratedStep) and is_whole else None
         self.generated = [step for step in plan if isinstance(step, GeneratedStep)]
         self._slots: dict[str, int] = {name: slot for slot, name in enumerate(self._names)}
         self._moves = [self._move(step) for step in plan]
@@ -81,13 +92,15 @@ class Kernel:
         self.is_prepared = False
         self._adjoints: dict[tuple[str, ...], Kernel] = {}
         self._dense_adjoints: dict[tuple[str, ...], Kernel] = {}
+        self._temporaries: dict[tuple[str, ...], Kernel] = {}
         self._empties: dict[tuple[tuple[str, int], ...], Kernel] = {}
+        self._refusals = 0
         self._call: Callable[[tuple[Operand, ...]], Any] = self._first_call
-        self.results: Callable[[tuple[Operand, ...]], Any] = self._run_steps
+        self.results: Callable[[tuple[Operand, ...]], Any] = self._first_results
         self.sizes = UNKNOWN
 
     def _move(self, step: "DenseProduct | Convert | GeneratedStep") -> "Move":
-        """A step with the slots of its operands and results; results get slots of their own."""
+        """A step with the slots of its operands and results; each result gets a slot."""
         names = step.results if isinstance(step, GeneratedStep) else (step.result,)
         read = _chooser([self._slots[name] for name in step.operands])
         written = [self._slots.setdefault(name, len(self._slots)) for name in names]
@@ -95,26 +108,26 @@ class Kernel:
 
     @property
     def key(self) -> str:
-        """The keys of generated kernels in the cache, shortened; `torch` where torch's operators compute."""
+        """The shortened cache keys of the generated kernels; `torch` if torch's operators compute."""
         return "+".join(dict.fromkeys(step.key for step in self.generated)) or "torch"
 
     @property
     def failure(self) -> CompilerError | None:
-        """Why some step has no kernel and torch's operators compute it; `None` when none was found to lack one."""
+        """The reason that torch's operators compute a step; `None` if no kernel is known to be missing."""
         return next((step.failure for step in self.generated if step.failure is not None), None)
 
     def _settings(self) -> Options:
-        """The options in force, strict where those of the plan are."""
+        """The options in force, strict if the plan's options are strict."""
         found = current()
         return replace(found, strict=True) if self.options.strict and not found.strict else found
 
-    @cached_property
+    @property
     def has_frames(self) -> bool:
-        """Whether a shortcut can be taught its calls."""
-        return self._whole is not None and self._whole.is_simple
+        """Whether calls of the kernel may take the fast path."""
+        return self._refusals < REFUSALS
 
     def prepare(self, sizes: Sizes) -> None:
-        """Compiles what operands of these sizes need, the kernels of several statements side by side.
+        """Compiles the kernels for operands of these sizes, those of several statements in parallel.
 
         Raises:
             ScheduleError, UnsupportedProgramError, CompilerError: as `compile_program`.
@@ -125,10 +138,10 @@ class Kernel:
             raise error
 
     def prepare_for(self, sizes: Sizes, operands: Sequence[Operand]) -> None:
-        """Compiles what a call with these operands needs, which have these sizes.
+        """Compiles the kernels for a call with these operands, which have these sizes.
 
-        Where some require gradients and the forward pass keeps temporaries for them, the kernels of both passes are
-        compiled side by side, and not the one that keeps none.
+        If some operands require gradients and the forward pass saves temporaries for backward, the kernels of both
+        passes are compiled in parallel, and not the kernel that saves none.
 
         Raises:
             ScheduleError, UnsupportedProgramError, CompilerError: as `compile_program`.
@@ -141,21 +154,21 @@ class Kernel:
         if kept is None or kept.forward is self:
             self.prepare(sizes)
             return
-        # What is wrong with gradients is said when they are asked for.
+        # Errors of gradients are raised by the backward pass.
         error, _ = prepare_all([(kept.forward, sizes), (self.adjoint(kept.wrt), sizes)])
         if error is not None:
             raise error
 
     def prefer(self, step: GeneratedStep, schedule: Schedule, sizes: Sizes) -> None:
-        """Makes a schedule that was measured the one of a statement for operands of about these sizes.
+        """Fixes a benchmarked schedule of a statement for operands in the size class of `sizes`.
 
-        Calls like those that `evaluate` and `einsum` have answered before keep the kernel that answered them.
+        Calls that `evaluate` and `einsum` have memoized keep their kernels.
         """
         step.prefer(schedule, sizes)
-        self._call, self.results = self._first_call, self._run_steps
+        self._call, self.results = self._first_call, self._first_results
 
     def __call__(self, *operands: Operand) -> Any:
-        """The results for operands in the order of `program.inputs`; one result is not in a tuple.
+        """The results for operands in the order of `program.inputs`; a single result is not in a tuple.
 
         Raises:
             ShapeError, DtypeError, FormatError: operands that do not fit the program.
@@ -163,18 +176,20 @@ class Kernel:
         return self._call(operands)
 
     def _first_call(self, operands: tuple[Operand, ...]) -> Any:
-        """The results; from now on whole programs have a shortcut."""
+        """The results; later calls take the fast path."""
         results = self._long_way(operands, None)
-        self._call = partial(self._long_way, learn=None)
-        if self._whole is not None:
-            self.results = self._whole.compute
-            if self.has_frames:
-                self._call = fast_call.shortcut(self._long_way)
+        self._call = fast_call.shortcut(self._long_way)
+        return results
+
+    def _first_results(self, operands: tuple[Operand, ...]) -> Any:
+        """The results, not differentiable; later calls take the fast path."""
+        results = self._run_steps(operands)
+        self.results = self._whole.compute if self._whole is not None else fast_call.shortcut(self._run_all)
         return results
 
     def _long_way(self, operands: tuple[Operand, ...], learn: fast_call.Learn) -> Any:
-        """The results for any operands; whole kernels teach the shortcut."""
-        # Within the guard, attributes of sparse operands are read without going through `__torch_function__`.
+        """The results for any operands by the slow path, which stores the frame for the fast path."""
+        # The guard makes reads of sparse operands' attributes bypass `__torch_function__`.
         with torch._C.DisableTorchFunctionSubclass():
             if len(operands) != len(self._names):
                 raise ShapeError(f"{len(operands)} operands for {', '.join(self._names)}")
@@ -204,7 +219,7 @@ class Kernel:
             return results
 
     def _without_coordinates(self, operands: tuple[Operand, ...]) -> "Kernel":
-        """The kernel for operands with modes of extent 0: some reductions over them have a plan of their own."""
+        """The kernel for operands with modes of extent 0: some reductions over empty modes need another plan."""
         places = tuple(
             [
                 (name, mode)
@@ -224,12 +239,33 @@ class Kernel:
     def teach(
         self, learn: Callable[[int], None], operands: tuple[Operand, ...], order: Sequence[int] = ()
     ) -> None:
-        """Teaches a shortcut a call with such operands; `order` has per input of the program its place among them."""
-        if self._whole is not None:
-            self._whole.teach(learn, operands, order or range(len(operands)), self)
+        """Stores the frame of a call with such operands; `order[n]` is the operand's index of the program's input n."""
+        if not self.has_frames:
+            return
+        arguments = tuple(order or range(len(operands)))
+        kernel, given = self, [operands[place] for place in arguments]
+        if torch.is_grad_enabled() and any(operand.requires_grad for operand in given):
+            kept = self.kept.get((False, *[operand.requires_grad for operand in given]))
+            kernel = self if kept is None else kept.forward
+        self._learn(learn, operands, plan_of(kernel, given, arguments, self))
+
+    def _learn(self, learn: Callable[[int], None], operands: tuple[Operand, ...], plan: Plan | None) -> None:
+        """Stores the frame of a plan, or counts a call that no frame holds."""
+        frame = None if plan is None else fast_call.frame(operands, plan)
+        self._refusals = 0 if frame is not None else self._refusals + 1
+        if frame is not None:
+            learn(ctypes.addressof(frame))
+
+    def _run_all(self, operands: tuple[Operand, ...], learn: fast_call.Learn) -> Any:
+        """The results of all steps, not differentiable; the frame is stored for the fast path."""
+        with torch._C.DisableTorchFunctionSubclass():
+            results = self._run_steps(operands)
+            if learn is not None and self.has_frames:
+                self._learn(learn, operands, plan_of(self, operands, range(len(operands)), None))
+            return results
 
     def _run_steps(self, operands: tuple[Operand, ...]) -> Any:
-        """The results by way of all tensors."""
+        """The results, by running all steps."""
         values = self._tensors(operands)
         if len(self._results) == 1:
             return values[self._result_slots[0]]
@@ -238,7 +274,7 @@ class Kernel:
     def adjoint(self, wrt: tuple[str, ...]) -> "Kernel":
         """The kernel of the adjoint program: gradients of the inputs `wrt` from `g_` and the results' names.
 
-        It is compiled when it is first called.
+        The first call compiles the kernel.
         """
         if wrt not in self._adjoints:
             gradients = {name: f"g_{name}" for name in self.program.outputs}
@@ -251,7 +287,7 @@ class Kernel:
         return self._adjoints[wrt]
 
     def dense_adjoint(self, wrt: tuple[str, ...]) -> "Kernel":
-        """The adjoint of the same program with the inputs `wrt` stored densely: gradients at their zeros, too."""
+        """The adjoint of the program with the inputs `wrt` stored densely: gradients also at unstored coordinates."""
         if wrt not in self._dense_adjoints:
             program = self.program
             declarations = tuple(
@@ -264,22 +300,24 @@ class Kernel:
 
     @cached_property
     def keeping(self) -> Keeping:
-        """Temporaries kept for the gradients, and those that they compute again."""
+        """Temporaries saved for the gradients, and temporaries rematerialized by the backward pass."""
         return keeping(self.program, self.sizes)
 
     def also(self, names: tuple[str, ...]) -> "Kernel":
-        """The kernel whose results are those of this one and then these temporaries."""
+        """The kernel with the results of this one, followed by the given temporaries."""
         program = with_results(self.program, names, copied=len(self.steps) == 1)
         return _plan(program, self.schedule, self._settings(), self.sizes)
 
     def temporaries(self, names: tuple[str, ...]) -> "Kernel":
-        """The kernel that computes these temporaries of the program alone, from the same operands."""
-        program = self.program
-        statements = tuple(needed(program.statements, names))
-        kept = {*program.inputs, *(statement.target.tensor for statement in statements)}
-        declarations = tuple(d for d in program.declarations if d.name in kept)
-        part = replace(program, statements=statements, declarations=declarations, outputs=names)
-        return _plan(wide(part, names), self.schedule, self._settings(), self.sizes)
+        """The kernel that computes only the given temporaries of the program, from the same operands."""
+        if names not in self._temporaries:
+            program = self.program
+            statements = tuple(needed(program.statements, names))
+            kept = {*program.inputs, *(statement.target.tensor for statement in statements)}
+            declarations = tuple(d for d in program.declarations if d.name in kept)
+            part = replace(program, statements=statements, declarations=declarations, outputs=names)
+            self._temporaries[names] = _plan(wide(part, names), self.schedule, self._settings(), self.sizes)
+        return self._temporaries[names]
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
@@ -302,7 +340,7 @@ class Kernel:
         return values
 
     def _tensors_elsewhere(self, operands: tuple[Operand, ...]) -> list[Any]:
-        """Operands on another device and the results by slot; there are no temporaries."""
+        """Operands on another device and the results by slot, without temporaries."""
         results = substitute.computed_elsewhere(self.program, operands, self._settings())
         listed = results if isinstance(results, tuple) else (results,)
         names = (*self._names, *self._results)
@@ -316,13 +354,13 @@ def compile_program(
     options: Options | None = None,
     sizes: Sizes = UNKNOWN,
 ) -> Kernel:
-    """The kernel of a program; kernels that exist are found in memory or on disk.
+    """The kernel of a program; existing kernels are found in memory or on disk.
 
     Args:
-        program: as `einsum.declare.declare` makes it.
-        schedule: for the whole program, which becomes one kernel; without it each statement gets its own.
-        options: by default those in force.
-        sizes: of the operands that will come, for the choice of a schedule; others may come too.
+        program: result of `einsum.declare.declare`.
+        schedule: schedule of the whole program as one kernel; by default each statement gets a schedule.
+        options: by default the options in force.
+        sizes: sizes of expected operands, for the choice of a schedule; operands of other sizes are accepted too.
 
     Raises:
         ScheduleError: the schedule does not fit.
@@ -340,26 +378,26 @@ def plan(
     options: Options | None = None,
     sizes: Sizes = UNKNOWN,
 ) -> Kernel:
-    """The kernel of a program before anything is compiled; arguments as those of `compile_program`."""
+    """The kernel of a program before compilation; arguments as those of `compile_program`."""
     text = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
     return _plan(program, text, options or current(), sizes)
 
 
 def planned(program: Program, plan: Sequence[DenseProduct | Step | Convert]) -> Kernel:
-    """The kernel of a program whose steps are given, `plan.joined` or `plan.apart`, before anything is compiled."""
+    """The uncompiled kernel of a program with given steps, `plan.joined` or `plan.apart`."""
     options = current()
     return _planned(program, tuple(plan), None, options, target.vector_bytes(options))
 
 
 def _chooser(slots: list[int]) -> Chooser:
-    """Takes the tensors in these slots."""
+    """Function that selects the tensors in these slots."""
     if len(slots) < 2:
         return lambda values: tuple([values[slot] for slot in slots])
     return itemgetter(*slots)
 
 
 def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: Sizes) -> Kernel:
-    """The kernel of a program before anything is compiled; programs with the same steps share one."""
+    """The uncompiled kernel of a program; programs with the same steps share one."""
     program = with_wide_rows(program)
     if schedule is None:
         plan = _steps(program, sizes, options)
@@ -369,7 +407,7 @@ def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: 
 
 
 def _steps(program: Program, sizes: Sizes, options: Options) -> tuple[DenseProduct | Step | Convert, ...]:
-    """The steps of a program, found by this process or by an earlier one."""
+    """The steps of a program, from the decision cache if known."""
     question = (
         f"steps of {program!r} {definitions(program)} for vectors of {target.vector_bytes(options)} bytes"
     )
@@ -384,7 +422,7 @@ def _planned(
     options: Options,
     vector_bytes: int,
 ) -> Kernel:
-    """The kernel of a plan before anything is compiled."""
+    """The uncompiled kernel of a plan."""
     return Kernel(
         program,
         tuple(
@@ -399,7 +437,7 @@ def _planned(
 
 
 def result_index_dtypes(format_: Format, dtype: str = "int32") -> tuple[tuple[str, str], ...]:
-    """The dtypes of the arrays of a tensor in this format, where the levels fix none."""
+    """Index dtypes of the arrays of a tensor in this format, `dtype` unless a level fixes its own."""
     found = []
     for stored in format_.levels:
         pos, crd = (

@@ -1,8 +1,8 @@
-"""Patterns of results that were met before: the same operands' patterns give the same pattern.
+"""Cache of result patterns: equal operand patterns give the same result pattern.
 
-In: a step and the patterns of its operands. Out: the pattern of its result, when it was computed with them before.
+In: a step and the patterns of its operands. Out: the pattern of the result, if computed before.
 
-Operands are remembered weakly, and what was remembered of them goes with them; results up to a bound.
+Entries hold operand patterns by weak references and disappear with them; results are kept up to a bound.
 """
 
 from collections import OrderedDict
@@ -18,10 +18,10 @@ Key = tuple[int, ...]
 
 
 class KnownPatterns:
-    """A memory of patterns.
+    """A least-recently-used cache of patterns.
 
     Attributes:
-        most_bytes: of the arrays that are kept; what was used longest ago goes first.
+        most_bytes: most bytes of cached arrays.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -30,7 +30,7 @@ class KnownPatterns:
         self._bytes = 0
 
     def find(self, step: object, operands: Sequence[Pattern]) -> Any:
-        """The remembered facts of `step` for operands of these patterns, `None` when nothing was."""
+        """The cached facts of `step` for operands of these patterns, `None` if unknown."""
         key = _key(step, operands)
         found = self._known.get(key)
         if found is None:
@@ -38,18 +38,18 @@ class KnownPatterns:
         for was, now in zip(found[1], operands, strict=True):
             if was() is not now:
                 return None
-        with suppress(KeyError):  # another thread may have forgotten it meanwhile
+        with suppress(KeyError):  # another thread may have evicted the entry
             self._known.move_to_end(key)
         return found[2]
 
     def remember(
         self, step: object, operands: Sequence[Pattern], result: Any, made: Sequence[Pattern]
     ) -> None:
-        """Keeps what was made of the operands' patterns; what is larger than all that may be kept is not.
+        """Caches the result for operands of these patterns, unless the result exceeds the whole cache.
 
         Args:
-            result: to be found again.
-            made: the patterns that it keeps in memory.
+            result: value to cache.
+            made: patterns kept alive by the value.
         """
         size = sum(array.nbytes for pattern in made for array in pattern.arrays_in_place())
         if size > self.most_bytes:
@@ -66,7 +66,7 @@ class KnownPatterns:
         self._bytes += size
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Empties the cache."""
         self._known.clear()
         self._bytes = 0
 

@@ -1,6 +1,6 @@
-"""Kernels compiled side by side.
+"""Parallel compilation of several kernels.
 
-In: kernels with the sizes of the operands that they will meet. Out: what went wrong with each, `None` when it is ready.
+In: kernels with the sizes of their expected operands. Out: the error of each kernel, `None` on success.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def prepare_all(wanted: Sequence[tuple["Kernel", Sizes]]) -> list[Exception | None]:
-    """Compiles what these kernels need for operands of these sizes, all side by side.
+    """Compiles kernels for operands of the given sizes, all in parallel.
 
     Returns:
-        per kernel what went wrong, `None` when it is ready.
+        the error of each kernel, `None` on success.
     """
     steps: dict[GeneratedStep, list[Sizes]] = {}
     for kernel, sizes in wanted:
@@ -29,7 +29,7 @@ def prepare_all(wanted: Sequence[tuple["Kernel", Sizes]]) -> list[Exception | No
         for step in kernel.generated:
             steps.setdefault(step, []).append(sizes.shared(kernel.program))
     tasks = [partial(_prepare, step, sizes) for step, sizes in steps.items()]
-    # Dumps of several kernels at once could not be read.
+    # Interleaved dumps of several kernels would be unreadable.
     found = side_by_side(tasks, in_turn=bool(current().dump))
     outcomes = dict(zip(steps, found, strict=True))
     errors: list[Exception | None] = []
@@ -41,7 +41,7 @@ def prepare_all(wanted: Sequence[tuple["Kernel", Sizes]]) -> list[Exception | No
 
 
 def build_all(wanted: Sequence[tuple["Kernel", Sizes]]) -> None:
-    """Compiles what these kernels need, as `prepare_all`, for kernels that are to be timed.
+    """Compiles kernels that are to be timed, as `prepare_all`.
 
     Raises:
         SparsifyError: one cannot be compiled.
@@ -52,6 +52,6 @@ def build_all(wanted: Sequence[tuple["Kernel", Sizes]]) -> None:
 
 
 def _prepare(step: GeneratedStep, wanted: Sequence[Sizes]) -> bool:
-    """Compiles a statement for operands of all these sizes; whether something had to be built."""
+    """Compiles a statement for operands of all these sizes; true if a kernel had to be built."""
     built = [step.prepare(sizes) for sizes in wanted]
     return any(built)

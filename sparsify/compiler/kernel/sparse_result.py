@@ -1,7 +1,7 @@
-"""Results whose pattern the kernel finds: from the arrays that it asked for to a tensor, and patterns known before.
+"""Results whose pattern the kernel computes: tensors from the allocated arrays, and cached patterns.
 
 In: `Assembled(step, Y, sizes, buffers)` and the arrays `Y2_pos`, `Y2_crd` and `Y_vals` of a call. Out: `Y`; another
-call with operands of the same patterns finds its pattern again.
+call with operands of the same patterns reuses the cached pattern.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ Known = tuple[Pattern, tuple[torch.Tensor, ...], int]
 
 
 class Assembled:
-    """The results of one statement.
+    """Assembly of the results of one statement.
 
     Args:
-        step: what their patterns are remembered under.
-        output: the declaration of the result.
-        sizes: the names of the kernel's sizes.
-        dtypes: per buffer of the kernel its name and dtype.
+        step: cache key of the result patterns.
+        output: declaration of the result.
+        sizes: names of the kernel's sizes.
+        dtypes: names and dtypes of the kernel's buffers.
 
     Attributes:
-        first: the slot of the first array of the result; the values are in the last one.
-        entries_place: where the number of entries is among the sizes; -1 there makes the kernel find the pattern.
+        first: slot of the first array of the result; the last slot holds the values.
+        entries_place: index of the number of entries among the sizes; -1 makes the kernel compute the pattern.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Assembled:
         self._dtypes = tuple(dtype for _, dtype in buffers[self.first :])
 
     def known(self, shape: tuple[int, ...], patterns: Sequence[Pattern]) -> Known | None:
-        """The pattern of this shape that operands of these patterns gave before, unless it was written to.
+        """The cached pattern of this shape for operands of these patterns, unless modified since.
 
-        There is none where values decide.
+        A pattern that depends on values is never cached.
         """
         if self._is_by_value:
             return None
@@ -71,7 +71,7 @@ class Assembled:
         return Slots(dict(enumerate(self._dtypes, self.first)))
 
     def buffers(self, known: Known | None) -> list[torch.Tensor | None]:
-        """The kernel's arguments for the arrays of the result: those that are known, null for the others."""
+        """The kernel's arguments for the arrays of the result: known arrays, null for the others."""
         given = () if known is None else known[1]
         return [*given, *[None] * (len(self._dtypes) - len(given))]
 
@@ -82,7 +82,7 @@ class Assembled:
         known: Known | None,
         made: Mapping[int, torch.Tensor],
     ) -> SparseTensor:
-        """The result of the arrays that the kernel asked for, by slot."""
+        """The result from the arrays that the kernel allocated, by slot."""
         if known is not None and len(made) == 1:
             (values,) = made.values()
             return wrap(known[0], values, self._fill)
@@ -92,9 +92,9 @@ class Assembled:
     def finish(
         self, shape: tuple[int, ...], patterns: Sequence[Pattern], arrays: Arrays, known: Known | None
     ) -> SparseTensor:
-        """A result of arrays that the kernel has filled, on the pattern that its operands gave before, if any.
+        """The result from arrays filled by the kernel, on the cached pattern of its operands, if any.
 
-        Sums fill all arrays in any case; a pattern that is known need not be made again.
+        Sums fill all arrays in any case; a cached pattern is not rebuilt.
         """
         if known is not None and arrays[-1] is not None:
             return wrap(known[0], cut((arrays[-1],), known[2])[0], self._fill)
@@ -112,7 +112,7 @@ class Assembled:
         return wrap(found, values, self._fill)
 
     def assembly(self, shape: tuple[int, ...]) -> fast_call.Assembly:
-        """The same for calls by a shortcut."""
+        """The assembly for calls by the fast path."""
         return fast_call.Assembly(
             self._dtypes,
             self.entries_place,
@@ -122,6 +122,6 @@ class Assembled:
         )
 
     def _array(self, slot: int, size: int) -> torch.Tensor:
-        """A large array, `size` bytes long."""
+        """A large array of `size` bytes."""
         dtype = self._dtypes[slot - self.first]
         return POOL.empty((size // dtype.itemsize,), dtype)

@@ -1,9 +1,9 @@
-"""A generated kernel: how its sizes and buffers come from tensors.
+"""A generated kernel as a step: sizes and buffers from tensors.
 
 In: `step({"A": A, "x": x})`. Out: `y`, written by one foreign call.
 
-A kernel is chosen once for a class of sizes, what depends on shapes alone is found once per combination of shapes, what
-depends on a pattern once per pattern; a call that has been made before looks all up and fills in addresses.
+A kernel is chosen once for a size class; facts about shapes are memoized by combination of shapes, facts about a
+pattern by pattern; a repeated call looks everything up and fills in addresses.
 """
 
 import ctypes
@@ -14,20 +14,26 @@ from typing import Any, Final
 
 import torch
 
+from sparsify.compiler.cpp.call import foreign_call
 from sparsify.compiler.cpp.toolchain.cache import Library
 from sparsify.compiler.einsum.infer.extents import accesses, check_indices
 from sparsify.compiler.einsum.infer.share import shared_pattern
 from sparsify.compiler.einsum.nodes import Declaration, Index
-from sparsify.compiler.kernel import fast_call, foreign_call
-from sparsify.compiler.kernel.arguments import DenseInput, SparseInput, laid_out, match_extents, patterns_of
+from sparsify.compiler.kernel import fast_call, substitute
 from sparsify.compiler.kernel.pattern_cache import KNOWN
-from sparsify.compiler.kernel.renumber_coordinates import compact, compact_sizes, compactable, large
 from sparsify.compiler.kernel.sparse_result import Assembled
 from sparsify.compiler.kernel.variants import Signature, Variant, Variants
 from sparsify.compiler.loops.lower.assemble.assemble import POSITION_OVERFLOW, is_assembled
+from sparsify.compiler.operands.arguments import (
+    DenseInput,
+    SparseInput,
+    laid_out,
+    match_extents,
+    patterns_of,
+)
+from sparsify.compiler.operands.renumber_coordinates import compact, compact_sizes, compactable, large
 from sparsify.compiler.pipeline import Stages
 from sparsify.compiler.plan.step import Step, with_wide_result
-from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.size_class import PatternClass, PatternClasses, Range, held
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
@@ -48,12 +54,12 @@ REMEMBERED: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel for a class of sizes.
+    """The kernel for a size class.
 
     Attributes:
-        ranges: the lowest and the largest extent by name.
-        shared: the classes of the operands' patterns.
-        variant: the kernel.
+        ranges: smallest and largest extent by name.
+        shared: classes of the operands' patterns.
+        variant: kernel.
     """
 
     ranges: Mapping[str, Range]
@@ -61,7 +67,7 @@ class Choice:
     variant: Variant
 
     def holds(self, extents: Mapping[str, int], shared: Shared) -> bool:
-        """Whether operands with these extents and patterns are of the class."""
+        """Whether operands with these extents and patterns belong to the class."""
         if shared != self.shared:
             return False
         return all(low <= extents[name] <= high for name, (low, high) in self.ranges.items())
@@ -69,14 +75,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The sizes, result and kernel of calls whose operands have the same shapes and classes of patterns.
+    """Sizes, result and kernel of calls with equal operand shapes and classes of patterns.
 
     Attributes:
-        sizes: of the kernel, numbers of stored entries still 0.
-        shape: of the result.
-        empty: makes the memory of a dense result.
-        choice: the kernel, and for which sizes it was chosen.
-        several: the shapes of all results, and what makes the memory of dense ones, where there are more than one.
+        sizes: sizes of the kernel, numbers of stored entries still 0.
+        shape: shape of the result.
+        empty: allocator of a dense result.
+        choice: kernel, and its size class.
+        several: shapes and allocators of all results, for more than one result.
     """
 
     sizes: tuple[int, ...]
@@ -92,17 +98,18 @@ class Frame:
 
 
 class GeneratedStep:
-    """A statement as generated kernels, of which one is chosen when shapes are met for the first time.
+    """A statement as generated kernels; the first call with new shapes chooses a kernel.
 
     Args:
-        step: the statement, and operands that it reads in another mode ordering.
-        variants: its kernels.
+        step: statement, and operands read in another format.
+        variants: kernels of the statement.
         options: threads and the threshold below which a kernel is serial.
 
     Attributes:
-        current: the kernel that was asked for last.
-        failure: why no kernel can be built and torch's operators compute the step, `None` as long as one can be.
-        compute: the result for operands in the order of `operands`; several results in a tuple. It raises
+        current: last requested kernel.
+        inputs: operands as the kernels read them, once a kernel is known.
+        failure: reason that no kernel can be built and torch's operators compute the step, `None` without a failure.
+        compute: function from operands in the order of `operands` to the result; several results are in a tuple. Raises
             ShapeError, DtypeError and FormatError for an operand that does not fit the program.
     """
 
@@ -128,19 +135,20 @@ class GeneratedStep:
         self.compute: Callable[[tuple[torch.Tensor, ...]], Any] = self._first_call
         self.failure: CompilerError | None = None
         self._current: Variant | None = None
-        self._inputs: tuple[DenseInput | SparseInput, ...] = ()
+        self.inputs: tuple[DenseInput | SparseInput, ...] = ()
         self._known: tuple[object, ...] = ()
         self._signature: Signature = ((), ())
         self._found: Assembled | None = None
 
     def prepare(self, sizes: Sizes) -> bool:
-        """Compiles the kernel for operands of these sizes; whether it had to be built.
+        """Compiles the kernel for operands of these sizes; true if a kernel had to be built.
 
-        Where there is no compiler, or it fails, `failure` says so: torch's operators compute the step from then on.
+        Without a compiler, or after a failed build, `failure` holds the error: torch's operators compute the step from
+        then on.
 
         Raises:
             ScheduleError, UnsupportedProgramError: the schedule does not fit, or none does.
-            CompilerError: there is no compiler, or it failed, and the options are strict.
+            CompilerError: the compiler is missing or failed, and the options are strict.
         """
         if self.failure is not None or (sizes is UNKNOWN and self._current is not None):
             return False
@@ -159,7 +167,7 @@ class GeneratedStep:
         signature = found.signature
         if self._current is None:
             self._signature = signature
-            self._inputs = tuple(
+            self.inputs = tuple(
                 DenseInput(d, d.name in self.twins)
                 if d.format.is_dense
                 else SparseInput(d, classes, signature[0])
@@ -173,14 +181,14 @@ class GeneratedStep:
         return self.variants.built > before
 
     def with_schedule(self, schedule: Schedule | None) -> "GeneratedStep":
-        """The same statement by this schedule alone, or by those chosen for it, and with nothing remembered."""
+        """The same statement with the given schedule only, or with automatic choices, without memoized state."""
         given = self.variants
         return GeneratedStep(
             self.step, Variants(self.step, schedule, given.vector_bytes, given.options), self.options
         )
 
     def prefer(self, schedule: Schedule, sizes: Sizes) -> None:
-        """Makes a schedule that was measured the one for operands of about these sizes, from the next call on."""
+        """Fixes a benchmarked schedule for operands in the size class of `sizes`, from the next call on."""
         self.variants.prefer(schedule, compact_sizes(self._compactable, sizes.also(self.twins)))
         self._known = ()
         self._frames.clear()
@@ -189,33 +197,35 @@ class GeneratedStep:
 
     @cached_property
     def is_simple(self) -> bool:
-        """Whether calls have frames: there is one result, and all inputs are read as they are."""
-        is_turned = self._root is None and not self._is_assembled and not self._is_plain
-        if len(self._outputs) > 1 or is_turned:
-            return False
-        if self._root is not None and (self._turned[self._root] or self._has_further_modes(self.output)):
-            return False
+        """Whether the fast path calls the kernel: all inputs are read, and all results written, in place."""
+        for output in self._outputs:
+            if output.pattern_of is not None:
+                is_turned = self._turned[self.program.inputs.index(output.pattern_of)]
+                if is_turned or self._has_further_modes(output):
+                    return False
+            elif not self._is_assembled and output.format.ordering != tuple(range(len(output.extents))):
+                return False
         return all(DenseInput(d).format is None for d in self._declared if d.format.is_dense)
 
     def _has_further_modes(self, output: Declaration) -> bool:
-        """Whether a result has other modes than the operand whose pattern it shares."""
+        """Whether a result has more modes than the operand whose pattern it shares."""
         root = self.program.declaration(output.pattern_of or output.name)
         return len(root.extents) < len(output.extents)
 
     def _pattern_of(
         self, output: Declaration, operands: Sequence[torch.Tensor], shape: Sequence[int]
     ) -> Pattern:
-        """The pattern of a result that shares that of an operand."""
+        """The pattern of a result that shares the pattern of an operand."""
         root = self.program.inputs.index(output.pattern_of or "")
         pattern: Pattern = operands[root]._pattern  # type: ignore[attr-defined]
-        if self._inputs[root].is_twin:
+        if self.inputs[root].is_twin:
             is_below = self._has_further_modes(output)
             pattern = conversion(pattern, self._declared[root].format if is_below else output.format).pattern
         return shared_pattern(pattern, output.format, shape)
 
     @property
     def current(self) -> Variant:
-        """The kernel that was asked for last."""
+        """The last requested kernel."""
         if self._current is None:
             self.prepare(UNKNOWN)
         if self.failure is not None:
@@ -225,12 +235,12 @@ class GeneratedStep:
 
     @property
     def key(self) -> str:
-        """The key of the kernel in the cache, shortened; `torch` where torch's operators compute."""
+        """The shortened cache key of the kernel; `torch` if torch's operators compute."""
         return "torch" if self.failure is not None else self.library.key[:12]
 
     @cached_property
     def wide(self) -> "GeneratedStep | None":
-        """The same with int64 positions and coordinates in the result, `None` where they are it already."""
+        """The same step with int64 positions and coordinates in the result, `None` if they are int64 already."""
         step = with_wide_result(self.step)
         if step is None:
             return None
@@ -240,7 +250,7 @@ class GeneratedStep:
 
     @property
     def stages(self) -> Stages:
-        """How the statement became C++, or would where no kernel can be built."""
+        """The stages from statement to C++, also if no kernel can be built."""
         return self.variants.stages(UNKNOWN) if self.failure is not None else self.current.stages
 
     @property
@@ -249,7 +259,7 @@ class GeneratedStep:
         return self.current.library
 
     def _first_call(self, operands: tuple[torch.Tensor, ...]) -> Any:
-        """The result; from now on there is a shortcut to it."""
+        """The result; later calls take the fast path."""
         result = self._long_way(operands, None)
         if self.is_simple:
             self.compute = fast_call.shortcut(self._long_way)
@@ -258,61 +268,97 @@ class GeneratedStep:
         return result
 
     def _long_way(self, operands: tuple[torch.Tensor, ...], learn: fast_call.Learn) -> Any:
-        """The result for any operands, whose frame the shortcut is taught."""
+        """The result for any operands by the slow path, which stores the frame for the fast path."""
         with torch._C.DisableTorchFunctionSubclass():
             result = self._compute(operands)
             if learn is not None:
-                self.teach(learn, operands, range(len(operands)))
+                self.teach(learn, operands)
             return result
 
-    def teach(
-        self,
-        learn: Callable[[int], None],
-        operands: tuple[torch.Tensor, ...],
-        order: Sequence[int],
-        kernel: object | None = None,
-    ) -> None:
-        """Teaches a shortcut what a call with such operands was like.
-
-        Args:
-            learn: of the shortcut.
-            operands: of its call.
-            order: per operand of this step its place among them.
-            kernel: what is differentiated when operands require gradients.
-        """
-        if not self.is_simple:
+    def teach(self, learn: Callable[[int], None], operands: tuple[torch.Tensor, ...]) -> None:
+        """Stores the frame of a call with such operands for the fast path, by the callback `learn`."""
+        stage = self.stage(operands, range(len(operands))) if self.is_simple else None
+        if stage is None or not isinstance(stage.run, fast_call.KernelCall):
             return
-        read = [operands[place] for place in order]
-        known = self._frames.get(self._key(read))
-        if known is None or self._turns(read):
-            return
-        root = None if self._root is None else order[self._root]
-        empty = partial(POOL.empty, dtype=self._dtype) if root is None else self._stored
-        assembly = None if self._found is None else self._found.assembly(known.shape)
-        result = fast_call.Result(self.output.extents, self._dtype, root, self.output.fill, empty, assembly)
-        choice = known.choice
-        named = zip(self._signature[0], known.sizes, strict=True)
-        sizes = tuple(
-            [
-                extent if (extent := name.removesuffix("_extent")) in choice.ranges else size
-                for name, size in named
-            ]
-        )
-        address, threads = choice.variant.library.address, self.options.threads or 0
-        call = fast_call.KernelCall(address, sizes, threads, kernel, choice.ranges)
-        frame = fast_call.frame(operands, [*zip(order, self._inputs, strict=True)], result, call)
+        results = tuple(range(len(operands), len(operands) + len(self._outputs)))
+        frame = fast_call.frame(operands, fast_call.Plan((stage,), results))
         if frame is not None:
             learn(ctypes.addressof(frame))
 
+    def stage(self, operands: Sequence[torch.Tensor], slots: Sequence[int]) -> fast_call.Stage | None:
+        """The step as a stage of calls with such operands: as a kernel if possible, else as a Python function.
+
+        Args:
+            operands: operands of the step; tensors of equal shapes and patterns do as well.
+            slots: slot of each operand.
+
+        Returns:
+            `None` if the kernel of such operands is unknown.
+        """
+        known = self._known_frame(operands)
+        if known is None:
+            return None
+        patterns = [operand._pattern if isinstance(operand, SparseTensor) else None for operand in operands]
+        inputs = tuple(map(fast_call.Read, slots, self.inputs, patterns))
+        ranges = known.choice.ranges
+        count = len(self._outputs)
+        if not self.is_simple or self._turns(operands):
+            return fast_call.Stage(inputs, self.compute, count, ranges)
+        sizes = tuple(
+            [
+                extent if (extent := name.removesuffix("_extent")) in ranges else size
+                for name, size in zip(self._signature[0], known.sizes, strict=True)
+            ]
+        )
+        assembly = None if self._found is None else self._found.assembly(known.shape)
+        results = []
+        for output in self._outputs:
+            dtype = getattr(torch, output.dtype)
+            root = None if output.pattern_of is None else self.program.inputs.index(output.pattern_of)
+            empty = partial(POOL.empty, dtype=dtype) if root is None else partial(self._stored, dtype=dtype)
+            slot = None if root is None else slots[root]
+            results.append(fast_call.Result(output.extents, dtype, slot, output.fill, empty, assembly))
+        address, threads = known.choice.variant.library.address, self.options.threads or 0
+        call = fast_call.KernelCall(address, sizes, threads, tuple(results))
+        return fast_call.Stage(inputs, call, count, ranges)
+
+    def examples(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Tensors without memory in the shapes and patterns of the results; `None` where these are unknown."""
+        known = self._known_frame(operands)
+        if known is None or self._is_assembled or not self.is_simple:
+            return [None] * len(self._outputs)
+        shapes = [shape for shape, _ in known.several] or [known.shape]
+        found: list[torch.Tensor | None] = []
+        for output, shape in zip(self._outputs, shapes, strict=True):
+            dtype = getattr(torch, output.dtype)
+            if output.pattern_of is None:
+                found.append(torch.empty(shape, dtype=dtype, device="meta"))
+            else:
+                pattern = self._pattern_of(output, operands, shape)
+                found.append(wrap(pattern, torch.empty(pattern.nnz, dtype=dtype, device="meta"), output.fill))
+        return found
+
+    def _known_frame(self, operands: Sequence[torch.Tensor]) -> Frame | None:
+        """The frame of calls with such operands, if their kernel is known."""
+        key = self._key(operands)
+        found = self._frames.get(key)
+        if found is not None or self._compactable:
+            return found
+        extents: dict[str, int] = dict(self.program.extents)
+        for declared, operand in zip(self._declared, operands, strict=True):
+            match_extents(declared, operand.shape, extents)
+        is_known = any(choice.holds(extents, key[1]) for choice in self._choices)
+        return self._frame(key, operands) if is_known else None
+
     def _key(self, operands: Sequence[torch.Tensor]) -> Key:
-        """The shapes of operands and the classes of their patterns, which decide the frame."""
+        """The shapes of operands and the classes of their patterns, the key of the frame."""
         shapes = tuple([operand.shape for operand in operands])
         read = zip(operands, self._classes, strict=True)
         return shapes, tuple([classes.of(o._pattern) for o, classes in read if isinstance(o, SparseTensor)])
 
     def _turns(self, operands: Sequence[torch.Tensor]) -> bool:
-        """Whether the kernel reads values of some operand in another order, which is made for each call."""
-        for operand, declared in zip(operands, self._inputs, strict=True):
+        """Whether the kernel reads values of some operand in another order, which each call permutes."""
+        for operand, declared in zip(operands, self.inputs, strict=True):
             if isinstance(operand, SparseTensor) and isinstance(declared, SparseInput):
                 kept = operand._pattern.recall(declared)
                 if kept is not None and kept[2] is not None:
@@ -328,7 +374,7 @@ class GeneratedStep:
         return self._as_they_are(operands)
 
     def _as_they_are(self, operands: Sequence[torch.Tensor]) -> Any:
-        """The results for operands over the coordinates that they have."""
+        """The results for operands without renumbered coordinates."""
         key = self._key(operands)
         frame = self._frames.get(key) or self._frame(key, operands)
         if frame is None:
@@ -349,7 +395,7 @@ class GeneratedStep:
             frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
             return result if self._is_plain else laid_out(result, self.output.format)
         pattern = self._pattern_of(self.output, operands, frame.shape)
-        stored = self._stored(pattern)
+        stored = self._stored(pattern, self._dtype)
         buffers.append(stored)
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
         return wrap(pattern, stored, self.output.fill)
@@ -357,22 +403,22 @@ class GeneratedStep:
     def _read(
         self, operands: Sequence[torch.Tensor], frame: Frame
     ) -> tuple[list[int], list[torch.Tensor | None]]:
-        """The kernel's sizes, and of its buffers those of the operands."""
+        """The kernel's sizes, and the buffers of the operands."""
         sizes = list(frame.sizes)
         buffers: list[torch.Tensor | None] = []
-        for operand, declared in zip(operands, self._inputs):
+        for operand, declared in zip(operands, self.inputs):
             declared.read(operand, sizes, buffers)
         return sizes, buffers
 
-    def _stored(self, pattern: Pattern) -> torch.Tensor:
+    def _stored(self, pattern: Pattern, dtype: torch.dtype) -> torch.Tensor:
         """Memory for the values of a result on a pattern."""
         made: Callable[[], torch.Tensor] = pattern.cached(
-            (POOL, self._dtype), lambda: POOL.maker((pattern.nnz,), self._dtype)
+            (POOL, dtype), lambda: POOL.maker((pattern.nnz,), dtype)
         )
         return made()
 
     def _compacted(self, operands: Sequence[torch.Tensor], extents: frozenset[str]) -> torch.Tensor:
-        """The result by way of operands over the coordinates that occur."""
+        """The result, computed from operands renumbered to the coordinates that occur."""
         places = [place for place, operand in enumerate(operands) if isinstance(operand, SparseTensor)]
         patterns = [operands[place]._pattern for place in places]  # type: ignore[attr-defined]
         found = KNOWN.find(self._compactable, patterns)
@@ -390,7 +436,7 @@ class GeneratedStep:
         return wrap(found.spread(self.output, result._pattern, shape), result._vals, self.output.fill)
 
     def _frame(self, key: Key, operands: Sequence[torch.Tensor]) -> Frame | None:
-        """Checks shapes, learns the extents from them and finds the kernel for such operands, if one can be built."""
+        """Checks shapes, binds the extents and finds the kernel for such operands, if one can be built."""
         extents: dict[str, int] = dict(self.program.extents)
         for declared, operand in zip(self._declared, operands, strict=True):
             match_extents(declared, operand.shape, extents)
@@ -399,7 +445,7 @@ class GeneratedStep:
             return None
         known = {f"{name}_extent": extent for name, extent in extents.items()}
         known["serial_threshold"] = self.options.serial_threshold
-        # What the patterns give is set when they are read.
+        # Sizes of patterns are set when the operands are read.
         sizes = tuple([known.get(name, 0) for name in self._signature[0]])
         shape = tuple([extents[name] for name in self.output.extents])
         stored = shape
@@ -415,7 +461,7 @@ class GeneratedStep:
     def _choice(
         self, extents: Mapping[str, int], shared: Shared, operands: Sequence[torch.Tensor]
     ) -> Choice | None:
-        """The kernel for operands with these extents and patterns, `None` where none can be built."""
+        """The kernel for operands with these extents and patterns, `None` if none can be built."""
         for known in self._choices:
             if known.holds(extents, shared):
                 return known
@@ -435,9 +481,9 @@ class GeneratedStep:
 
     @cached_property
     def _ranging(self) -> frozenset[str]:
-        """The extents that may change while all else holds.
+        """The extents that may vary within a size class.
 
-        Where indices are computed each combination is checked, and a result that is assembled has its shape.
+        Computed indices are checked for each combination of extents, and an assembled result is bound to its shape.
         """
         indices = [index for access in accesses(self.program.statements) for index in access.indices]
         if self._is_assembled or any(not isinstance(index, Index) for index in indices):
@@ -446,7 +492,7 @@ class GeneratedStep:
         return frozenset(name for d in self._declared for name in d.extents if name not in fixed)
 
     def _makers(self, extents: Mapping[str, int]) -> tuple[tuple[Shape, Callable[[], torch.Tensor]], ...]:
-        """The shape of each result, and what makes the memory of a dense one."""
+        """The shape of each result, and the allocator of a dense one."""
         found = []
         for output in self._outputs:
             shape = tuple([extents[name] for name in output.extents])
@@ -480,7 +526,7 @@ class GeneratedStep:
         return tuple(results)
 
     def _assembled(self, operands: Sequence[torch.Tensor], frame: Frame) -> torch.Tensor:
-        """A result whose pattern the kernel finds, or which operands of the same patterns had before."""
+        """A result whose pattern the kernel computes, or is cached for operands of the same patterns."""
         assembled, patterns = self._found, patterns_of(operands)
         assert assembled is not None, "preparing sets it"
         known = assembled.known(frame.shape, patterns)

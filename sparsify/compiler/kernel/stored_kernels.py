@@ -1,8 +1,7 @@
-"""Kernels in files beside a model: programs, schedules by sizes, and shared objects for levels of CPUs.
+"""Kernels saved with a model: programs, schedules by sizes, and shared objects for CPU levels.
 
-In: a `Kernel` that was built. Out: a document of plain data and the libraries that it names; later the same kernel,
-which is never built: sizes that were not met are computed by the kernel of the nearest ones, since every kernel is
-right for all sizes.
+In: a built `Kernel`. Out: a document of plain data and the libraries that it names; later the same kernel, which is
+never built: the kernel of the nearest sizes computes new sizes, since every kernel is correct for all sizes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparsify.compiler.arrays import sort_edges
-from sparsify.compiler.cpp.call import trampoline
+from sparsify.compiler.cpp.call import foreign_call, trampoline
 from sparsify.compiler.cpp.toolchain import cache as toolchain
 from sparsify.compiler.cpp.toolchain import levels, target
 from sparsify.compiler.cpp.toolchain.cache import Library
-from sparsify.compiler.einsum import serialize
-from sparsify.compiler.kernel import foreign_call
+from sparsify.compiler.einsum.text import serialize
 from sparsify.compiler.kernel.kernel import Kernel
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.kernel.variants import Variant, Variants
@@ -30,24 +28,24 @@ from sparsify.errors import DataError
 from sparsify.options import Options, current
 
 SUFFIX: Final = ".so"
-# The functions beside kernels that calls of a model in evaluation may use.
+# The helper functions that calls of a model in evaluation mode may use.
 CALLED: Final = (trampoline.SYMBOL, sort_edges.SORT, sort_edges.TURN)
 
 
 @dataclass
 class Collected:
-    """The shared objects of kernels, for some levels of CPUs.
+    """The shared objects of kernels, for some CPU levels.
 
     Attributes:
-        levels: their names.
-        files: by the name of a file where its content is.
+        levels: names of the levels.
+        files: paths of the contents by file name.
     """
 
     levels: tuple[str, ...]
     files: dict[str, Path] = field(default_factory=dict)
 
     def add(self, library: Library) -> str:
-        """The name of the file of a library."""
+        """Adds a library and returns its file name."""
         name = f"{library.key}{SUFFIX}"
         self.files[name] = library.path
         return name
@@ -74,7 +72,7 @@ class Collected:
         return {"step": repr(step.step), "levels": found}
 
     def _kernels(self, step: GeneratedStep, level: str) -> dict[str, Any]:
-        """By the classes of sizes that were met their schedules, and the files of kernels by schedule."""
+        """Schedules by size class, and files of kernels by schedule."""
         answers, made = answered(step, level)
         return {
             "sizes": [[[list(item) for item in rounded], str(found)] for rounded, found in answers],
@@ -82,7 +80,7 @@ class Collected:
         }
 
     def support(self) -> dict[str, dict[str, list[str]]]:
-        """By level the files of what is compiled beside kernels, each with a digest of its text and its function."""
+        """Files of helper libraries by CPU level, each with the digest of its source and its function."""
         foreign_call.trampolines()
         found: dict[str, dict[str, list[str]]] = {}
         for (source, symbol), library in toolchain.texts().items():
@@ -90,7 +88,7 @@ class Collected:
                 continue
             for level in self.levels:
                 made = library
-                # A folder that a library came from may be gone.
+                # The folder of a loaded library may have been deleted.
                 if level != levels.NATIVE or not library.path.exists():
                     plain = levels.options_for(level, replace(current(), compiler_flags=()))
                     made = toolchain.library(source, {"level": level}, plain, symbol=symbol)
@@ -102,7 +100,7 @@ class Collected:
 def answered(
     step: GeneratedStep, level: str
 ) -> tuple[list[tuple[SizeClass, Schedule]], dict[Schedule, Library]]:
-    """The schedules of a statement for the sizes that it met, built for a level, and their libraries."""
+    """The schedules of a statement for its encountered sizes, built for a level, and their libraries."""
     asked = step.variants.answers
     if level == levels.NATIVE:
         known = step.variants.known()
@@ -120,10 +118,10 @@ class StoredVariants(Variants):
     """The kernels of a statement that were built elsewhere.
 
     Args:
-        step, options: as of `Variants`.
-        vector_bytes: for which they were built.
-        answers: by the classes of sizes that were met their schedules.
-        libraries: by schedule.
+        step, options: arguments of `Variants`.
+        vector_bytes: vector width of the kernels.
+        answers: schedules by encountered size class.
+        libraries: libraries by schedule.
     """
 
     def __init__(
@@ -138,7 +136,7 @@ class StoredVariants(Variants):
         self._answers, self._libraries = list(answers), libraries
 
     def best(self, sizes: Sizes) -> Variant:
-        """The kernel for operands of the sizes that are nearest to these; nothing is built."""
+        """The kernel for the nearest encountered sizes; nothing is built."""
         wanted = self.wanted(sizes)
         found = self._known.get(wanted)
         if found is None:
@@ -149,13 +147,13 @@ class StoredVariants(Variants):
         return found
 
     def wanted(self, sizes: Sizes) -> Schedule:
-        """The schedule for the sizes nearest to these."""
+        """The schedule for the nearest encountered sizes."""
         rounded = sizes.rounded(self.step.program)
         return min(self._answers, key=lambda answer: distance(answer[0], rounded))[1]
 
 
 def distance(one: SizeClass, other: SizeClass) -> float:
-    """The number of factors of two between sizes, together.
+    """The sum of factors of two between sizes.
 
     >>> distance((("i", 63), ("rows of A", None)), (("i", 255), ("rows of A", None)))
     2.0
@@ -173,8 +171,8 @@ class Stored:
     """Kernels in a folder, as far as the CPU and this version can use them.
 
     Attributes:
-        level: of the CPU, None where kernels are built here or torch's operators compute.
-        libraries: by the name of a file.
+        level: CPU level, None if kernels are built locally or torch's operators compute.
+        libraries: libraries by file name.
     """
 
     level: str | None = None
@@ -194,7 +192,7 @@ class Stored:
         return Kernel(program, tuple(steps), None, options)
 
     def _step(self, document: Mapping[str, Any], options: Options) -> GeneratedStep:
-        """A statement, with kernels of the folder where it has some."""
+        """A statement, with its kernels of the folder if any."""
         step: Step = serialize.read(document["step"], STEP_CLASSES)
         found = document["levels"].get(self.level)
         if found is None:
@@ -218,12 +216,12 @@ def noted(library: Library, notes: Mapping[str, Any]) -> Library:
 
 
 def opened(paths: Mapping[str, Path], document: Mapping[str, Any], level: str) -> Stored:
-    """The kernels of a level in a folder, loaded, and with them what was compiled beside kernels.
+    """The kernels of a level in a folder, loaded together with their helper libraries.
 
     Args:
-        paths: of the shared objects that the caller trusts, by the names that the document has for them.
-        document: of a model.
-        level: of CPUs.
+        paths: paths of the trusted shared objects, by their names in the document.
+        document: document of a model.
+        level: CPU level.
 
     Raises:
         CompilerError: one cannot be loaded.
@@ -257,7 +255,7 @@ def file_of(paths: Mapping[str, Path], name: str) -> Path:
 
 
 def usable(saved: Sequence[str], sets: Sequence[str], wanted: Iterable[str]) -> tuple[str | None, str]:
-    """The first of the wanted levels that this CPU runs, and why the others are none."""
+    """The first of the wanted levels that this CPU runs, and the reasons against the levels before it."""
     reasons = []
     for level in wanted:
         if level in saved:

@@ -1,11 +1,10 @@
-"""Kernels in traced graphs: a kernel is one operator of torch.
+"""Kernels in traced graphs: each kernel is one operator of torch.
 
-In: a kernel and operands that stand for others, under `torch.compile`, `torch.export`, `make_fx` or
-`FakeTensorMode`. Out: results that stand for those of the kernel; the graph holds
-`torch.ops.sparsify.compute(text, tensors, extents)`. Where sparse tensors are taken apart, the tensors are dense
-operands and, of sparse ones, the values and the arrays of their patterns, with `extents` their shapes.
+In: a kernel and fake operands, under `torch.compile`, `torch.export`, `make_fx` or `FakeTensorMode`. Out: fake results;
+the graph holds `torch.ops.sparsify.compute(text, tensors, extents)`. If sparse tensors are decomposed, the tensors are
+dense operands and, for sparse ones, the values and the arrays of their patterns, with `extents` their shapes.
 
-The text says all that the kernel is made of, so graphs may be kept and run by other processes.
+The text serializes the whole kernel, so graphs may be stored and run by other processes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +18,17 @@ from torch._ops import _get_dispatch_mode_pre_dispatch, _len_torch_dispatch_stac
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from sparsify.compiler.einsum import serialize
 from sparsify.compiler.einsum.infer.share import shared_pattern
 from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.einsum.text import serialize
 from sparsify.compiler.einsum.verify import verify
-from sparsify.compiler.kernel.autograd import pull_back
-from sparsify.compiler.kernel.torch_operators import Operator, register
-from sparsify.storage import dispatch, parametrized
+from sparsify.compiler.kernel.transforms.autograd import pull_back
+from sparsify.compiler.kernel.transforms.torch_operators import Operator, register
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Compressed, Dense
+from sparsify.storage.level.levels import Compressed, Dense
 from sparsify.storage.pattern import shared
+from sparsify.storage.subclass import dispatch, parametrized
 from sparsify.storage.tensor import SparseTensor
 
 PLAIN: Final = frozenset({Tensor, torch.nn.Parameter})
@@ -37,10 +36,10 @@ PLAIN: Final = frozenset({Tensor, torch.nn.Parameter})
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Layout of a sparse tensor's arrays: its values come first, then the arrays that exist, level by level.
+    """Layout of a sparse tensor's arrays: its values come first, then the existing arrays, level by level.
 
     Attributes:
-        levels: per level whether it has (pos, crd).
+        levels: for each level whether it has (pos, crd).
     """
 
     format: Format
@@ -57,11 +56,11 @@ class Parts:
 
     @property
     def count(self) -> int:
-        """The number of tensors it has."""
+        """The number of tensors in the layout."""
         return 1 + sum(sum(level) for level in self.levels)
 
     def together(self, left: Iterator[Tensor], shape: Sequence[Any]) -> SparseTensor:
-        """The tensor from the next of its parts; those of one pattern share it again."""
+        """The tensor assembled from its next parts; tensors of one pattern share the pattern again."""
         values = next(left)
         arrays = [[next(left) if is_there else None for is_there in level] for level in self.levels]
         pos, crd = [pos for pos, _ in arrays], [crd for _, crd in arrays]
@@ -73,9 +72,9 @@ class Traced:
     """A kernel in a graph; its `repr` is the text in the graph.
 
     Attributes:
-        program: what it computes.
-        schedule: the text of the one that was asked for, "" when it is chosen.
-        parts: per operand how it is put together, `None` for one that is a tensor of the graph.
+        program: program to compute.
+        schedule: text of the requested schedule, "" for an automatic choice.
+        parts: layout of each operand, `None` for an operand that is a tensor of the graph.
     """
 
     program: Program
@@ -83,7 +82,7 @@ class Traced:
     parts: tuple[Parts | None, ...]
 
     def operands(self, tensors: Sequence[Tensor], extents: Sequence[Any]) -> list[Tensor]:
-        """The operands from their parts."""
+        """The operands, assembled from their parts."""
         left, shapes = iter(tensors), iter(extents)
         found: list[Tensor] = []
         for parts in self.parts:
@@ -94,7 +93,7 @@ class Traced:
         return found
 
     def places(self) -> list[int]:
-        """Per operand where it, or the values of a sparse one, lies among all tensors."""
+        """For each operand the index of its tensor, or of a sparse operand's values, among all tensors."""
         found = [0]
         for parts in self.parts:
             found.append(found[-1] + (1 if parts is None else parts.count))
@@ -108,7 +107,7 @@ class Traced:
         return found
 
     def results(self, flat: Sequence[Tensor], operands: Sequence[Tensor]) -> list[Tensor]:
-        """The results from their parts: tensors of known pattern are values alone."""
+        """The results, assembled from their parts: a tensor of known pattern consists of values only."""
         extents = self.extents(operands)
         found: list[Tensor] = []
         for name, parts in zip(self.program.outputs, self.split(flat), strict=True):
@@ -125,7 +124,7 @@ class Traced:
         return found
 
     def split(self, flat: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Per result its parts."""
+        """The parts of each result."""
         left = iter(flat)
         found = []
         for name in self.program.outputs:
@@ -139,7 +138,7 @@ _kernels: dict[str, tuple[Traced, Any]] = {}
 
 
 def is_traced(operands: Sequence[Tensor]) -> bool:
-    """Whether someone looks at the operators that run, or operands stand for others."""
+    """Whether a dispatch mode is active, or operands are fake or functional tensors."""
     if torch._C._len_torch_dispatch_stack():
         return True
     for operand in operands:
@@ -166,9 +165,9 @@ def call(kernel: Any, operands: Sequence[Tensor]) -> Any:
 
 
 def _is_seen(operand: SparseTensor) -> bool:
-    """Whether a sparse operand can be given to the operator whole.
+    """Whether a sparse operand can be passed to the operator whole.
 
-    Where graphs are traced before autograd, sparse tensors that are no inputs of the graph are not known to it.
+    Tracing before autograd does not know sparse tensors that are not inputs of the graph.
     """
     if not _len_torch_dispatch_stack_pre_dispatch():
         return True
@@ -183,10 +182,10 @@ def _text(traced: Traced, kernel: Any) -> str:
 
 
 def _known(text: str) -> tuple[Traced, Any]:
-    """The parsed text and its kernel, made when the graph comes from another process."""
+    """The parsed text and its kernel, created if the graph comes from another process."""
     found = _kernels.get(text)
     if found is None:
-        from sparsify.compiler.kernel.kernel import compile_program  # kernels know how they are traced
+        from sparsify.compiler.kernel.kernel import compile_program  # kernels import this module
 
         traced: Traced = serialize.read(text, {**serialize.CLASSES, "Traced": Traced, "Parts": Parts})
         verify(traced.program)
@@ -200,12 +199,12 @@ def _apart(
     extents: Sequence[Any],
     stays: Callable[[SparseTensor], bool] = lambda operand: False,
 ) -> tuple[Traced, list[Tensor], list[Any]]:
-    """The kernel on parts of its sparse operands, all these parts, and the extents of these operands.
+    """The kernel on parts of its sparse operands, the list of all parts, and the extents of the decomposed operands.
 
     Args:
-        traced: the kernel on what is given; parts that are given stay as they are.
-        given, extents: of a call of the operator.
-        stays: which sparse operands are given whole.
+        traced: kernel on the given tensors; operands already decomposed stay decomposed.
+        given, extents: arguments of the operator.
+        stays: predicate of sparse operands passed whole.
     """
     left, shapes = iter(given), iter(extents)
     parts: list[Parts | None] = []
@@ -251,7 +250,7 @@ def run(text: str, tensors: list[Tensor], extents: list[int]) -> list[Tensor]:
 
 
 def shapes_only(text: str, tensors: list[Tensor], extents: list[Any]) -> list[Tensor]:
-    """The operator on tensors that stand for others."""
+    """The fake-tensor implementation of the operator."""
     traced, _ = _known(text)
     operands = traced.operands(tensors, extents)
     known = traced.extents(operands)
@@ -271,7 +270,7 @@ def shapes_only(text: str, tensors: list[Tensor], extents: list[Any]) -> list[Te
 
 
 def _found_by_the_kernel(declared: Declaration, shape: Sequence[Any], like: Tensor) -> list[Tensor]:
-    """The parts of a result whose numbers of entries are known when the kernel has run."""
+    """The fake parts of a result whose numbers of entries depend on the run of the kernel."""
     arrays: list[Tensor] = []
     positions: Any = 1
     for stored, dtypes in zip(declared.format.levels, declared.index_dtypes, strict=True):
@@ -289,7 +288,7 @@ def _found_by_the_kernel(declared: Declaration, shape: Sequence[Any], like: Tens
 
 
 def _root(program: Program, declared: Declaration, operands: Sequence[Tensor]) -> SparseTensor | None:
-    """The operand whose pattern a result shares, `None` when the kernel finds its pattern."""
+    """The operand whose pattern a result shares, `None` if the kernel computes the pattern."""
     if declared.pattern_of not in program.inputs:
         return None
     root = operands[program.inputs.index(declared.pattern_of)]
@@ -298,13 +297,13 @@ def _root(program: Program, declared: Declaration, operands: Sequence[Tensor]) -
 
 
 def _parts_of(declared: Declaration) -> Parts:
-    """How a result is put together whose pattern the kernel finds."""
+    """The layout of a result whose pattern the kernel computes."""
     levels = tuple((bool(pos), bool(crd)) for pos, crd in declared.index_dtypes)
     return Parts(declared.format, declared.fill, levels)
 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    """Keeps what backward needs."""
+    """Saves the tensors of the backward pass."""
     ctx.text, tensors, ctx.extents = inputs
     ctx.count = len(tensors)
     ctx.save_for_backward(*tensors, *output)
@@ -330,14 +329,14 @@ def backward(
     for name, place, parts in zip(program.inputs, places, traced.parts, strict=True):
         if name in found:
             made[place] = found[name] if parts is None else found[name].values()
-    # The empty list is a structure without leaves, to which no gradient belongs.
+    # An empty list has no leaves in its tree structure and takes no gradient.
     return None, made, None if ctx.extents else []
 
 
 def _of_results(
     flat: Sequence[Tensor | None], results: Sequence[Tensor], counts: Sequence[int]
 ) -> list[Tensor | None]:
-    """Per result its gradient, of a sparse one from that of its values."""
+    """The gradient of each result; a sparse gradient is built from the gradient of the values."""
     firsts = [flat[sum(counts[:number])] for number in range(len(counts))]
     return [
         SparseTensor(result._pattern, gradient)

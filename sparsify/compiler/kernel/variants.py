@@ -1,20 +1,20 @@
-"""The kernels of one statement: the choice of a schedule depends on sizes, and each schedule is a kernel.
+"""Variants: the kernels of one statement, one for each schedule chosen by sizes.
 
-In: `variants.best(sizes)`. Out: the `Variant` whose schedule is chosen for these sizes, compiled when it is new.
+In: `variants.best(sizes)`. Out: the `Variant` with the schedule chosen for these sizes, compiled if new.
 
-Every kernel is right for operands of all sizes. A statement has at most a few; after that the one for unknown
-sizes serves what is new.
+Every kernel is correct for operands of all sizes. A statement has at most a few; beyond the limit the kernel for
+unknown sizes serves new sizes.
 """
 
 from collections.abc import Callable
 from functools import cache, cached_property, partial
 from typing import Final
 
+from sparsify.compiler.cpp.call import foreign_call
 from sparsify.compiler.cpp.toolchain.build import find_compiler
 from sparsify.compiler.cpp.toolchain.cache import Generated, Library, library
 from sparsify.compiler.cpp.toolchain.fingerprint import fingerprint
 from sparsify.compiler.einsum.register import definitions
-from sparsify.compiler.kernel import foreign_call
 from sparsify.compiler.kernel.decision_cache import recall
 from sparsify.compiler.loops.nodes import Buffer
 from sparsify.compiler.pipeline import Stages, chosen, compile_stages
@@ -23,7 +23,7 @@ from sparsify.compiler.schedule.directives import CLASSES, Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, SizeClass, Sizes
 from sparsify.errors import CompilerError
 from sparsify.options import Options
-from sparsify.storage.known_levels import registered
+from sparsify.storage.level.known_levels import registered
 
 LIMIT: Final = 8
 Signature = tuple[tuple[str, ...], tuple[Buffer, ...]]
@@ -33,11 +33,11 @@ class Variant:
     """A kernel of a statement.
 
     Args:
-        make: takes the statement through the stages of the compiler.
-        library: the loaded kernel, which was noted to take the sizes and buffers of `signature`.
+        make: function that compiles the statement through all stages.
+        library: loaded kernel, whose notes list the sizes and buffers of `signature`.
 
     Attributes:
-        call: runs the kernel.
+        call: function that runs the kernel.
     """
 
     def __init__(self, make: Callable[[], Stages], library: Library) -> None:
@@ -48,22 +48,22 @@ class Variant:
 
     @cached_property
     def stages(self) -> Stages:
-        """How the statement became C++; found kernels go through the stages when this is asked for first."""
+        """The stages from statement to C++; computed lazily for a kernel found on disk."""
         return self._make()
 
 
 class Variants:
-    """The kernels of a statement, by the schedule that was wanted for them.
+    """The kernels of a statement, by requested schedule.
 
     Args:
-        step: the statement.
-        schedule: the only one, or `None` for one that is chosen by sizes.
-        vector_bytes: of the vectors that the kernels use.
+        step: statement.
+        schedule: only schedule, or `None` for a choice by sizes.
+        vector_bytes: vector width of the kernels.
         options: compiler, cache and checks.
 
     Attributes:
-        built: how many kernels were compiled, and not found.
-        answers: by the class of sizes that were asked for the sizes, in numbers, and the schedule of their kernel.
+        built: number of compiled kernels, without those found on disk.
+        answers: exact sizes and schedule of each requested size class.
     """
 
     def __init__(self, step: Step, schedule: Schedule | None, vector_bytes: int, options: Options) -> None:
@@ -78,10 +78,10 @@ class Variants:
 
         Raises:
             ScheduleError, UnsupportedProgramError: the schedule does not fit, or none does.
-            CompilerError: there is no kernel yet, and there is no compiler, or it failed.
+            CompilerError: no kernel exists yet, and the compiler is missing or failed.
         """
         if not self._known:
-            find_compiler(self.options)  # a schedule is not searched for a kernel that cannot be built
+            find_compiler(self.options)  # no search for a schedule of a kernel that cannot be built
         wanted = self.wanted(sizes)
         self.answers[sizes.rounded(self.step.program)] = sizes.without_operands(), wanted
         found = self._known.get(wanted)
@@ -94,19 +94,19 @@ class Variants:
         except CompilerError:
             if not self._known:
                 raise
-            made = next(iter(self._known.values()))  # right for all sizes, if slower
+            made = next(iter(self._known.values()))  # correct for all sizes, if slower
         return made
 
     def known(self) -> dict[Schedule, Library]:
-        """The kernels that there are by their schedules."""
+        """The existing kernels by schedule."""
         return {schedule: variant.library for schedule, variant in self._known.items()}
 
     def stages(self, sizes: Sizes) -> Stages:
-        """How the statement becomes C++ for operands of these sizes; nothing is built."""
+        """The stages from statement to C++ for operands of these sizes; nothing is built."""
         return compile_stages(self.step, self.schedule, self.vector_bytes, self.options, sizes)
 
     def prefer(self, schedule: Schedule, sizes: Sizes) -> None:
-        """Makes a schedule that was measured the one for operands of about these sizes."""
+        """Fixes a benchmarked schedule for operands in the size class of `sizes`."""
         self._preferred[sizes.rounded(self.step.program)] = schedule
 
     @cached_property
@@ -115,7 +115,7 @@ class Variants:
 
     @cached_property
     def _parts(self) -> dict[str, str]:
-        """All that a kernel depends on besides its schedule and who chose that."""
+        """All parts of a kernel's cache key besides its schedule and the origin of the schedule."""
         return {
             "step": repr(self.step),
             "monoids": definitions(self.step.program),
@@ -125,7 +125,7 @@ class Variants:
         }
 
     def wanted(self, sizes: Sizes) -> Schedule:
-        """The schedule that is tried first."""
+        """The schedule to try first."""
         if self.schedule is not None:
             return self.schedule
         if self._preferred and (measured := self._preferred.get(sizes.rounded(self.step.program))):
@@ -145,7 +145,7 @@ class Variants:
             return Generated(stages.cpp, {"sizes": list(stages.loops.sizes), "buffers": buffers})
 
         if self.options.dump:
-            make()  # what is found on disk passes no stages that could be dumped
+            make()  # kernels found on disk would not run the stages to dump
         parts = {**self._parts, "is chosen": str(given_schedule is None), "schedule": str(wanted)}
         found = library(generate, parts, self.options)
         self.built += found.origin == "compiled"

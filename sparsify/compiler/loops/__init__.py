@@ -1,1 +1,1 @@
-"""Loop IR: imperative loops over typed scalars, vectors and arrays, as the kernel will run them."""
+"""Loop IR: imperative loops over typed scalars, vectors and arrays, as executed by the kernel."""

@@ -1,4 +1,4 @@
-"""Index arithmetic that folds constants while it is built.
+"""Index arithmetic with constant folding during construction.
 
 In: `plus(INT 0, k)`, `times(k, INT 1)`. Out: `k`, `k`.
 """

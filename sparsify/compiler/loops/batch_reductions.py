@@ -12,7 +12,7 @@ from sparsify.compiler.loops.nodes import Block, Expr, Horizontal, Op, Set, Stmt
 
 
 def together(function: nodes.Function) -> nodes.Function:
-    """The kernel with neighbouring horizontal reductions into different variables done together."""
+    """The kernel with neighbouring horizontal reductions into different variables combined."""
     if not holds(function.body, Horizontal):
         return function
     names = Names({node.name for node in find(function.body, Var)})
@@ -29,13 +29,13 @@ def together(function: nodes.Function) -> nodes.Function:
 
 
 class Names:
-    """Names for new variables."""
+    """Generator of names for new variables."""
 
     def __init__(self, taken: set[str]) -> None:
         self.taken = taken
 
     def fresh(self, name: str) -> str:
-        """`name`, or `name` with a number that no other variable has."""
+        """`name`, or `name` with an unused number."""
         candidate, number = name, 0
         while candidate in self.taken:
             number += 1
@@ -79,14 +79,14 @@ def _block(block: Block, names: Names) -> Block:
 
 
 def _joins(run: list[_Sum], found: _Sum) -> bool:
-    """Whether a sum may be computed together with those of the run."""
+    """Whether a sum may join the run of sums."""
     read = {node.name for node in find(found.value, Var)}
     same = found.function == run[0].function and type_of(found.value) == type_of(run[0].value)
     return same and not read & {part.var.name for part in run}
 
 
 def _grouped(run: list[_Sum], names: Names) -> list[Stmt]:
-    """The sums of a run: those into one variable added lane by lane first, then in groups of powers of two."""
+    """The sums of a run: sums into one variable are added lane by lane first, then in groups of powers of two."""
     values: dict[Var, Expr] = {}
     for part in run:
         before = values.get(part.var)

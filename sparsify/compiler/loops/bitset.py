@@ -1,4 +1,4 @@
-"""Marks: flags of numbers below an extent, and of blocks of them, so that few are looked at.
+"""Bitset of marks: flags of numbers below an extent, and of blocks of numbers, to scan only blocks with marks.
 
 In: an extent of 5000. Out: 8192 flags, a byte each, then 128 flags of blocks of 64 numbers.
 """
@@ -8,7 +8,7 @@ from typing import Final
 from sparsify.compiler.loops.arithmetic import integer, plus, quotient, times
 from sparsify.compiler.loops.nodes import Expr
 
-# Numbers in a block, and blocks that are looked at together.
+# Numbers per block, and blocks scanned together.
 MARKS: Final = 64
 BLOCKS: Final = 64
 WIDTH: Final = MARKS * BLOCKS

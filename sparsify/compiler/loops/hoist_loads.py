@@ -1,10 +1,10 @@
-"""Vectors that several sums of a loop read, loaded once: compilers else read them from memory for each sum.
+"""Hoisted loads: vectors read by several sums of a loop are loaded once, not once per sum as by C++ compilers.
 
 In:  `for k: w_0 = fma(q_0, K[k ..8], w_0); w_1 = fma(q_1, K[k ..8], w_1)`.
 Out: `for k: K_k = held(K[k ..8]); w_0 = fma(q_0, K_k, w_0); w_1 = fma(q_1, K_k, w_1)`.
 
-A processor that starts two sums in a cycle loads two vectors in it: four rows by two vectors of columns are six
-loads for eight sums, or twelve where each sum reads its own.
+A processor with two fused multiply-adds per cycle also loads two vectors per cycle: four rows by two vectors of
+columns take six loads for eight sums, or twelve with a load per operand.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ DTYPES: Final = ("float32", "float64")
 
 
 def hold(function: nodes.Function) -> nodes.Function:
-    """The kernel with the shared vectors of neighbouring sums in variables, where there are registers for them."""
+    """The kernel with the shared vectors of neighbouring sums in variables, if enough registers are free."""
     names = Names({node.name for node in find(function.body, Var)})
     registers = WIDE_REGISTERS if function.vector_bytes >= WIDE_BYTES else REGISTERS
 
@@ -40,7 +40,7 @@ def hold(function: nodes.Function) -> nodes.Function:
 
 
 def _block(block: Block, names: Names, registers: int) -> Block:
-    """The block with what each run of sums shares loaded before it."""
+    """The block with the shared vectors of each run of sums loaded before the run."""
     statements: list[Stmt] = []
     run: list[Set] = []
     for stmt in block.statements:
@@ -65,7 +65,7 @@ def _is_sum(stmt: Set) -> bool:
 
 
 def _held(run: list[Set], names: Names, registers: int) -> list[Stmt]:
-    """The sums of a run after the vectors that more than one of them reads."""
+    """The sums of a run, preceded by the loads of vectors read by more than one sum."""
     counts = Counter(load for stmt in run for load in find(stmt.value, Load) if _is_vector(load))
     shared = [load for load, count in counts.items() if count > 1]
     changed = {stmt.var.name for stmt in run}

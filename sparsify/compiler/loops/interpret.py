@@ -1,8 +1,8 @@
-"""The reference interpreter of loop IR: slow, exact about types, lanes and counts, and checked everywhere.
+"""Reference interpreter of loop IR: slow, exact about types, lanes and counts, and checked everywhere.
 
 In: a kernel, `{"k_extent": 4}` and `{"A_vals": array, ...}`. Out: the outputs written in place, the arrays of
-grown outputs returned. An access outside an array, a write to an input or a read of memory that was never
-allocated is an `AssertionError` that names the access.
+grown outputs returned. An access outside an array, a write to an input or a read of unallocated memory
+is an `AssertionError` with the access.
 """
 
 import operator
@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.select import selected
+from sparsify.compiler.ir.dtypes import STORED_HALVES
 from sparsify.compiler.ir.node import Node
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.bitset import MARKS, padded
@@ -22,7 +25,7 @@ from sparsify.compiler.loops.race_check import Array, Places, Sharing
 
 Variables = dict[str, Value]
 
-# What numpy's scalars do faster by operators than by functions.
+# Operations faster by operators than by numpy functions on scalars.
 OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -53,7 +56,7 @@ REDUCTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a kernel: its status, 0 when all went well, and its grown outputs by name."""
+    """The outcome of a kernel: the status, 0 for success, and the grown outputs by name."""
 
     status: int
     grown: dict[str, Array]
@@ -62,7 +65,7 @@ class Result:
 def interpret(
     function: nodes.Function, sizes: Mapping[str, int], buffers: Mapping[str, Array], threads: int = 1
 ) -> Result:
-    """Runs a kernel on arrays, parallel loops chunk by chunk as `threads` threads would share them."""
+    """Runs a kernel on arrays; parallel loops run chunk by chunk, as shared by `threads` threads."""
     machine = Machine(function, dict(buffers), threads)
     for buffer in function.buffers:
         if not buffer.grown:
@@ -101,6 +104,7 @@ class Machine:
     threads: int
     constant: set[str] = field(default_factory=set)
     literals: dict[int, Value] = field(default_factory=dict)
+    tables: dict[str, tuple[str, str]] = field(default_factory=dict)
     sharing: Sharing | None = None
 
     def __post_init__(self) -> None:
@@ -112,7 +116,7 @@ class Machine:
     # Expressions
 
     def value(self, expr: nodes.Expr, variables: Variables) -> Value:
-        """`expr`: a numpy scalar, or an array of its lanes."""
+        """`expr`: a numpy scalar, or an array of lanes."""
         result = EVALUATE[type(expr)](self, expr, variables)
         kind = type_of(expr)
         dtype = array_dtype(kind.dtype)
@@ -138,7 +142,7 @@ class Machine:
         name, args, lanes = expr.function, expr.args, expr.type.lanes
         first = self.value(args[0], variables)
         if lanes == 1 and name in ("logical_and", "logical_or", "where"):
-            # As in C++ the operands of scalars are evaluated only when they decide.
+            # As in C++, scalar operands are evaluated only if needed.
             if name == "where":
                 return self.value(args[1] if first else args[2], variables)
             return first if bool(first) == (name == "logical_or") else self.value(args[1], variables)
@@ -190,7 +194,7 @@ class Machine:
         return self._set_lanes(expr.bits, expr.type.lanes, variables)
 
     def _set_lanes(self, bits: nodes.Expr, lanes: int, variables: Variables) -> Array:
-        """The lanes whose bits are set."""
+        """The lanes with set bits."""
         return (self.integer(bits, variables) >> np.arange(lanes) & 1).astype(bool)
 
     def _horizontal(self, expr: nodes.Horizontal, variables: Variables) -> Value:
@@ -257,6 +261,8 @@ class Machine:
                 self._memory(buffer, np.arange(len(found)), stmt)[: len(found)] = found
             case nodes.Mark() | nodes.TakeMarks():
                 self._marks(stmt, variables)
+            case nodes.Table() | nodes.Enter() | nodes.SortTable() | nodes.ClearTable():
+                self._tables(stmt, variables)
             case nodes.Compress():
                 self._compress(stmt, variables)
             case nodes.Allocate() | nodes.AllocateOutput() | nodes.Fill():
@@ -276,7 +282,7 @@ class Machine:
         assert memory.dtype == value.dtype, f"{stmt} writes {value.dtype} to {memory.dtype}"
         if self.sharing is not None:
             self.sharing.write(stmt.buffer, indices, stmt)
-        # Of lanes that meet at an element the last one stays.
+        # If several lanes write one element, the last one wins.
         memory[indices] = value
 
     def _marks(self, stmt: nodes.Mark | nodes.TakeMarks, variables: Variables) -> None:
@@ -297,11 +303,53 @@ class Machine:
                 self.buffers[marks][:] = 0
                 variables[var.name] = np.int64(first + len(found))
 
+    def _tables(
+        self, stmt: nodes.Table | nodes.Enter | nodes.SortTable | nodes.ClearTable, variables: Variables
+    ) -> None:
+        match stmt:
+            case nodes.Table(table, buffer, keys, dtype):
+                self.tables[table] = (buffer, keys)
+                self.buffers[buffer], self.buffers[keys] = (
+                    full(0, poison(dtype), dtype),
+                    np.array([], np.int64),
+                )
+                if self.sharing is not None:
+                    self.sharing.forget(buffer)
+                    self.sharing.forget(keys)
+            case nodes.Enter(var, table, key):
+                buffer, keys = self.tables[table]
+                number, values = self.integer(key, variables), self.buffers[buffer]
+                found = np.flatnonzero(self.buffers[keys] == number)
+                variables[var.name] = np.int64(found[0] if len(found) else len(values))
+                if not len(found):
+                    self.buffers[keys] = np.append(self.buffers[keys], np.int64(number))
+                    self.buffers[buffer] = np.append(
+                        values, full(1, poison(values.dtype.name), values.dtype.name)
+                    )
+            case nodes.SortTable(table, count):
+                buffer, keys = self.tables[table]
+                order = np.argsort(self.buffers[keys])
+                assert len(order) == self.integer(count, variables), f"{stmt} sorts {len(order)} entries"
+                self.buffers[keys], self.buffers[buffer] = (
+                    self.buffers[keys][order],
+                    self.buffers[buffer][order],
+                )
+            case nodes.ClearTable(table):
+                for name in self.tables[table]:
+                    self.buffers[name] = self.buffers[name][:0]
+
     def _compress(self, stmt: nodes.Compress, variables: Variables) -> None:
         begin, count = self.integer(stmt.begin, variables), self.integer(stmt.count, variables)
         read = np.arange(begin, begin + max(0, count))
         source = self._memory(stmt.source, read, stmt)[read]
-        kept = np.flatnonzero(source != self.value(stmt.fill, variables))
+        if stmt.selection is None:
+            kept = np.flatnonzero(source != self.value(stmt.fill, variables))
+        else:
+            dtype = type_of(stmt.fill).dtype
+            wide = "float32" if dtype in STORED_HALVES else dtype
+            source = converted(source, wide, dtype)
+            scores = torch.from_numpy(converted(source, dtype, wide))
+            kept = np.flatnonzero(selected(stmt.selection, scores).numpy())
         next_ = int(variables[stmt.var.name])
         if stmt.buffer is not None:
             places = np.arange(next_, next_ + len(kept))
@@ -350,7 +398,7 @@ class Machine:
         self.sharing = None
 
     def _bounds(self, stmt: nodes.ParallelFor, extent: int, chunks: int) -> list[int]:
-        """The starts of the chunks, and at last `extent`."""
+        """The starts of the chunks, followed by `extent`."""
         if stmt.balance is None:
             return [extent * chunk // chunks for chunk in range(chunks + 1)]
         positions = self.buffers[stmt.balance][: extent + 1].astype(np.int64)

@@ -5,7 +5,7 @@
       for p in A2_pos[i]..A2_pos[i + 1]: j = A2_crd[p]; w_0 = fma(A_vals[p], T_vals[j * k_extent ..8], w_0)
       Y_vals[i * k_extent ..8] = w_0
 
-Register arrays do not exist here: lowering has named each of their elements (`w_0`, `w_1`).
+Register arrays do not exist at this level: lowering has named each element (`w_0`, `w_1`).
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
+from sparsify.compiler.einsum.nodes import Selection
 from sparsify.compiler.ir.node import Node
 from sparsify.compiler.loops import printer
 
@@ -29,7 +30,7 @@ class Type(NamedTuple):
 
 INT = Type("int64")
 BOOL = Type("bool")
-MOST_LOOKED_UP = 64  # vectors of the table of a lookup, which C++ fills up to a power of two
+MOST_LOOKED_UP = 64  # vectors of a lookup table, padded by C++ to a power of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Var(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Literal(Expr):
-    """A constant, broadcast to the lanes of its type."""
+    """A constant, broadcast to the lanes of the type."""
 
     value: float | int | bool
     type: Type
@@ -60,8 +61,8 @@ class Literal(Expr):
 class Op(Expr):
     """A function of `einsum/functions.py`, or `fma floordiv mod`, on operands of one type; lane by lane.
 
-    Comparisons and logic give bool lanes; `where(c, a, b)` selects. `lookup(i, a, b)`: of the lanes of `a`, then of
-    `b`, and so on, those that `i` numbers.
+    Comparisons and logic give bool lanes; `where(c, a, b)` selects. `lookup(i, a, b)`: the lanes numbered by `i` among
+    the lanes of `a`, then of `b`, and so on.
     """
 
     function: str
@@ -115,7 +116,7 @@ class Gather(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Bits(Expr):
-    """`count` bits of `buffer[index]` from bit `first` on, or of whole bytes from there on, lowest first, as int64."""
+    """`count` bits of `buffer[index]` from bit `first` on, or of whole bytes from `index` on, lowest first: int64."""
 
     buffer: str
     index: Expr
@@ -126,7 +127,7 @@ class Bits(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Expand(Expr):
-    """The elements of `buffer` from `index` on, one after the other, in the lanes whose bits are set in `bits`.
+    """The elements of `buffer` from `index` on, one after the other, in the lanes with set bits in `bits`.
 
     The other lanes hold anything. `end` elements may be read.
     """
@@ -140,7 +141,7 @@ class Expand(Expr):
 
 @dataclass(frozen=True, slots=True)
 class LaneBits(Expr):
-    """The lanes whose bits are set: bool."""
+    """The lanes with set bits: bool."""
 
     bits: Expr
     type: Type
@@ -159,7 +160,7 @@ class Horizontal(Expr):
     count: Expr | None = None
 
 
-# The type that every expression carries.
+# The type of an expression.
 type_of: Callable[[Expr], Type] = attrgetter("type")
 
 
@@ -271,7 +272,7 @@ class If(Stmt):
 class Allocate(Stmt):
     """Aligned scratch memory `buffer` of `count` elements, alive until the end of the enclosing block.
 
-    `fill` sets all elements first; `None` leaves them undefined.
+    `fill` initializes all elements; `None` leaves the elements undefined.
     """
 
     buffer: str
@@ -282,7 +283,7 @@ class Allocate(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Fill(Stmt):
-    """`count` elements of `buffer` from `begin` on become `value`."""
+    """Sets `count` elements of `buffer` from `begin` on to `value`."""
 
     buffer: str
     begin: Expr
@@ -292,7 +293,7 @@ class Fill(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Sort(Stmt):
-    """The first `count` elements of `buffer` in ascending order."""
+    """Sorts the first `count` elements of `buffer` in ascending order."""
 
     buffer: str
     count: Expr
@@ -300,7 +301,7 @@ class Sort(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Enumerate(Stmt):
-    """`buffer` begins with the numbers of those of the first `count` elements of `flags` that are not 0, ascending."""
+    """`buffer` starts with the numbers of the nonzero entries among the first `count` of `flags`, ascending."""
 
     buffer: str
     flags: str
@@ -309,7 +310,7 @@ class Enumerate(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Mark(Stmt):
-    """Number `index` of 0..extent is marked in `buffer`, int8, laid out as `marks.py` says."""
+    """Marks number `index` of 0..extent in `buffer`, int8, with the layout of `loops/bitset.py`."""
 
     buffer: str
     index: Expr
@@ -318,10 +319,10 @@ class Mark(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class TakeMarks(Stmt):
-    """`var` grows by the number of marks in `marks`, which are cleared.
+    """`var` grows by the number of marks in `marks`; the marks are cleared.
 
     The marked numbers are written to `buffer` from `var` on, ascending; without a buffer they are only counted.
-    `buffer` holds them below `end`; what lies there behind them is left undefined.
+    The numbers stay below `end` in `buffer`; later elements are left undefined.
     """
 
     var: Var
@@ -332,11 +333,48 @@ class TakeMarks(Stmt):
 
 
 @dataclass(frozen=True, slots=True)
-class Compress(Stmt):
-    """`var` grows by how many of `source[begin ..count]` differ from `fill`.
+class Table(Stmt):
+    """An empty hash table, alive until the end of the enclosing block: `keys`, int64, and a value of `dtype` for each.
 
-    These are written to `values` from `var` on, and their numbers, counted from `first`, to `buffer`; without a buffer
-    they are only counted. Both hold them below `end`; what lies there behind them is left undefined.
+    Both buffers hold the entries in insertion order, and grow with the table.
+    """
+
+    table: str
+    buffer: str
+    keys: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Enter(Stmt):
+    """`var` becomes the place of `key` in a table; a new key is appended, with an undefined value."""
+
+    var: Var
+    table: str
+    key: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class SortTable(Stmt):
+    """Sorts the `count` entries of a table by key; no insertion until the table is cleared."""
+
+    table: str
+    count: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTable(Stmt):
+    """Removes all entries of a table."""
+
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compress(Stmt):
+    """`var` grows by the number of kept elements of `source[begin ..count]`: different from `fill`, or selected.
+
+    Kept elements are written to `values` from `var` on, and their numbers, counted from `first`, to `buffer`; without a
+    buffer they are only counted. The entries stay below `end` in both buffers; later elements are left undefined.
     """
 
     var: Var
@@ -348,11 +386,12 @@ class Compress(Stmt):
     first: Expr
     fill: Expr
     end: Expr
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Stmt):
-    """The cache line of `buffer[index]` is asked for."""
+    """Prefetches the cache line of `buffer[index]`."""
 
     buffer: str
     index: Expr
@@ -360,7 +399,7 @@ class Prefetch(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class ParallelFor(Stmt):
-    """Threads run `setup` once each, then take chunks: `body` sees `begin <= var < end` of its chunk.
+    """Threads run `setup` once each, then take chunks: `body` runs with `begin <= var < end` of the chunk.
 
     The range 0..extent is cut into `chunks` parts (`None`: one a thread) of equal work: of equal length, or,
     with `balance` (a buffer of `extent + 1` growing positions), of equal `positions + row_cost * rows`.
@@ -381,7 +420,7 @@ class ParallelFor(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class AllocateOutput(Stmt):
-    """The output slot `buffer` gets `count` elements from the caller; returns out of memory when it has none."""
+    """The output slot `buffer` gets `count` elements from the caller; returns out of memory if refused."""
 
     buffer: str
     dtype: str
@@ -397,7 +436,7 @@ class Return(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Buffer(Node):
-    """An array argument: `A_vals: float32` read, or written when `output`; `grown` ones are allocated in the kernel."""
+    """An array argument: `A_vals: float32`, read, or written if `output`; `grown` ones are allocated in the kernel."""
 
     name: str
     dtype: str
@@ -407,7 +446,7 @@ class Buffer(Node):
 
 @dataclass(frozen=True, slots=True)
 class Function(Node):
-    """A kernel: its sizes (int64), its buffers, the body. `vector_bytes` is the register width it was lowered for."""
+    """A kernel: sizes (int64), buffers, body. `vector_bytes` is the register width used by lowering."""
 
     sizes: tuple[str, ...]
     buffers: tuple[Buffer, ...]

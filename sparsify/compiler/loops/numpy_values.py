@@ -1,4 +1,4 @@
-"""Values of loop IR as numpy holds them, for the interpreter.
+"""Values of loop IR in numpy, for the interpreter.
 
 In: `converted(array, "float32", "bfloat16")`. Out: the bits of the rounded numbers, uint16.
 """
@@ -16,12 +16,12 @@ Value = Any
 
 
 def unsigned(bits: Any) -> int:
-    """The bits of an int64 as a number that is not negative."""
+    """The bits of an int64 as a nonnegative number."""
     return int(bits) & (1 << 64) - 1
 
 
 def poison(dtype: str) -> Any:
-    """The value of undefined memory: NaN, or an integer that is no index."""
+    """The value of undefined memory: NaN, or an integer that is never a valid index."""
     if dtype == "bool":
         return True
     return np.nan if category(dtype) >= FLOATING else np.iinfo(dtype).min
@@ -29,7 +29,7 @@ def poison(dtype: str) -> Any:
 
 @cache
 def array_dtype(dtype: str) -> np.dtype[Any]:
-    """Numpy dtype of values of `dtype`; a bfloat16 by its bits."""
+    """Numpy dtype of values of `dtype`; bfloat16 is stored as bits."""
     return np.dtype("uint16" if dtype == "bfloat16" else dtype)
 
 
@@ -39,7 +39,7 @@ def full(count: int, value: Any, dtype: str) -> Array:
 
 
 def converted(values: Value, source: str, dtype: str) -> Value:
-    """Values in another dtype; of a complex number the real part, of a bfloat16 by its bits."""
+    """Values in another dtype; the real part of a complex number, bfloat16 as bits."""
     if source == "bfloat16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
     if dtype == "bfloat16":

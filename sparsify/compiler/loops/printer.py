@@ -41,7 +41,7 @@ def statement(stmt: "nodes.Stmt") -> str:
 
 
 def function(kernel: "nodes.Function") -> str:
-    """The arguments of a kernel and its body."""
+    """The arguments and the body of a kernel."""
     arguments = [*kernel.sizes, *(_argument(buffer) for buffer in kernel.buffers)]
     lines = [f"kernel({', '.join(arguments)}), vectors of {kernel.vector_bytes} bytes:"]
     if kernel.comment:
@@ -165,10 +165,19 @@ def _line(stmt: "nodes.Stmt") -> str:
         case nodes.TakeMarks(var, buffer, marks, extent, _):
             into = "" if buffer is None else f"{buffer}[{var.name} ..] and "
             return f"{into}{var.name} += marks of {marks}[0 ..{_within(extent, ATOM)}]"
-        case nodes.Compress(var, buffer, values, source, begin, count, _, fill, _):
+        case nodes.Table(table, buffer, keys, dtype):
+            return f"table {table}: {keys} of int64, {buffer} of {dtype}"
+        case nodes.Enter(var, table, key):
+            return f"{var.name} = place of {expression(key)} in {table}"
+        case nodes.SortTable(table, count):
+            return f"sort {table}[0 ..{_within(count, ATOM)}]"
+        case nodes.ClearTable(table):
+            return f"clear {table}"
+        case nodes.Compress(var, buffer, values, source, begin, count, _, fill, _, selection):
             into = "" if buffer is None else f"{buffer}, {values}[{var.name} ..] and "
             read = f"{source}[{expression(begin)} ..{_within(count, ATOM)}]"
-            return f"{into}{var.name} += entries of {read} that are not {expression(fill)}"
+            which = f"entries of {read} that are not {expression(fill)}" if selection is None else ""
+            return f"{into}{var.name} += {which or f'{selection} entries of {read}'}"
         case nodes.Prefetch(buffer, index):
             return f"prefetch {buffer}[{expression(index)}]"
         case nodes.AllocateOutput(buffer, dtype, count):

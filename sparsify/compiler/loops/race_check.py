@@ -1,7 +1,7 @@
-"""Memory that the chunks of a parallel loop touch while the interpreter runs them.
+"""Race detection: memory touched by the chunks of a parallel loop in the interpreter.
 
-In: each access of a chunk, `sharing.read("A_vals", 7, access)`. Out: an `AssertionError` where a chunk reads or writes
-what another one has written, or writes what another one has read.
+In: each access of a chunk, `sharing.read("A_vals", 7, access)`. Out: an `AssertionError` if a chunk reads or writes
+an element written by another one, or writes an element read by another one.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ Places = int | Array
 
 
 class Sharing:
-    """Who has touched what inside a parallel loop: chunks that meet at an element depend on the threads.
+    """The accesses of each chunk inside a parallel loop; chunks that share a written element race.
 
     Attributes:
-        chunk: the chunk that runs now.
-        threads: how many share the chunks.
-        writers: of each element of the buffers from outside, the chunk that wrote it, -1 for none.
-        readers: the chunk that read it, -1 for none, -2 for several.
+        chunk: the current chunk.
+        threads: number of threads sharing the chunks.
+        writers: writing chunk of each element of the outer buffers, -1 for none.
+        readers: reading chunk of each element, -1 for none, -2 for several.
     """
 
     def __init__(self, sizes: Mapping[str, int], threads: int) -> None:
@@ -34,15 +34,15 @@ class Sharing:
         self.readers = {name: np.full(size, -1) for name, size in sizes.items()}
 
     def forget(self, buffer: str) -> None:
-        """`buffer` is a thread's own from now on."""
+        """Marks `buffer` as private to a thread from now on."""
         self.writers.pop(buffer, None)
         self.readers.pop(buffer, None)
 
     def read(self, buffer: str, indices: Places, access: Node) -> None:
-        """The chunk reads these elements."""
+        """Records a read of elements by the chunk."""
         if buffer not in self.writers:
             return
-        # A thread may remember what it has written itself; the chunks go round.
+        # A thread may read its own writes; chunks are assigned round robin.
         before = self.writers[buffer][indices]
         self._check(np.where(before % self.threads == self.chunk % self.threads, -1, before), access)
         readers = self.readers[buffer]
@@ -50,7 +50,7 @@ class Sharing:
         readers[indices] = np.where(others, -2, self.chunk)
 
     def write(self, buffer: str, indices: Places, access: Node) -> None:
-        """The chunk writes these elements."""
+        """Records a write of elements by the chunk."""
         if buffer not in self.writers:
             return
         self._check(self.writers[buffer][indices], access)

@@ -1,4 +1,4 @@
-"""Shorter loop IR with the same meaning: constants folded, names of constants replaced, dead code dropped.
+"""Simplification of loop IR: constant folding, propagation of constants and copies, dead code elimination.
 
 In: `j * 1 + 0`, `for k in 0..1: ...`. Out: `j`, the body with 0 for `k`.
 """
@@ -33,7 +33,7 @@ INTEGERS: Final = ("int16", "int32", "int64")
 
 
 def simplify(function: nodes.Function) -> nodes.Function:
-    """The kernel with all rules applied until none changes it."""
+    """Applies all rules to a kernel until none changes it."""
     body = function.body
     seen: dict[int, Node] = {}
     for _ in range(100):
@@ -197,7 +197,7 @@ def drop_full_count(node: Node) -> Node | None:
 
 
 def drop_single_lane(node: Node) -> Node | None:
-    """A broadcast to one lane, or a horizontal operation over one, is its operand."""
+    """Replaces a broadcast to one lane, or a horizontal operation over one, by the operand."""
     match node:
         case nodes.Broadcast(value, nodes.Type(_, 1)) | nodes.Lanes(value, nodes.Type(_, 1)):
             return value
@@ -210,7 +210,7 @@ def drop_single_lane(node: Node) -> Node | None:
 
 
 def flatten(node: Node) -> Node | None:
-    """`(a; (b; c)) -> a; b; c`, and a block of one statement is that statement."""
+    """`(a; (b; c)) -> a; b; c`, and `(a) -> a`."""
     match node:
         case Block((only,)):
             return only
@@ -221,7 +221,7 @@ def flatten(node: Node) -> Node | None:
 
 
 def drop_empty(node: Node) -> Node | None:
-    """Loops and branches that do nothing, and loops without iterations, become nothing."""
+    """Removes loops and branches without statements, and loops without iterations."""
     match node:
         case For(_, Literal(begin, _), Literal(end, _), _, _) if begin >= end:
             return Block(())
@@ -248,7 +248,7 @@ LOGIC: Final[dict[str, Rule]] = {
 
 
 def simplify_operation(node: Node) -> Node | None:
-    """The rules for the function of an operation; those of arithmetic are for integers alone."""
+    """The rules for the function of an operation; arithmetic rules apply to integers alone."""
     assert isinstance(node, Op)
     rules = ARITHMETIC if node.type.dtype in INTEGERS else LOGIC
     rule = rules.get(node.function) or LOGIC.get(node.function)
@@ -272,7 +272,7 @@ RULES: Final[dict[type[Node], tuple[Rule, ...]]] = {
 ANY_RULE: Final = by_class(RULES)
 
 
-# Rules that need to know the whole kernel: what leaves its scope must not meet its like there
+# Rules on the whole kernel: a definition moved out of its scope must not clash with another one
 
 
 DEFINING: Final = (
@@ -281,12 +281,13 @@ DEFINING: Final = (
     nodes.Transpose,
     nodes.HorizontalTogether,
     nodes.Allocate,
+    nodes.Table,
     nodes.ParallelFor,
 )
 
 
 def _definitions(stmt: Node) -> list[str]:
-    """Names that `stmt` defines, once for each place."""
+    """Names defined by `stmt`, once for each place."""
     found: list[str] = []
     for node in find(stmt, *DEFINING):
         match node:
@@ -296,6 +297,8 @@ def _definitions(stmt: Node) -> list[str]:
                 found += [output.name for output in outputs]
             case nodes.Allocate(buffer=buffer):
                 found.append(buffer)
+            case nodes.Table(table, buffer, keys):
+                found += [table, buffer, keys]
             case nodes.ParallelFor(begin=begin, end=end):
                 found += [begin.name, end.name]
     return found
@@ -306,7 +309,7 @@ def _declared_once(stmt: nodes.Stmt) -> frozenset[str]:
 
 
 def _may_leave_scope(stmt: nodes.Stmt, once: frozenset[str]) -> bool:
-    has_scratch = holds(stmt, nodes.Allocate)
+    has_scratch = holds(stmt, nodes.Allocate, nodes.Table)
     return not has_scratch and once.issuperset(_definitions(stmt))
 
 
@@ -335,7 +338,7 @@ def _inline_branch(once: frozenset[str]) -> Rule:
 
 
 def _replace_copies(stmt: nodes.Stmt, once: frozenset[str]) -> nodes.Stmt:
-    """`j = 3; f(j) -> f(3)`, and likewise for a name of another variable; what is never read is not declared."""
+    """`j = 3; f(j) -> f(3)`, and likewise for a name of another variable; unread variables are not declared."""
     used = Counter([var.name for var in find(stmt, Var)])
     declared = find(stmt, Declare)
     mutable = {node.var.name for node in declared if node.mutable}
@@ -351,7 +354,7 @@ def _replace_copies(stmt: nodes.Stmt, once: frozenset[str]) -> nodes.Stmt:
 
 
 def _substitute(stmt: nodes.Stmt, values: dict[str, nodes.Expr], unused: Container[str] = ()) -> nodes.Stmt:
-    """`stmt` with values for variables; declarations of the variables themselves, and of unused ones, are dropped."""
+    """`stmt` with values substituted for variables; drops the declarations of substituted and of unused variables."""
 
     def visit(node: Node) -> Node:
         match node:

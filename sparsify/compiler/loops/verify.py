@@ -1,6 +1,6 @@
 """Checks that a kernel of loop IR is well formed; a violation is an `AssertionError` that quotes the code.
 
-In: a `Function`. Out: nothing, when types agree, names are defined before use and only mutable variables are
+In: a `Function`. Out: nothing, if types agree, names are defined before use and only mutable variables are
 set, buffers are declared and inputs only read, and parallel loops neither return nor set outer variables.
 """
 
@@ -17,7 +17,7 @@ DTYPES: Final = frozenset(BYTES)
 INDEX_DTYPES: Final = ("int16", "int32", "int64")
 COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGIC: Final = ("logical_and", "logical_or", "logical_xor", "logical_not")
-# Of the bits of an integer: how many are set, the number of the lowest one, all but that.
+# On the bits of an integer: count of set bits, number of the lowest set bit, all but the lowest.
 ON_BITS: Final = ("count_bits", "lowest_bit", "drop_bit")
 OF_LOOPS: Final = {"fma": 3, "floordiv": 2, "held": 1, **dict.fromkeys(ON_BITS, 1)}
 ARITIES: Final = {**OF_LOOPS, **{name: f.arity for name, f in FUNCTIONS.items() if not f.body}}
@@ -26,7 +26,7 @@ REDUCTIONS: Final = ("add", "mul", "min", "max", "logical_or", "logical_and")
 
 
 def verify(function: nodes.Function) -> None:
-    """Raises `AssertionError` when the kernel is not well formed."""
+    """Raises `AssertionError` if the kernel is not well formed."""
     arguments = [*function.sizes, *(buffer.name for buffer in function.buffers)]
     for name in arguments:
         assert arguments.count(name) == 1, f"two arguments are called {name}"
@@ -47,7 +47,7 @@ def _is_index(type: nodes.Type) -> bool:
 
 @dataclass
 class Scope:
-    """Definitions at a place of the code: variables with their types, buffers with their dtypes."""
+    """Definitions in scope: variables with their types, buffers with their dtypes."""
 
     variables: dict[str, nodes.Type]
     buffers: dict[str, str]
@@ -57,7 +57,7 @@ class Scope:
     parallel: bool = False
 
     def inner(self) -> "Scope":
-        """A scope whose definitions end with it."""
+        """A nested scope; definitions end with the scope."""
         return replace(
             self,
             variables=dict(self.variables),
@@ -67,7 +67,7 @@ class Scope:
         )
 
     def define(self, var: nodes.Var, where: Node, mutable: bool = False) -> None:
-        """A new variable."""
+        """Defines a new variable."""
         assert var.name not in self.variables, f"{var.name} is defined twice, again in {where}"
         assert var.name not in self.buffers, f"{var.name} is a buffer and a variable, in {where}"
         assert var.type.dtype in DTYPES, f"{where} has the unknown dtype {var.type.dtype}"
@@ -78,21 +78,21 @@ class Scope:
     # Expressions
 
     def type(self, expr: nodes.Expr) -> nodes.Type:
-        """The type of `expr`, checked."""
+        """The checked type of `expr`."""
         self._expression(expr)
         return type_of(expr)
 
     def index(self, expr: nodes.Expr, where: Node) -> None:
-        """`expr` must be a scalar integer."""
+        """Checks that `expr` is a scalar integer."""
         assert _is_index(self.type(expr)), f"{expr} in {where} is {type_of(expr)}, not a scalar integer"
 
     def count(self, expr: nodes.Expr | None, where: Node) -> None:
-        """A count is a scalar integer too."""
+        """Checks that a count is a scalar integer."""
         if expr is not None:
             self.index(expr, where)
 
     def buffer(self, name: str, where: Node) -> str:
-        """The dtype of a buffer, which must be defined."""
+        """The dtype of a defined buffer."""
         assert name in self.buffers, f"no buffer {name} is defined where {where} uses it"
         return self.buffers[name]
 
@@ -184,7 +184,7 @@ class Scope:
     # Statements
 
     def check(self, stmt: nodes.Stmt) -> None:
-        """Checks `stmt`; what it defines is known afterwards."""
+        """Checks `stmt` and adds its definitions to the scope."""
         match stmt:
             case nodes.Block(statements):
                 for inner in statements:
@@ -232,6 +232,36 @@ class Scope:
         assert buffer in self.writable, f"{stmt} writes to the input {buffer}"
         return dtype
 
+    def _table(self, stmt: nodes.Table | nodes.Enter | nodes.SortTable | nodes.ClearTable) -> None:
+        match stmt:
+            case nodes.Table(table, buffer, keys, dtype):
+                assert dtype in DTYPES, f"{stmt} has the unknown dtype {dtype}"
+                for name, kind in ((table, "int64"), (keys, "int64"), (buffer, dtype)):
+                    assert name not in self.buffers, f"{name} is a buffer already, in {stmt}"
+                    self.buffers[name] = kind
+                self.writable |= {table, buffer}
+            case nodes.Enter(var, table, key):
+                self._write(table, stmt)
+                assert var.name in self.mutable and var.type == nodes.INT, f"{stmt} sets {var.name}"
+                self.index(key, stmt)
+            case nodes.SortTable(table, count):
+                self._write(table, stmt)
+                self.index(count, stmt)
+            case nodes.ClearTable(table):
+                self._write(table, stmt)
+
+    def _compress(self, stmt: nodes.Compress) -> None:
+        match stmt:
+            case nodes.Compress(var, into, values, source, begin, count, first, fill, end, selection):
+                is_rounded = selection is not None and type_of(fill).dtype in STORED_HALVES
+                dtype = "float32" if is_rounded else type_of(fill).dtype
+                assert self.buffer(source, stmt) == dtype, f"{stmt} compares with another dtype"
+                assert into is None or self._write(into, stmt) in INDEX_DTYPES, f"{stmt} writes numbers"
+                assert into is None or self._write(values, stmt) == type_of(fill).dtype, f"{stmt} casts"
+                assert var.name in self.mutable and var.type == nodes.INT, f"{stmt} sets {var.name}"
+                for part in (begin, count, first, end):
+                    self.index(part, stmt)
+
     def _memory(self, stmt: nodes.Stmt) -> None:
         match stmt:
             case nodes.Store(buffer, index, value, count):
@@ -264,13 +294,10 @@ class Scope:
                 assert var.name in self.mutable and var.type == nodes.INT, f"{stmt} sets {var.name}"
                 self.index(extent, stmt)
                 self.index(end, stmt)
-            case nodes.Compress(var, into, values, source, begin, count, first, fill, end):
-                assert self.buffer(source, stmt) == type_of(fill).dtype, f"{stmt} compares with another dtype"
-                assert into is None or self._write(into, stmt) in INDEX_DTYPES, f"{stmt} writes numbers"
-                assert into is None or self._write(values, stmt) == type_of(fill).dtype, f"{stmt} casts"
-                assert var.name in self.mutable and var.type == nodes.INT, f"{stmt} sets {var.name}"
-                for part in (begin, count, first, end):
-                    self.index(part, stmt)
+            case nodes.Table() | nodes.Enter() | nodes.SortTable() | nodes.ClearTable():
+                self._table(stmt)
+            case nodes.Compress():
+                self._compress(stmt)
             case nodes.Prefetch(buffer, index):
                 self.buffer(buffer, stmt)
                 self.index(index, stmt)

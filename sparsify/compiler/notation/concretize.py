@@ -1,4 +1,4 @@
-"""Einsum program -> concrete index notation: every sum becomes an assignment of its own, every index a loop.
+"""Einsum program -> concrete index notation: every sum becomes a separate assignment, every index a loop.
 
 In:  `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`
 Out: `let w[i,k]: (forall i: forall k: forall j: w[i,k] += A[i,j] * T[j,k]);
@@ -30,7 +30,7 @@ from sparsify.errors import UnsupportedProgramError
 
 
 def concretize(program: einsum.Program) -> Notation:
-    """The notation of `program`: one loop nest per sum and statement, in order; no decision is taken yet."""
+    """The notation of `program`: one loop nest per sum and statement, in order, without scheduling decisions."""
     program = factor(program)
     hoisted = _Hoist(program)
     for statement in program.statements:
@@ -48,7 +48,7 @@ def concretize(program: einsum.Program) -> Notation:
 
 @dataclass(frozen=True, slots=True)
 class InnerSum:
-    """A scalar sum that is computed inside the loops over the index variables `free`, where it is needed."""
+    """A scalar sum computed inside the loops over the index variables `free`, at its use."""
 
     temporary: Temporary
     free: tuple[str, ...]
@@ -57,7 +57,7 @@ class InnerSum:
 
 
 class _Hoist:
-    """Collects the loop nests of a program and the temporaries that hold its inner sums."""
+    """Collects the loop nests of a program and the temporaries for the inner sums."""
 
     def __init__(self, program: einsum.Program) -> None:
         self.program = program
@@ -70,7 +70,7 @@ class _Hoist:
         self.accumulators: dict[str, str] = {}
 
     def add(self, statement: einsum.Assign) -> None:
-        """Adds the nest of `statement`, after the nests of the sums inside it."""
+        """Adds the nest of `statement`, after the nests of the inner sums."""
         target, monoid, value = statement.target, statement.monoid, statement.value
         reduced: tuple[str, ...] = ()
         declaration = self.program.declaration(target.tensor)
@@ -102,9 +102,9 @@ class _Hoist:
             self.nests.append(nest(einsum.Assign(target, None, sums)))
 
     def _dtype(self, expr: einsum.Expr, wanted: str) -> str:
-        """The dtype in which a reduction is accumulated; what is made of numbers alone takes that of the result.
+        """The accumulation dtype of a reduction; an expression of numbers alone takes the dtype of the result.
 
-        Truth values stay what they are.
+        Truth values keep their dtype.
         """
         kind = kind_of(expr, self.kinds)
         is_number = kind.strength == NUMBER and kind.dtype != "bool"
@@ -121,7 +121,7 @@ class _Hoist:
         return sums
 
     def _add_temporary(self, target: einsum.Access, declaration: einsum.Declaration, dtype: str) -> None:
-        """The temporary that holds what is not returned: dense, or by the positions of an operand."""
+        """The temporary for an intermediate tensor: dense, or by the positions of an operand."""
         if any(temporary.name == target.tensor for temporary in self.temporaries):
             return
         indices = tuple(index.name for index in target.indices if isinstance(index, einsum.Index))
@@ -141,9 +141,10 @@ class _Hoist:
     def _hoist(
         self, expr: einsum.Expr, order: tuple[str, ...], dtype: str, inner: list[InnerSum]
     ) -> einsum.Expr:
-        """`expr` with each sum replaced by a temporary that an earlier nest computes.
+        """`expr` with each sum replaced by a temporary computed in an earlier nest.
 
-        Where `expr` is its fill at most coordinates, `inner` gets the sums of dense operands, to be computed there.
+        If `expr` equals the fill at most coordinates, sums of dense operands are added to `inner` instead, to be
+        computed only at nonzero coordinates.
         """
         declarations = {declaration.name: declaration for declaration in self.program.declarations}
         is_sparse = infer_sparsity(expr, declarations).fill is not None
@@ -180,7 +181,7 @@ class _Hoist:
         return result
 
     def _fresh_name(self) -> str:
-        """`w`, `w1`, `w2`, ...: the next name that no tensor has."""
+        """`w`, `w1`, `w2`, ...: the next unused tensor name."""
         number = 0
         while (name := f"w{number or ''}") in self.names:
             number += 1
@@ -189,7 +190,7 @@ class _Hoist:
 
 
 def _is_found(declaration: einsum.Declaration) -> bool:
-    """Whether the kernel finds the pattern of a result: sums are then held by workspaces of their own."""
+    """Whether the kernel computes the pattern of a result: sums are then held in separate workspaces."""
     return declaration.pattern_of is None and not declaration.format.is_dense
 
 
@@ -200,12 +201,12 @@ def nest(
     outer: tuple[str, ...] = (),
     inner: Many[InnerSum] = (),
 ) -> Statement | einsum.Assign:
-    """`assign` inside a loop per index variable, those of the target outermost.
+    """`assign` inside one loop per index variable, the variables of the target outermost.
 
     Args:
-        reduced: the variables that it sums over; it need not read them.
-        outer: the variables that have loops already.
-        inner: sums that it reads, each computed inside the last loop that it needs.
+        reduced: reduction variables, not necessarily read by the assignment.
+        outer: variables with loops outside already.
+        inner: sums read by the assignment, each computed inside the last loop over a free variable of the sum.
     """
     target = index_names(assign.target)
     read = (*index_names(assign.value), *reduced)
@@ -223,14 +224,14 @@ def nest(
 
 
 def index_names(node: Node) -> tuple[str, ...]:
-    """The index variables that occur in `node` and are not bound by a sum inside it, in order of appearance."""
+    """The free index variables of `node`, in order of appearance."""
     bound = {name for inner in find(node, einsum.Reduce) for name in inner.indices}
     names = (inner.name for inner in find(node, einsum.Index))
     return tuple(dict.fromkeys(name for name in names if name not in bound))
 
 
 def block_relations(program: einsum.Program) -> tuple[Split, ...]:
-    """One split per index variable that a stored level divides, `i/16` and `i%16`: split i io ii 16."""
+    """One split per index variable divided by a stored level, `i/16` and `i%16`: split i io ii 16."""
     splits: dict[str, Split] = {}
     taken = set(all_indices(program.statements))
     for access in _accesses(program.statements):

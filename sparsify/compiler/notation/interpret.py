@@ -1,10 +1,10 @@
-"""The reference interpreter of concrete index notation: it runs the loops, one iteration after the other.
+"""Reference interpreter of concrete index notation: executes the loops, one iteration after the other.
 
 In: `forall i: forall j: y[i] += A[i,j] * x[j]`, A with the mask of its stored entries, x. Out: y and its
 mask.
 
-It shows that a schedule has not changed a result: loops run in the order of the notation, temporaries live as
-long as their `let`, position loops visit stored entries alone, and iterations outside the extents are
+Checks that a schedule preserves a result: loops run in the order of the notation, temporaries live as
+long as the enclosing `let`, position loops visit stored entries alone, and iterations outside the extents are
 skipped.
 """
 
@@ -49,17 +49,17 @@ OUTSIDE = -1
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The values of index variables, and for each position loop that has begun the entries it runs over."""
+    """The values of index variables, and the entries of each open position loop."""
 
     values: Mapping[str, int] = field(default_factory=dict)
     entries: Mapping[str, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
 
 
 def interpret(notation: Notation, inputs: Mapping[str, Input]) -> dict[str, tuple[Array, Array]]:
-    """The outputs of `notation`, by name: the values and the mask of entries that are not the fill.
+    """The outputs of `notation`, by name: the values and the mask of entries different from the fill.
 
     Args:
-        inputs: as for the interpreter of einsum programs.
+        inputs: operands by name, as for the interpreter of einsum programs.
     """
     machine = _Machine(notation, inputs)
     with np.errstate(all="ignore"):
@@ -68,7 +68,7 @@ def interpret(notation: Notation, inputs: Mapping[str, Input]) -> dict[str, tupl
 
 
 class _Machine:
-    """The tensors that exist and what is known of the index variables."""
+    """The existing tensors and the derivations of the index variables."""
 
     def __init__(self, notation: Notation, inputs: Mapping[str, Input]) -> None:
         self.notation = notation
@@ -113,7 +113,7 @@ class _Machine:
                 raise AssertionError(f"{type(statement).__name__} cannot run")
 
     def output(self, name: str) -> tuple[Array, Array]:
-        """The values of an output and the mask of its stored entries."""
+        """The values of an output and the mask of the stored entries."""
         tensor, declared = self.tensors[name], self._declared(name)
         if declared.pattern_of is not None and declared.pattern_of in self.tensors:
             root = self._declared(declared.pattern_of)
@@ -123,7 +123,7 @@ class _Machine:
         return tensor.values, stored
 
     def _assign(self, assign: Assign, env: Environment) -> None:
-        """Writes one entry, unless an index variable is outside its extent."""
+        """Writes one entry, unless an index variable exceeds its extent."""
         if not self._is_inside(assign, env):
             return
         coordinates = self._grid(env, self._variables(assign)[1])
@@ -139,7 +139,7 @@ class _Machine:
         tensor.stored[place] = not grid.is_fill.item()
 
     def _grid(self, env: Environment, bound: tuple[str, ...] = ()) -> dict[str, Array]:
-        """Index variables as coordinates; those that reductions bind have an axis each."""
+        """Index variables as coordinates; the variables bound by reductions have an axis each."""
         grid = {str(Extent(name)): np.asarray(extent) for name, extent in self.extents.items()}
         grid |= {name: np.asarray(value) for name, value in env.values.items()}
         for axis, name in enumerate(bound):
@@ -161,7 +161,7 @@ class _Machine:
         return True
 
     def _variables(self, node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The index variables of a part of the notation: those that loops give, and those that reductions bind."""
+        """The index variables of a node: the variables of loops, and the variables bound by reductions."""
         if id(node) not in self._known_variables:
             bound = tuple(name for part in find(node, Reduce) for name in part.indices)
             given = tuple(name for name in all_indices((node,)) if name not in bound)
@@ -169,7 +169,7 @@ class _Machine:
         return self._known_variables[id(node)]
 
     def _extent(self, name: str, env: Environment) -> int:
-        """The number of values an index variable has."""
+        """The number of values of an index variable."""
         for relation in self.notation.relations:
             match relation:
                 case Split(index=index, outer=outer, size=size) if outer == name:
@@ -187,7 +187,7 @@ class _Machine:
         return self.extents[name]
 
     def _resolve(self, values: dict[str, int], env: Environment) -> Environment:
-        """`env` with these values and those of the index variables they determine."""
+        """`env` with the given values and the values of the derived index variables."""
         changed = True
         while changed:
             before = len(values)
@@ -211,7 +211,7 @@ class _Machine:
         return Environment(values, env.entries)
 
     def _begin(self, loop: str, env: Environment) -> Environment:
-        """`env` with the entries of the position loops that the loop over `loop` begins."""
+        """`env` with the entries of the position loops that start at the loop over `loop`."""
         entries = dict(env.entries)
         for relation in self.notation.relations:
             if not isinstance(relation, Position) or relation.position in entries:
@@ -221,14 +221,14 @@ class _Machine:
         return Environment(env.values, entries)
 
     def _leaves(self, name: str) -> set[str]:
-        """The loops that a position is made of."""
+        """The loops that make up a position."""
         for relation in self.notation.relations:
             if isinstance(relation, Split) and relation.index == name:
                 return self._leaves(relation.outer) | self._leaves(relation.inner)
         return {name}
 
     def _entries(self, relation: Position, env: Environment) -> Iterator[dict[str, int]]:
-        """The entries that a position loop visits, as values of index variables, in storage order."""
+        """The entries visited by a position loop, as values of index variables, in storage order."""
         splits = (r for r in self.notation.relations if isinstance(r, Split))
         block = next((r for r in splits if relation.index in (r.outer, r.inner)), None)
         wanted = self._parts(relation.index) if block is None else (block.index,)
@@ -254,7 +254,7 @@ class _Machine:
     def _stored_at(
         self, relation: Position, names: tuple[str, ...], env: Environment
     ) -> Iterator[dict[str, int]]:
-        """The coordinates of a level below those above, of blocks or of entries in them, in storage order."""
+        """The coordinates of a level below given outer coordinates (blocks or entries in blocks), in storage order."""
         name = relation.tensor
         tensor = self.tensors[name]
         columns: list[tuple[str, int, str, int]] = []
@@ -277,7 +277,7 @@ class _Machine:
             yield {column[0]: at for column, at in zip(columns, entry, strict=True)}
 
     def _parts(self, index: str) -> tuple[str, ...]:
-        """The index variables of accesses that make up `index`."""
+        """The accessed index variables that make up `index`."""
         for relation in self.notation.relations:
             if isinstance(relation, Fuse) and relation.fused == index:
                 return self._parts(relation.first) + self._parts(relation.second)
@@ -294,7 +294,7 @@ class _Machine:
         return values
 
     def _names_of_modes(self, tensor: str, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """The index variables of the access to `tensor` that has those of `wanted`."""
+        """The index variables of the access to `tensor` with the variables of `wanted`."""
         for node in walk(self.notation.body):
             if isinstance(node, Access) and node.tensor == tensor:
                 names = tuple(index.name if isinstance(index, Index) else "" for index in node.indices)
@@ -307,11 +307,11 @@ class _Machine:
         return int(self.tensors[relation.tensor].stored.sum())
 
     def _temporary(self, temporary: Temporary, body: Statement | Assign) -> Tensor:
-        """A new temporary: undefined, or the identity where the first write reduces."""
+        """A new temporary: undefined, or the identity if the first write reduces."""
         return self._allocate(temporary.name, temporary.indices, body, 0.0, Kind(temporary.dtype))
 
     def _allocate(self, name: str, indices: tuple[str, ...], body: Node, fill: float, kind: Kind) -> Tensor:
-        """A tensor before its first write."""
+        """A tensor before the first write."""
         shape = tuple(self._extent(index, Environment()) for index in indices)
         writes = [node for node in find(body, Assign) if node.target.tensor == name]
         start = fill if self._is_skipped(name, body) else float("nan")
@@ -322,7 +322,7 @@ class _Machine:
         )
 
     def _is_skipped(self, name: str, body: Node) -> bool:
-        """Whether a loop over stored positions writes a tensor: entries that it does not meet are the fill."""
+        """Whether a loop over stored positions writes a tensor: unvisited entries are then the fill."""
         positions = [r.position for r in self.notation.relations if isinstance(r, Position)]
         loops = {leaf for position in positions for leaf in self._leaves(position)}
         return any(
@@ -338,5 +338,5 @@ class _Machine:
 
 
 def _within(coordinate: int, kind: str, size: int) -> int:
-    """The coordinate in a level of a mode's coordinate: of its block, or within it."""
+    """The coordinate of a mode in a level: the number of the block, or the offset in the block."""
     return coordinate // size if kind == "block" else coordinate % size if kind == "within" else coordinate

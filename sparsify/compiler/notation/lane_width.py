@@ -1,4 +1,4 @@
-"""Width of vectors: as wide as the widest value that is computed.
+"""Width of vectors: determined by the widest computed value.
 
 In: `y[i] = A[i,j] * x[j]`, A of int8 and x of float32. Out: 4 bytes.
 """
@@ -12,7 +12,7 @@ from sparsify.compiler.ir.dtypes import BYTES, COMPLEX, NUMBER, Kind, category, 
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split, Vector
 
-# Of the shortest vectors that instruction sets with vectors have.
+# Bytes of the shortest vectors in instruction sets with vectors.
 SHORTEST_BYTES: Final = 16
 
 
@@ -24,7 +24,7 @@ def tensor_kinds(program: Notation) -> dict[str, Kind]:
 
 
 def computed_dtypes(program: Notation, kinds: Mapping[str, Kind]) -> set[str]:
-    """The dtypes of the values that a program computes; numbers take those of what stands beside them."""
+    """The dtypes of all values computed by a program; numbers take the dtype of the other operand."""
     assigns = find(program.body, Assign)
     found = {kinds[assign.target.tensor] for assign in assigns}
     parts = [node for assign in assigns for node in find(assign.value, Access, Call)]
@@ -38,9 +38,9 @@ def lane_bytes(program: Notation) -> int:
 
 
 def lanes(program: Notation, vector_bytes: int) -> int:
-    """The number of lanes of vectors of `vector_bytes` bytes; 1 in scalar code, as that of complex numbers is.
+    """The number of lanes of vectors of `vector_bytes` bytes; 1 in scalar code, including complex numbers.
 
-    Where all loops in lanes are those of tiles with fewer iterations, vectors are shorter: of 8 lanes in
+    If all vector loops are tiles with fewer iterations, vectors are shorter: of 8 lanes in
     `split p po pi 8; vector pi`.
     """
     dtypes = computed_dtypes(program, tensor_kinds(program))
@@ -53,7 +53,7 @@ def lanes(program: Notation, vector_bytes: int) -> int:
 
 
 def _longest_tile(program: Notation, most: int) -> int:
-    """The iterations of the longest loop in lanes; `most` where there is none, or one that is no tile's."""
+    """The iterations of the longest vector loop; `most` without vector loops, or for a vector loop outside tiles."""
     sizes = {split.inner: split.size for split in program.relations if isinstance(split, Split)}
     looped = [loop for loop in find(program.body, Forall) if isinstance(loop.kind, Vector)]
     return max((sizes.get(loop.index, most) for loop in looped), default=most)

@@ -3,7 +3,7 @@
     forall i: let w[k] in register: (forall j: forall k: w[k] += A[i,j] * T[j,k]);
               forall k: Y[i,k] = relu(w[k] + b[k])
 
-Expressions and assignments are those of einsum programs. Derived index variables (split, fused, positions)
+Expressions and assignments are shared with einsum programs. Derived index variables (split, fused, positions)
 keep their provenance in `relations`; accesses go on using the original index variables.
 """
 
@@ -16,19 +16,19 @@ from sparsify.compiler.notation import printer
 
 @dataclass(frozen=True, slots=True)
 class Kind(Node):
-    """How the iterations of a loop run."""
+    """The execution order of the iterations of a loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serial(Kind):
-    """One after the other."""
+    """Iterations in sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel(Kind):
     """Over threads: `static` rows, balanced by `positions` of a tensor, or `dynamic` balanced chunks.
 
-    `chunks` is the number of chunks a thread takes on average; `by` names the tensor that balances. All threads share
+    `chunks` is the average number of chunks per thread; `by` names the balancing tensor. All threads share
     the sums of a row with more than `hubs` positions, 0 for no row.
     """
 
@@ -40,17 +40,17 @@ class Parallel(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Vector(Kind):
-    """In the lanes of vector registers; the remainder is masked."""
+    """In the lanes of vector registers, with a masked remainder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unrolled(Kind):
-    """Written out; the extent is a constant."""
+    """Unrolled; the extent is a constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transposed(Kind):
-    """Written out, one register a row: with a vector loop inside, square tiles are transposed in registers."""
+    """Unrolled, one register a row: with a vector loop inside, square tiles are transposed in registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Forall(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Sequence(Statement):
-    """`first; second`: in this order."""
+    """`first; second`: executed in order."""
 
     statements: tuple["Statement | Assign", ...]
 
@@ -82,16 +82,16 @@ class Temporary(Node):
     """`w[k]: float32 in register`: a tensor that lives as long as the body of its `let`.
 
     Attributes:
-        indices: the index variables of its modes, derived ones allowed.
+        indices: index variables of the modes, derived ones allowed.
         scope: register, thread (one per thread), kernel or memory.
         layout: storage order of the modes, outermost first, as positions in `indices`.
-        pattern_of: the tensor whose stored positions it has, `None` when dense.
-        pattern_indices: the index variables at the modes of that tensor. Modes that are not among them are
-            dense: those before the last of them outermost, those after it innermost. Inside loops over outer
-            levels of the tensor, `indices` are the loops that are left, and positions count from the beginning
+        pattern_of: tensor with the same stored positions, `None` for a dense temporary.
+        pattern_indices: index variables at the modes of the pattern tensor. Other modes are
+            dense: outermost if before the last pattern index, innermost if after. Inside loops over outer
+            levels of the tensor, `indices` are the remaining loops, and positions count from the beginning
             of the segment.
-        listed: whether it keeps a list of its entries in use, which loops that read it run over.
-        marked: whether it marks its entries in use, from which the pattern of the result is made first.
+        listed: whether a list of the entries in use is kept; reading loops run over the list.
+        marked: whether the entries in use are marked; the pattern of the result is made first, from the marks.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Relation(Node):
 class Split(Relation):
     """`index = outer * size + inner`; the last tile is cut into the sizes of `tail`, the rest is masked.
 
-    `masked`: there is no body of its own for whole tiles.
+    `masked`: whole tiles have no separate body.
     """
 
     index: str
@@ -158,7 +158,7 @@ class Fuse(Relation):
 
 @dataclass(frozen=True, slots=True)
 class Position(Relation):
-    """`index = crd[position]`: the loop runs over the stored positions of the level of `tensor` that holds `index`."""
+    """`index = crd[position]`: the loop runs over the stored positions of the level of `index` in `tensor`."""
 
     index: str
     position: str
@@ -167,7 +167,7 @@ class Position(Relation):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Relation):
-    """While `tensor` is gathered through positions, the entry `distance` positions ahead is prefetched."""
+    """Prefetch of the entry `distance` positions ahead, while `tensor` is gathered through positions."""
 
     tensor: str
     distance: int
@@ -175,7 +175,7 @@ class Prefetch(Relation):
 
 @dataclass(frozen=True, slots=True)
 class Notation(Node):
-    """A body with the provenance of its index variables and the declarations of its tensors."""
+    """A body with the provenance of the index variables and the declarations of the tensors."""
 
     body: Statement | Assign
     relations: tuple[Relation, ...]

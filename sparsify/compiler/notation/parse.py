@@ -1,4 +1,4 @@
-"""Concrete index notation, read from its one-line text.
+"""Parser of concrete index notation in one-line form.
 
 In: `forall i: forall j: y[i] += A[i,j] * x[j]`. Out: `Forall("i", Forall("j", Assign(...)))`.
 
@@ -13,7 +13,7 @@ In: `forall i: forall j: y[i] += A[i,j] * x[j]`. Out: `Forall("i", Forall("j", A
 import re
 
 from sparsify.compiler.einsum.nodes import Assign
-from sparsify.compiler.einsum.parse import parse_expression, parse_statement
+from sparsify.compiler.einsum.text.parse import parse_expression, parse_statement
 from sparsify.compiler.notation.nodes import (
     Forall,
     If,
@@ -47,7 +47,7 @@ IF = re.compile(r"\s*if\s+")
 
 
 def parse_notation(text: str) -> Statement | Assign:
-    """The statement that `text` spells.
+    """The statement parsed from `text`.
 
     Raises:
         ParseError: `text` is not concrete index notation; the message points at the place.
@@ -64,7 +64,7 @@ def parse_notation(text: str) -> Statement | Assign:
 
 
 class _Reader:
-    """The text and the place that has been read up to."""
+    """The text and the current position."""
 
     def __init__(self, text: str, loops: frozenset[str]) -> None:
         self.text = text
@@ -72,14 +72,14 @@ class _Reader:
         self.loops = loops
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """The match of `pattern` here, read past when there is one."""
+        """The match of `pattern` at the position, consumed if found."""
         found = pattern.match(self.text, self.position)
         if found is not None:
             self.position = found.end()
         return found
 
     def skip(self, character: str) -> bool:
-        """Whether the next character that is no space is this one; it is read past."""
+        """Consumes a character after optional spaces; whether the character was found."""
         return self.match(re.compile(rf"\s*{re.escape(character)}")) is not None
 
     def body(self) -> Statement | Assign:
@@ -126,7 +126,7 @@ class _Reader:
                 return tuple(result)
 
     def upto(self, stop: str) -> str:
-        """The text before the next `stop` or closing bracket at this depth."""
+        """The text before the next `stop` or closing bracket at the current depth."""
         depth, start = 0, self.position
         while self.position < len(self.text):
             character = self.text[self.position]
@@ -138,7 +138,7 @@ class _Reader:
 
 
 def _kind(found: re.Match[str]) -> Kind:
-    """The kind of a loop from its head."""
+    """The loop kind parsed from a loop head."""
     kind = (found["kind"] or "").strip()
     if kind == "parallel":
         counts = int(found["chunks"] or 1), int(found["hubs"] or 0)
@@ -148,7 +148,7 @@ def _kind(found: re.Match[str]) -> Kind:
 
 
 def _temporary(found: re.Match[str]) -> Temporary:
-    """A temporary from its text."""
+    """A temporary parsed from a regular expression match."""
     indices = tuple(name.strip() for name in (found["indices"] or "").split(",") if name.strip())
     layout = tuple(int(n) for n in (found["layout"] or "").split(",") if n.strip())
     places = tuple(name.strip() for name in (found["places"] or "").split(",") if name.strip())

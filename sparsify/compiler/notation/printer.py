@@ -8,7 +8,7 @@ from sparsify.compiler.notation import nodes
 
 
 def statement(stmt: "nodes.Statement | einsum.Assign") -> str:
-    """The text of a statement on one line; a body reaches as far as it can, `;` included."""
+    """The text of a statement on one line; a body reaches as far as possible, `;` included."""
     match stmt:
         case nodes.Sequence(statements):
             last = len(statements) - 1
@@ -31,7 +31,7 @@ def indented(stmt: "nodes.Statement | einsum.Assign", depth: int = 0) -> str:
 
 
 def folded(stmt: "nodes.Statement | einsum.Assign", width: int = 100, depth: int = 0) -> str:
-    """As `indented`, with each nest around a single assignment on one line where it fits into `width`."""
+    """As `indented`, with each nest around a single assignment on one line if shorter than `width`."""
     match stmt:
         case nodes.Sequence(statements):
             return "\n".join(folded(s, width, depth) for s in statements)
@@ -45,7 +45,7 @@ def folded(stmt: "nodes.Statement | einsum.Assign", width: int = 100, depth: int
 
 
 def _is_chain(stmt: "nodes.Statement | einsum.Assign") -> bool:
-    """Whether there are only loops and conditions around one assignment."""
+    """Whether only loops and conditions surround one assignment."""
     while isinstance(stmt, nodes.Forall | nodes.If):
         stmt = stmt.body
     return isinstance(stmt, einsum.Assign)
@@ -76,7 +76,7 @@ def temporary(temp: "nodes.Temporary") -> str:
 
 
 def relation(rel: "nodes.Relation") -> str:
-    """The text of a relation as a schedule writes it, `split k ko ki 64 tail 32 16 8`."""
+    """The text of a relation in schedule syntax, `split k ko ki 64 tail 32 16 8`."""
     match rel:
         case nodes.Split(index, outer, inner, size, tail, masked):
             text = f"split {index} {outer} {inner} {size}"
@@ -100,13 +100,13 @@ def notation(tree: "nodes.Notation", *, multiline: bool = False) -> str:
 
 
 def _member(stmt: "nodes.Statement | einsum.Assign", closed: bool) -> str:
-    """A member of a sequence, in parentheses where the next member would fall into its body."""
+    """A member of a sequence, in parentheses if the next member would be parsed as part of the body."""
     open_ended = closed and not isinstance(stmt, einsum.Assign)
     return f"({statement(stmt)})" if open_ended or isinstance(stmt, nodes.Sequence) else statement(stmt)
 
 
 def _loop(index: str, kind: "nodes.Kind") -> str:
-    """The text of a loop with its kind, `vector forall k`."""
+    """The text of a loop including the kind, `vector forall k`."""
     match kind:
         case nodes.Serial():
             return f"forall {index}"

@@ -1,4 +1,4 @@
-"""Origin of the loops of a notation: the derived index variables of an index variable.
+"""Provenance of loops: the derived index variables of an index variable.
 
 In: relations such as `split k ko ki 64`. Out: `leaves("k") == ["ko", "ki"]`.
 """
@@ -9,13 +9,13 @@ from sparsify.compiler.notation import nodes as notation
 
 
 class Provenance:
-    """Loops of an index variable."""
+    """The loops derived from an index variable."""
 
     def __init__(self, relations: tuple[notation.Relation, ...]) -> None:
         self.relations = relations
 
     def leaves(self, index: str) -> list[str]:
-        """The loop variables that `index` is recovered from, itself when it is one."""
+        """The loop variables from which `index` is recovered; `index` itself if a loop variable."""
         for relation in self.relations:
             match relation:
                 case notation.Split(index=name, outer=outer, inner=inner) if name == index:
@@ -27,7 +27,7 @@ class Provenance:
         return [index]
 
     def roots(self, loop: str) -> set[str]:
-        """The index variables that a loop variable is a part of, itself when it is one."""
+        """The index variables of accesses derived from a loop variable; the variable itself if not derived."""
         for relation in self.relations:
             match relation:
                 case notation.Split(index=index, outer=outer, inner=inner) if loop in (outer, inner):
@@ -40,9 +40,9 @@ class Provenance:
 
 
 def extent_names(program: notation.Notation) -> dict[str, str]:
-    """For each index variable the declared extent that it has: that of a mode which it reads or writes."""
-    # A temporary has the extents of the index variables that it was declared with: fewer than its tensor's modes,
-    # or others, inside of loops.
+    """The declared extent of each index variable: the extent of an accessed mode."""
+    # A temporary has the extents of its declared index variables: fewer than the modes of the tensor, or others, inside
+    # loops.
     lets = find(program.body, notation.Let)
     temporaries = {t.name: t.indices for let in lets for t in let.temporaries}
     modes = {d.name: d.extents for d in program.declarations if d.name not in temporaries}

@@ -1,6 +1,6 @@
 """Invariants of concrete index notation.
 
-In: a notation. Out: nothing, or `ScheduleError` where a schedule has broken it.
+In: a notation. Out: nothing, or `ScheduleError` for an invariant broken by a schedule.
 """
 
 from sparsify.compiler.einsum.implicit_sums import free_indices
@@ -30,8 +30,8 @@ def verify(notation: Notation) -> None:
     """Raises unless `notation` is well formed.
 
     Raises:
-        ScheduleError: an index variable without a loop or with two, a temporary out of its scope, relations
-            in a circle, a parallel loop whose iterations write the same entry, an unrolled loop without a
+        ScheduleError: an index variable without a loop or with two, a temporary out of its scope, cyclic
+            relations, a parallel loop with iterations writing the same entry, an unrolled loop without a
             constant extent.
     """
     _verify_relations(notation.relations)
@@ -94,12 +94,14 @@ class _Verifier:
                 raise AssertionError(f"{type(statement).__name__} is no statement of concrete index notation")
 
     def _verify_kept(self, temporary: Temporary) -> None:
-        """Entries in use are those of a dense row in memory."""
+        """Checks entries in use: a dense row in memory, or a hash table if listed."""
         if not (temporary.listed or temporary.marked):
             return
-        if len(temporary.indices) != 1 or temporary.pattern_of is not None:
+        count = len(temporary.indices)
+        if count < 1 or (temporary.marked and count > 1) or temporary.pattern_of is not None:
             raise ScheduleError(
-                f"`{temporary}` lists its entries and is no dense row", "one index, no pattern"
+                f"`{temporary}` keeps its entries in use",
+                "no pattern; one index if they are marked, one or more if they are listed",
             )
         if temporary.scope == "register":
             raise ScheduleError(
@@ -107,7 +109,7 @@ class _Verifier:
             )
 
     def _verify_assign(self, assign: Assign, loops: tuple[Forall, ...]) -> None:
-        """An assignment: to an output or temporary in scope, of values in scope, without a race."""
+        """Checks an assignment: to an output or temporary in scope, of values in scope, without a race."""
         name = assign.target.tensor
         if name not in self.notation.outputs and name not in self.temporaries:
             raise ScheduleError(
@@ -136,7 +138,7 @@ class _Verifier:
             )
 
     def _verify_reads(self, node: Node, statement: Node, loops: tuple[Forall, ...]) -> None:
-        """Index variables have loops, tensors exist and are in scope, with an index for each mode."""
+        """Checks reads: index variables have loops, tensors are in scope, with an index for each mode."""
         known = self._known(loops)
         for name in free_indices(node):
             if name not in known:
@@ -156,7 +158,7 @@ class _Verifier:
                     )
 
     def _known(self, loops: tuple[Forall, ...]) -> set[str]:
-        """The index variables that have values inside `loops`."""
+        """The index variables with known values inside `loops`."""
         known = {loop.index for loop in loops}
         changed = True
         while changed:
@@ -175,7 +177,7 @@ class _Verifier:
         return known
 
     def _outer_indices(self, tensor: str, index: str) -> set[str]:
-        """The index variables of `tensor` at modes that are stored above the one of `index`."""
+        """The index variables of `tensor` at modes stored above the mode of `index`."""
         names: list[str] = []
         for node in walk(self.notation.body):
             if isinstance(node, Access) and node.tensor == tensor and Index(index) in node.indices:
@@ -187,7 +189,7 @@ class _Verifier:
         return {name for name in order[: order.index(index)] if name}
 
     def _is_separate(self, loop: str, targets: set[str]) -> bool:
-        """Whether different iterations of a loop write different entries of a target with these indices."""
+        """Whether different iterations of a loop write different entries of a target with the given indices."""
         if loop in targets:
             return True
         for relation in self.notation.relations:
@@ -201,14 +203,14 @@ class _Verifier:
         return False
 
     def _is_constant(self, index: str) -> bool:
-        """Whether the extent of a loop is known while compiling."""
+        """Whether the extent of a loop is known at compile time."""
         if extent_names(self.notation).get(index, index) in dict(self.notation.extents):
             return True
         return any(isinstance(r, Split) and r.inner == index for r in self.notation.relations)
 
 
 def _verify_relations(relations: tuple[Relation, ...]) -> None:
-    """Each index variable is derived once, and none from itself."""
+    """Checks that each index variable is derived at most once, and never from itself."""
     parents: dict[str, tuple[str, ...]] = {}
     for relation in relations:
         match relation:

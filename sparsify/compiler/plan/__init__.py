@@ -1,1 +1,1 @@
-"""Plans: which statements of a program share a kernel, and how each is prepared for loops."""
+"""Plans: the fusion groups of a program, and the preparation of each statement for lowering to loops."""

@@ -1,11 +1,11 @@
-"""Alternatives that were priced for a kernel: loop orders and paths of products, with their costs.
+"""Alternatives that were priced for a kernel: loop orders and contraction paths, with their costs.
 
 In: `Y[i,k] = sum(j, A[i,j] * B[j,k])` and the sizes of its operands. Out: a line for each of the best orders,
 
     i, j, k   109,000 iterations, 310,000 steps: a workspace a row
     j, i, k   109,000 iterations, 330,000 steps: A, B are turned
 
-A step is a multiplication and an addition in a register; what else costs is counted in such steps (`order.py`).
+A step is a multiplication and an addition in a register; all other costs are expressed in such steps (`loop_order.py`).
 """
 
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ from typing import Final
 from sparsify.compiler.einsum.infer.extents import name_extents
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.rewrite.combine_statements import collect
-from sparsify.compiler.plan.contract import contract
+from sparsify.compiler.plan.products.contract import contract
 from sparsify.compiler.schedule.cost.iterations import Nest, body_of, nest_of
 from sparsify.compiler.schedule.cost.loop_order import Order, best_order, orders
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 
 SHOWN: Final = 3
-# All orders of so many loops are compared in the text; of more loops the best one is shown.
+# Most loops whose orders are all listed; the text for deeper nests shows the best order only.
 ENUMERATED: Final = 5
 
 
 def alternatives(program: Program, sizes: Sizes) -> list[str]:
-    """The lines for the statements of a program whose loops were ordered by cost; nothing for unknown sizes."""
+    """Report lines for the statements with a cost-based loop order; empty for unknown sizes."""
     if sizes is UNKNOWN:
         return []
     whole = name_extents(collect(program))
@@ -43,7 +43,7 @@ def alternatives(program: Program, sizes: Sizes) -> list[str]:
 
 
 def _orders(program: Program, sizes: Sizes, most: int, result: str = "") -> Iterator[str]:
-    """The best orders of the statements that compute a result, of all statements without one."""
+    """The best loop orders of the statements that compute `result`, of all statements if `result` is empty."""
     for statement in program.statements:
         body = body_of(statement)
         if body is None or result not in ("", statement.target.tensor):
@@ -54,7 +54,7 @@ def _orders(program: Program, sizes: Sizes, most: int, result: str = "") -> Iter
 
 
 def _best(nest: Nest) -> Iterator[Order]:
-    """Orders of loops, the cheapest first, each once."""
+    """Loop orders, the cheapest first, each once."""
     first = best_order(nest)
     if first is None:
         return
@@ -64,10 +64,11 @@ def _best(nest: Nest) -> Iterator[Order]:
 
 
 def said(order: Order) -> str:
-    """An order and its cost in words."""
+    """Text of a loop order and its cost."""
     notes = []
     if order.workspace:
-        notes.append("a workspace a row")
+        modes = f"a hash table of {order.workspace} modes"
+        notes.append("a workspace a row" if order.workspace == 1 else modes)
     if order.turned:
         notes.append(f"{', '.join(order.turned)} {'is' if len(order.turned) == 1 else 'are'} turned")
     if order.copied:
@@ -77,7 +78,7 @@ def said(order: Order) -> str:
 
 
 def rounded(count: float) -> str:
-    """A number with two digits that count.
+    """A number rounded to two significant digits.
 
     >>> rounded(123456.0), rounded(7.2)
     ('120,000', '7')

@@ -1,11 +1,11 @@
-"""Partition of a program into kernels: groups of statements, contracted as long as that is expected to save time.
+"""Partition of a program into kernels: greedy contraction of fusion groups while a join is expected to save time.
 
 In: `H = relu(A X); m = mean of H's rows; Y = H - m; T = Y W; Z = A T; U = Z + b` and the sizes of the operands.
-Out: `H, m, Y` as one kernel, `T` apart, `Z, U` as one kernel; what other groups were expected to take.
+Out: `H, m, Y` as one kernel, `T` apart, `Z, U` as one kernel; the expected times of rejected groups.
 
-A group is priced by a way to compute it: `FUSIONS` has them, functions of a part of a program that say what one kernel
-and a kernel for each statement take. First the whole program is asked for; then each statement starts as a group
-of its own, and the join of two groups that gains most is contracted, until none gains.
+`FUSIONS` lists the fusions, functions from a part of a program to a priced group: the times of one kernel and of a
+kernel for each statement. The whole program is tried first; then each statement starts as a group, and the join of
+two groups with the largest gain is contracted, until no join gains.
 
 Source: fusion as contraction of the statement graph, Gao, Olsen, Sarkar and Thekkath, Collective loop fusion for array
 contraction, 1992; sums of prices that are compared group by group, Chen et al., TVM, 2018, section 3.
@@ -20,31 +20,31 @@ from sparsify.compiler.einsum.infer.extents import name_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Program, Reduce
 from sparsify.compiler.einsum.rewrite.combine_statements import collect
 from sparsify.compiler.ir.node import find
-from sparsify.compiler.plan.contract import Contracted, contract
-from sparsify.compiler.plan.count_unstored import count_unstored
-from sparsify.compiler.plan.fuse_experts import Mixture, mixture
-from sparsify.compiler.plan.fuse_reductions import Aggregated, aggregated
-from sparsify.compiler.plan.fuse_row_chain import Fusion, fusion
-from sparsify.compiler.plan.rows_and_columns import Divided, divided
-from sparsify.compiler.plan.rowwise import RowPrices, Rowwise, may_be_of_rows, may_share_rows, rowwise
+from sparsify.compiler.plan.fuse.experts import Mixture, mixture
+from sparsify.compiler.plan.fuse.reductions import Aggregated, aggregated
+from sparsify.compiler.plan.fuse.row_chain import Fusion, fusion
+from sparsify.compiler.plan.fuse.rows_and_columns import Divided, divided
+from sparsify.compiler.plan.fuse.rowwise import RowPrices, Rowwise, may_be_of_rows, may_share_rows, rowwise
+from sparsify.compiler.plan.prepare.count_unstored import count_unstored
+from sparsify.compiler.plan.products.contract import Contracted, contract
 from sparsify.compiler.plan.step import one_step
 from sparsify.compiler.schedule.cost.statement import expected_entries, known_extents
 from sparsify.compiler.schedule.sizes import Sizes
 
 T = TypeVar("T")
 Found = Fusion | Mixture | Aggregated | Divided | Rowwise
-# Groups that were not chosen, as `explain` shows them.
+# Most rejected groups that `explain` prints.
 RUNNERS_UP: Final = 4
-# Statements of a program of which a part may share a kernel.
+# Fewest statements of a program for which proper subsets are searched.
 LEAST: Final = 3
 
 
 class Prepared:
-    """A program and what all ways to compute it ask for, each found once.
+    """A program and the analyses that all fusions share, each memoized.
 
     Attributes:
-        program: with one plain assignment a result.
-        sizes: of the operands.
+        program: one plain assignment for each result.
+        sizes: sizes of the operands.
     """
 
     def __init__(self, program: Program, sizes: Sizes) -> None:
@@ -52,23 +52,23 @@ class Prepared:
 
     @cached_property
     def named(self) -> Program:
-        """The program with the names of its extents as declarations have them."""
+        """The program with unified names of extents (`name_extents`)."""
         return name_extents(self.program)
 
     @cached_property
     def contracted(self) -> Contracted:
-        """The program with what is not stored counted, and products of many operands split."""
+        """The program with unstored coordinates counted, and products of many operands split."""
         return contract(count_unstored(self.named, self.sizes), self.sizes)
 
     @cached_property
     def as_written(self) -> frozenset[str]:
-        """The results of the statements that are computed as they are, without such splits."""
+        """The results of the statements that neither counting nor splitting changes."""
         left = {*self.contracted.program.statements}
         return frozenset(s.target.tensor for s in self.named.statements if s in left)
 
     @cached_property
     def known(self) -> Sizes:
-        """The sizes, with the entries that sparse temporaries are expected to have; as they are where not known."""
+        """Sizes with the expected entries of sparse temporaries; unchanged if an extent is unknown."""
         extents = known_extents(self.named, self.sizes.extents)
         names = {name for declared in self.named.declarations for name in declared.extents}
         if not names <= extents.keys():
@@ -82,24 +82,24 @@ class Prepared:
 
     @cached_property
     def prices(self) -> RowPrices:
-        """The expected time of statements."""
+        """Expected times of statements."""
         return RowPrices(self.program, self.known)
 
     @cached_property
     def whole(self) -> "Part":
-        """All statements, with every operand as it is stored."""
+        """All statements as one part, with every operand as stored."""
         names = tuple(statement.target.tensor for statement in self.program.statements)
         return Part(self, names, one_step(self.program)[0].program)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Statements of a program as a program.
+    """A subset of the statements as a program.
 
     Attributes:
         prepared: the whole program.
-        names: of the results of the statements, in order.
-        program: the statements; what they read of others are operands.
+        names: results of the statements, in order.
+        program: the statements; results of other statements are operands.
     """
 
     prepared: Prepared = field(repr=False)
@@ -108,23 +108,23 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether these are all statements."""
+        """Whether the part has all statements."""
         return self is self.prepared.whole
 
     @property
     def sizes(self) -> Sizes:
-        """Known facts about its operands."""
+        """Known sizes of the operands of the part."""
         return self.prepared.sizes if self.is_whole else self.prepared.known
 
     @property
     def statements(self) -> list[Assign]:
-        """The statements of the group, as the whole program has them."""
+        """The statements of the part, as the whole program has them."""
         own = {*self.names}
         return [s for s in self.prepared.program.statements if s.target.tensor in own]
 
     @property
     def is_as_written(self) -> bool:
-        """Whether no statement sums over what is not stored, nor is split."""
+        """Whether no statement reduces over unstored coordinates or is split."""
         if self.is_whole:
             return self.prepared.contracted.program == self.prepared.named
         return self.prepared.as_written.issuperset(self.names)
@@ -132,11 +132,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Group:
-    """Statements that share a kernel, or a few of them.
+    """A fusion group: statements that share a kernel, or a few kernels.
 
     Attributes:
         part: the statements.
-        found: how they are computed, and for how long.
+        found: the fusion, with its expected times.
     """
 
     part: Part
@@ -144,12 +144,12 @@ class Group:
 
     @property
     def is_faster(self) -> bool:
-        """Whether that is expected to be faster than a kernel for each statement."""
+        """Whether the group is expected to be faster than a kernel for each statement."""
         return not isinstance(self.found, Fusion | Aggregated | Rowwise) or self.found.is_faster
 
     @cached_property
     def times(self) -> tuple[float, float] | None:
-        """The expected times together and apart; `None` where sizes are not known."""
+        """Expected times fused and separate; `None` for unknown sizes."""
         match self.found:
             case Fusion(fused_us=together, apart_us=apart):
                 pass
@@ -165,7 +165,7 @@ class Group:
 
     @property
     def gain(self) -> float:
-        """The time that is expected to be saved; 0 where nothing is known."""
+        """Time that fusion is expected to save; 0 for unknown sizes."""
         return 0.0 if self.times is None else self.times[1] - self.times[0]
 
     def __str__(self) -> str:
@@ -173,25 +173,25 @@ class Group:
 
 
 def row_chains(part: Part) -> Group | None:
-    """The row-wise chain over stored entries that a part is."""
+    """A part as a row-wise chain over stored entries."""
     found = fusion(part.program, part.sizes) if part.is_as_written else None
     return None if found is None else Group(part, found)
 
 
 def experts(part: Part) -> Group | None:
-    """The mixture of experts that a part is."""
+    """A part as a mixture of experts."""
     found = mixture(part.program)
     return None if found is None else Group(part, found)
 
 
 def reductions(part: Part) -> Group | None:
-    """The reductions that read the same rows of a table, which a part is."""
+    """A part as reductions that read the same rows of a table."""
     found = aggregated(name_extents(part.program), part.sizes) if part.is_as_written else None
     return None if found is None else Group(part, found)
 
 
 def rows_and_columns(part: Part) -> Group | None:
-    """The chains over rows and over columns that a whole program is."""
+    """A whole program as chains over rows and over columns."""
     declared = part.prepared.program.declaration  # parts may store results under other names
     has_entries = any(not declared(name).format.is_dense for name in part.names)
     if not part.is_whole or len(part.names) < 3 or not has_entries or not part.is_as_written:
@@ -201,14 +201,14 @@ def rows_and_columns(part: Part) -> Group | None:
 
 
 def rows(part: Part) -> Group | None:
-    """The statements that need only what the same row has, which a part is."""
+    """A part as statements that read values of the same row only."""
     if not part.is_as_written:
         return None
     found = rowwise(part.program, part.prepared.prices, part.statements)
     return None if found is None else Group(part, found)
 
 
-# The ways to compute several statements by one kernel, particular ones first.
+# The fusions of several statements into one kernel, the most specific first.
 FUSIONS: Final[tuple[Callable[[Part], Group | None], ...]] = (
     row_chains,
     experts,
@@ -220,13 +220,13 @@ FUSIONS: Final[tuple[Callable[[Part], Group | None], ...]] = (
 
 @dataclass(frozen=True)
 class Partition:
-    """The groups of a program.
+    """The fusion groups of a program.
 
     Attributes:
         prepared: the program.
-        groups: of statements that share kernels; all others have one each.
-        refused: ways to compute the whole program that are not faster.
-        search: for groups of a part of it, where there was one.
+        groups: fusion groups; every other statement has a kernel of its own.
+        refused: fusions of the whole program that are not faster.
+        search: search for groups of a proper subset, if one ran.
     """
 
     prepared: Prepared
@@ -235,13 +235,13 @@ class Partition:
     search: "_Search | None" = None
 
     def said(self) -> list[str]:
-        """A line for each group, then those for groups that were not chosen."""
+        """A report line for each group, then lines for rejected groups."""
         behind = [] if self.search is None else self.search.refused()[:RUNNERS_UP]
         return list(dict.fromkeys(map(str, (*self.groups, *self.refused, *behind))))
 
 
 def partition(prepared: Prepared) -> Partition:
-    """The groups of a program that are expected to be faster as one kernel."""
+    """The fusion groups of a program that are expected to be faster as one kernel."""
     count = len(prepared.program.statements)
     refused: list[Group] = []
     for way in FUSIONS if count > 1 else ():
@@ -256,7 +256,7 @@ def partition(prepared: Prepared) -> Partition:
 
 
 class _Search:
-    """The statements of a program as a graph, and the prices of its groups; sets of statements are bits."""
+    """The dependence graph of the statements, and memoized prices of groups; a set of statements is a bit mask."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -279,8 +279,8 @@ class _Search:
         self.found: dict[int, Group | None] = {}
 
     def contracted(self) -> tuple[Group, ...]:
-        """The groups after all joins that gain; a statement that no group has is computed apart."""
-        for family in [*self.families()]:  # no two statements of a chain are faster than all
+        """The groups after all profitable joins; a statement outside every group has a kernel of its own."""
+        for family in [*self.families()]:  # pairs from a chain do not gain: start with whole chains
             self.contract(next((part for part in self.cut_ends(family) if self.more(part) > 0), 0))
         wanted = dict.fromkeys(mask for group in self.groups for mask in self.joins(group))
         waiting = {mask: self.more(mask) for mask in wanted}
@@ -295,7 +295,7 @@ class _Search:
         return tuple(group for group in found if group is not None)
 
     def contract(self, mask: int) -> bool:
-        """Makes one group of some statements, where a way to compute them is found."""
+        """Contracts a set of statements to one group, if a faster fusion of the set exists."""
         group = self.group(mask) if mask else None
         if group is None or not group.is_faster:
             return False
@@ -303,7 +303,7 @@ class _Search:
         return True
 
     def refused(self) -> list[Group]:
-        """The groups that were priced and not contracted, those first that lose least."""
+        """The priced groups that were not contracted, the smallest loss first."""
         taken = [mask for mask in self.groups if mask.bit_count() > 1]
         priced = [mask for mask, gain in self.gains.items() if gain or self.found.get(mask) is not None]
         behind = [mask for mask in priced if not any(mask & ~group == 0 for group in taken)]
@@ -311,12 +311,12 @@ class _Search:
         return sorted(found, key=lambda group: -group.gain)
 
     def more(self, wanted: int) -> float:
-        """The time that a join saves beyond what its groups save."""
+        """Time that a join saves beyond the savings of its groups."""
         inside = [mask for mask in self.groups if mask & wanted and mask.bit_count() > 1]
         return self.price(wanted) - sum(self.price(mask) for mask in inside)
 
     def joins(self, group: int) -> list[int]:
-        """A group with each other that reads a result of it, of which it reads one, or with the same sparse operand."""
+        """Joins of a group with each producer, consumer, or independent group that reads the same sparse operand."""
         found = dict[int, None]()
         near = _union((*self.over(self.before, group), *self.over(self.after, group))) & ~group
         related = self.reached(self.before, group) | self.reached(self.after, group)
@@ -327,7 +327,7 @@ class _Search:
         return [*found]
 
     def families(self) -> Iterator[int]:
-        """The statements that compute or read the same temporaries over stored entries, directly or by others."""
+        """Statements that compute or read the same temporaries over stored entries, directly or transitively."""
         links = [
             1 << n | self.after[n] for n in range(self.count) if self.is_entries[n] and not self.is_result[n]
         ]
@@ -339,7 +339,7 @@ class _Search:
             yield self.convex(found)
 
     def cut_ends(self, family: int) -> Iterator[int]:
-        """A family, and what is left of it without its first statements, its last ones, or both."""
+        """A family, then the family without its first statements, without its last ones, and without both."""
         members = [n for n in range(self.count) if family >> n & 1]
         first = _bits(n for n in members if not self.before[n] & family)
         last = _bits(n for n in members if not self.after[n] & family)
@@ -348,7 +348,7 @@ class _Search:
                 yield left
 
     def read(self, mask: int) -> set[str]:
-        """The sparse operands that some statements read."""
+        """The sparse operands that a set of statements reads."""
         return set[str]().union(*self.over(self.operands, mask))
 
     def over(self, values: Sequence[T], mask: int) -> list[T]:
@@ -356,24 +356,24 @@ class _Search:
         return [values[n] for n in range(mask.bit_length()) if mask >> n & 1]
 
     def convex(self, wanted: int) -> int:
-        """The groups that some statements are of, with those that lie on ways from one of them to another."""
+        """The convex closure of a set: its groups, and all groups on dependence paths between them."""
         wanted = self.whole(wanted)
         between = self.reached(self.before, wanted) & self.reached(self.after, wanted)
         return wanted | between
 
     def whole(self, mask: int) -> int:
-        """The groups that some statements are of."""
+        """The union of all groups that intersect a set of statements."""
         return _union(group for group in self.groups if group & mask)
 
     def reached(self, steps: Sequence[int], start: int) -> int:
-        """The groups that steps lead to from some others, over groups."""
+        """The groups reachable from a start set along `steps`, a relation between statements."""
         found, new = 0, start
         while new := self.whole(_union(self.over(steps, new))) & ~found & ~start:
             found |= new
         return found
 
     def price(self, mask: int) -> float:
-        """The time that one kernel for some statements is expected to save; 0 where none does."""
+        """Expected time saved by one kernel for a set of statements; 0 if no fusion applies."""
         if mask not in self.gains:
             self.gains[mask] = self._priced(mask)
         return self.gains[mask]
@@ -397,7 +397,7 @@ class _Search:
         return 0.0 if times is None else times[1] - times[0]
 
     def group(self, mask: int) -> Group | None:
-        """The best way to compute some statements by one kernel, `None` where there is none."""
+        """The best fusion of a set of statements, `None` without one."""
         if mask not in self.found:
             names = tuple(statement.target.tensor for statement in self.over(self.statements, mask))
             part = part_of(self.prepared, names)
@@ -408,7 +408,7 @@ class _Search:
 
 
 def reads_own_rows(statements: Sequence[Assign]) -> bool:
-    """Whether statements read of each other what the same rows have; those of products are of all rows."""
+    """Whether statements read each other's results at the same rows only; products read all rows."""
     targets = {statement.target.tensor: statement.target.indices for statement in statements}
     accesses = [a for s in statements for a in find(s.value, Access) if a.tensor in targets]
     places = [(a.indices, targets[a.tensor]) for a in accesses]
@@ -416,9 +416,9 @@ def reads_own_rows(statements: Sequence[Assign]) -> bool:
 
 
 def part_of(prepared: Prepared, names: Sequence[str]) -> Part | None:
-    """Some statements of a program as a program; `None` where a result needs entries that are not known before.
+    """A subset of the statements as a program; `None` if a result has a pattern unknown before the kernel runs.
 
-    A result of another statement brings the pattern that it shares, as long as the part reads what it shares it with.
+    A result of another statement carries its shared pattern, if the part does not read the owner of the pattern.
     """
     program = prepared.program
     own = {*names}
@@ -456,7 +456,7 @@ def part_of(prepared: Prepared, names: Sequence[str]) -> Part | None:
 def _owners(
     program: Program, statements: Iterable[Assign], kept: Sequence[Declaration], given: Iterable[str]
 ) -> list[Declaration]:
-    """Tensors that are not read, for the extents that those which are do not have."""
+    """Unread tensors that declare the extents missing from the read tensors."""
     inputs = {*given}
     known = {extent for d in kept if d.name in inputs for extent in d.extents} | dict(program.extents).keys()
     wanted = [extent for d in kept for extent in d.extents]
@@ -477,12 +477,12 @@ def _owners(
 
 
 def _bits(places: Iterable[int]) -> int:
-    """The set of some places."""
+    """The bit mask of a set of positions."""
     return _union(1 << place for place in places)
 
 
 def _union(masks: Iterable[int]) -> int:
-    """All bits of some sets."""
+    """The union of bit masks."""
     found = 0
     for mask in masks:
         found |= mask

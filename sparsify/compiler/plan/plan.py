@@ -1,4 +1,4 @@
-"""Plans: a program cut into statements, each a kernel of its own or a dense product of torch.
+"""Plans: a program as a sequence of steps, each a generated kernel or a dense product of torch.
 
 In: `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
 Out: `T = torch.mm(X, W.t())`, then one generated kernel for `Y`.
@@ -21,15 +21,12 @@ from sparsify.compiler.einsum.nodes import (
 from sparsify.compiler.einsum.rename import all_indices
 from sparsify.compiler.einsum.rewrite.combine_statements import collect
 from sparsify.compiler.ir.node import find
-from sparsify.compiler.plan.count_unstored import count_unstored
-from sparsify.compiler.plan.dense_product import DenseProduct, dense_product
-from sparsify.compiler.plan.expand_blocks import Unblocked, assembled, taken_apart, unblocked
-from sparsify.compiler.plan.fuse_experts import WHY, Mixture
-from sparsify.compiler.plan.fuse_reductions import Aggregated
-from sparsify.compiler.plan.fuse_row_chain import Fusion
-from sparsify.compiler.plan.limit_merges import narrow
-from sparsify.compiler.plan.multiply import is_generated
-from sparsify.compiler.plan.one_kernel import check_results, is_one_kernel
+from sparsify.compiler.plan.fuse.experts import WHY, Mixture
+from sparsify.compiler.plan.fuse.one_kernel import check_results, is_one_kernel
+from sparsify.compiler.plan.fuse.reductions import Aggregated
+from sparsify.compiler.plan.fuse.row_chain import Fusion
+from sparsify.compiler.plan.fuse.rows_and_columns import Divided
+from sparsify.compiler.plan.fuse.rowwise import Rowwise
 from sparsify.compiler.plan.partition import (
     Group,
     Partition,
@@ -39,11 +36,15 @@ from sparsify.compiler.plan.partition import (
     reductions,
     row_chains,
 )
-from sparsify.compiler.plan.rows_and_columns import Divided
-from sparsify.compiler.plan.rowwise import Rowwise
-from sparsify.compiler.plan.split_statements import cut
+from sparsify.compiler.plan.prepare.count_unstored import count_unstored
+from sparsify.compiler.plan.prepare.expand_blocks import Unblocked, assembled, taken_apart, unblocked
+from sparsify.compiler.plan.prepare.limit_merges import narrow
+from sparsify.compiler.plan.prepare.split_statements import cut
+from sparsify.compiler.plan.prepare.transpose_operands import Twin, turned_declaration, twins, with_twins
+from sparsify.compiler.plan.products.dense_product import DenseProduct, dense_product
+from sparsify.compiler.plan.products.multiply import is_generated
+from sparsify.compiler.plan.products.panel_columns import panelled, sampled_in_panels
 from sparsify.compiler.plan.step import Convert, Step, converted_from, one_step
-from sparsify.compiler.plan.transpose_operands import Twin, turned_declaration, twins, with_twins
 from sparsify.compiler.schedule.cost.loop_order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.storage.format import Format
@@ -52,12 +53,11 @@ from sparsify.storage.format import Format
 def steps(
     program: Program, sizes: Sizes = UNKNOWN, *, scheduled: bool = False, order: tuple[str, ...] | None = None
 ) -> tuple[DenseProduct | Step | Convert, ...]:
-    """The steps of `program` in order; a dense product is one of torch where that is not much slower.
+    """The steps of `program` in order; torch computes dense products unless a kernel is expected to be faster.
 
-    Products of three and more operands are split where that is cheaper for operands of these sizes. When a schedule
-    says how to loop, the whole program is one step; so it is where no tensor could hold a result that one statement
-    leaves to another, and where one kernel is expected to be faster than several. `order` is that of the loops in a
-    schedule, which operands are turned for.
+    Products of three and more operands are split if that is cheaper for operands of these sizes. The whole program is
+    one step under a schedule, if a temporary has a format that no tensor can store, and if one kernel is expected to be
+    faster than several. `order` is the loop order of the schedule; operands are transposed for it.
     """
     prepared = Prepared(program, sizes)
     whole = prepared.program
@@ -72,7 +72,7 @@ def steps(
 
 
 def planned_steps(cut: Partition) -> tuple[DenseProduct | Step | Convert, ...]:
-    """The steps of the groups of a program, each after what it reads; statements of no group have one each."""
+    """The steps of the groups of a program in topological order; each other statement has steps of its own."""
     prepared = cut.prepared
     whole = next((group for group in cut.groups if group.part.is_whole), None)
     if whole is not None:
@@ -108,12 +108,12 @@ def _of_group(group: Group) -> tuple[DenseProduct | Step | Convert, ...]:
 
 
 def apart(program: Program, sizes: Sizes = UNKNOWN) -> tuple[DenseProduct | Step | Convert, ...]:
-    """The steps of `program` with one for each statement, be one kernel expected to be faster or not."""
+    """The steps of `program`, one for each statement, whether or not fusion is expected to be faster."""
     return tuple(step for part in _apart(Prepared(program, sizes)).values() for step in part)
 
 
 def _apart(prepared: Prepared) -> dict[str, tuple[DenseProduct | Step | Convert, ...]]:
-    """By result the steps of its statement, and of what that is split into."""
+    """The steps of each statement and its splits, by result."""
     split = prepared.contracted
     program = name_extents(narrow(cut(split.program)))
     sizes = prepared.sizes.expecting(split.stored)
@@ -133,45 +133,45 @@ def _apart(prepared: Prepared) -> dict[str, tuple[DenseProduct | Step | Convert,
 
 
 def joined(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
-    """The steps of `program` with one kernel for all statements, be several expected to be faster or not."""
+    """The steps of `program` with one kernel for all statements, whether or not fusion is expected to be faster."""
     return one_step(collect(program))
 
 
 def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:
-    """The row-wise chain that all statements of a program are, with what it costs; `None` for other programs.
+    """All statements of a program as a row-wise chain, priced; `None` for other programs.
 
-    Sums over what is not stored, and products that are split, are no part of chains.
+    Chains contain neither reductions over unstored coordinates nor split products.
     """
     found = row_chains(Prepared(program, sizes).whole)
     return None if found is None else cast(Fusion, found.found)
 
 
 def joined_reductions(program: Program, sizes: Sizes) -> Aggregated | None:
-    """The reductions over the same rows that all statements of a program are, with what they cost; `None` for none."""
+    """All statements of a program as reductions over the same rows, priced; `None` for other programs."""
     found = reductions(Prepared(program, sizes).whole)
     return None if found is None else cast(Aggregated, found.found)
 
 
 def joined_experts(program: Program) -> Mixture | None:
-    """The mixture of experts that all statements of a program are; `None` for other programs."""
+    """All statements of a program as a mixture of experts; `None` for other programs."""
     found = experts(Prepared(program, UNKNOWN).whole)
     return None if found is None else cast(Mixture, found.found)
 
 
 def _moved_back(program: Program, experts: Mixture) -> list[Convert]:
-    """The results that a mixture gives on the pattern of a twin, on that of the gate."""
+    """Conversions of a mixture's results from the transposed pattern to the pattern of the gate."""
     moved = [(program.declaration(name), source) for name, source in experts.moved]
     return [Convert(d.name, source, d.format, d.pattern_of, d.fill, WHY) for d, source in moved]
 
 
 def starts_otherwise(program: Program, sizes: Sizes) -> bool:
-    """Whether modes of extent 0 among these sizes ask for steps of their own: what is counted there is nothing."""
+    """Whether modes of extent 0 need other steps: an empty mode has no unstored coordinates to count."""
     program = name_extents(collect(program))
     return count_unstored(program, sizes) != count_unstored(program, UNKNOWN)
 
 
 def _leaves_blocks(program: Program) -> bool:
-    """Whether a result follows the blocks of an operand with fewer modes, `S[h,i,j]` those of `M[i,j]`."""
+    """Whether a temporary follows the blocks of an operand with fewer modes: `S[h,i,j]` the blocks of `M[i,j]`."""
     for statement in program.statements:
         target = statement.target
         if target.tensor in program.outputs or program.declaration(target.tensor).format.is_dense:
@@ -185,9 +185,11 @@ def _leaves_blocks(program: Program) -> bool:
 def _written(
     program: Program, statement: Assign, sizes: Sizes, order: tuple[str, ...] | None
 ) -> tuple[Step | Convert, ...]:
-    """`statement` alone; where no kernel writes its result as it is stored, in another format and then converted."""
+    """The steps of one statement; a format that no kernel writes is converted from another format."""
     output = program.declaration(statement.target.tensor)
     apart = unblocked(program, statement)
+    if order is None and not apart.formats:
+        apart = sampled_in_panels(program, statement, sizes)
     why = apart.why
     if output.pattern_of is not None:
         format = apart.formats.get(shared_access(program, statement.target), output.format)
@@ -211,7 +213,7 @@ def _step(
     sizes: Sizes,
     stated: tuple[str, ...] | None,
 ) -> Step:
-    """`statement` alone, with its operands in formats and mode orderings that let its loops run result first."""
+    """The step of one statement, with operands in formats and mode orderings for loops in the order of the result."""
     output = program.declaration(statement.target.tensor)
     if stated is None:
         best = statement_order(taken_apart(program, apart), statement, sizes)
@@ -219,13 +221,15 @@ def _step(
     else:
         order = stated if set(all_indices((statement,))) <= set(stated) else ()
     found = _concordant_twins(program, statement, apart, order)
+    if stated is None:
+        found = panelled(program, statement, found, sizes)
     place = None if output.pattern_of is None else shared_access(program, statement.target)
     root = None if place is None else found.get(place)
     if root is not None:
         output = replace(output, pattern_of=None if root.format.is_dense else root.name)
     statement = replace(statement, value=with_twins(statement.value, found))
     reads = {n.tensor for n in find(statement.value, Access)}
-    # A result of an earlier step brings the pattern that it shares; operands are what the caller gives.
+    # The result of an earlier step carries its shared pattern; the caller's operands own their patterns.
     roots = {d.pattern_of for d in program.declarations if d.name in reads - set(program.inputs)}
     needed = reads | {root for root in (*roots, output.pattern_of) if root is not None}
     read = [d for d in program.declarations if d.name in needed and d.name != output.name]
@@ -240,9 +244,9 @@ def _step(
 def _concordant_twins(
     program: Program, statement: Assign, apart: Unblocked, order: tuple[str, ...]
 ) -> dict[Access, Twin]:
-    """The operands that are read in another format; the pattern of the result in its own mode ordering.
+    """The operands read in another format; the pattern of the result keeps its mode ordering.
 
-    Values are written at its positions as it is stored: loops in another order do not reach them.
+    Values are written at the stored positions of the pattern, which loops in another order do not reach.
     """
     found = twins(program, statement, apart, order)
     place = shared_access(program, statement.target)
@@ -256,7 +260,7 @@ def _concordant_twins(
 
 
 def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> list[Declaration]:
-    """Tensors that are not read, for the extents that those which are do not have."""
+    """Unread tensors that declare the extents missing from the read tensors."""
     output = program.declaration(statement.target.tensor)
     summed = [name for n in find(statement.value, Reduce) for name in n.indices]
     summed += [n.name for n in find(statement.value, Extent)]

@@ -1,10 +1,10 @@
-"""Saved tensors of gradients besides operands and results: kept by the forward pass, or rematerialized.
+"""Temporaries needed by gradients: saved by the forward pass, or rematerialized.
 
 In: `S = Q K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d` and the sizes of the operands.
-Out: m and d are kept, a number a row; S and P, a number for each stored entry and head, are computed again.
+Out: m and d are saved, a number a row; S and P, a number for each stored entry and head, are rematerialized.
 
-What is kept has to be small beside operands and results, which are held anyway. Temporaries on the pattern of an
-operand are computed again where they are read, inside the kernel of the gradients; others by their own kernels.
+Saved temporaries must be small relative to operands and results, which are alive anyway. Temporaries on the pattern of
+an operand are rematerialized at their uses, inside the kernel of the gradients; others by their own kernels.
 """
 
 from collections.abc import Collection
@@ -19,19 +19,19 @@ from sparsify.compiler.ir.dtypes import BYTES, STORED_HALVES
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.schedule.sizes import Sizes
 
-# What is kept takes at most this part of the bytes of operands and results.
+# A saved temporary takes at most 1 / PART of the bytes of operands and results.
 PART: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """The choice for each temporary of a program: kept or rematerialized.
+    """The choice for each temporary of a program: saved or rematerialized.
 
     Attributes:
-        kept: by the forward pass, as results.
-        again: computed again by the backward pass, entry by entry where it reads them.
-        bytes: of each temporary, as far as sizes are known.
-        held: of operands and results.
+        kept: temporaries saved by the forward pass, as results.
+        again: temporaries rematerialized by the backward pass, entry by entry at their uses.
+        bytes: bytes of each temporary, if sizes are known.
+        held: bytes of operands and results.
     """
 
     kept: tuple[str, ...]
@@ -49,7 +49,7 @@ class Keeping:
 
 
 def keeping(program: Program, sizes: Sizes) -> Keeping:
-    """Temporaries to keep and to rematerialize; none of either where sizes are not known."""
+    """Temporaries to save and to rematerialize; both empty for unknown sizes."""
     assigned = [statement.target.tensor for statement in program.statements]
     names = [name for name in dict.fromkeys(assigned) if name not in program.outputs]
     count = {name: _bytes(program, name, sizes) for name in names}
@@ -64,7 +64,7 @@ def keeping(program: Program, sizes: Sizes) -> Keeping:
 
 
 def with_results(program: Program, names: tuple[str, ...], copied: bool) -> Program:
-    """`program` with more results: temporaries, or copies of them, which leave the temporaries to their loops."""
+    """`program` with more results: temporaries, or copies that leave the loops of the temporaries unchanged."""
     if not copied:
         return replace(wide(program, names), outputs=(*program.outputs, *names))
     taken = {declared.name for declared in program.declarations}
@@ -87,7 +87,7 @@ def with_results(program: Program, names: tuple[str, ...], copied: bool) -> Prog
 
 
 def wide(program: Program, names: Collection[str]) -> Program:
-    """`program` with these tensors as float32 where they are halves: as they are computed, nothing is rounded off.
+    """`program` with the named half-precision tensors in float32, the accumulation dtype: no rounding.
 
     A maximum of 50 rounded to bfloat16 would change its row's exponentials by a tenth.
     """
@@ -101,9 +101,9 @@ def wide(program: Program, names: Collection[str]) -> Program:
 
 
 def with_wide_rows(program: Program) -> Program:
-    """`program` with its temporaries in float32 where sparse ones are among them: rows of scores and what is of them.
+    """`program` with temporaries in float32 if one of them is sparse: rows of scores and values derived from scores.
 
-    Between kernels they are then as exact as in one kernel. Operands and results of dense products stay as they are.
+    Values between kernels are then as exact as in one kernel. Operands and results of dense products keep their dtypes.
     """
     given = {*program.inputs, *program.outputs}
     inside = [declared for declared in program.declarations if declared.name not in given]
@@ -121,13 +121,13 @@ def with_wide_rows(program: Program) -> Program:
 
 
 def _is_result(program: Program, name: str) -> bool:
-    """Whether a kernel can return a temporary: dense, or with the values of an operand's pattern."""
+    """Whether a kernel can return a temporary: dense, or on the pattern of an input."""
     declared = program.declaration(name)
     return declared.format.is_dense or declared.pattern_of in program.inputs
 
 
 def _root(program: Program, name: str) -> Access | None:
-    """The operand whose stored entries a temporary has, for each of further modes; `None` without one."""
+    """The input whose stored entries a temporary has, possibly for each coordinate of further modes; or `None`."""
     declared = program.declaration(name)
     target = next(s.target for s in program.statements if s.target.tensor == name)
     if declared.format.is_dense or not all(isinstance(index, Index) for index in target.indices):
@@ -137,7 +137,7 @@ def _root(program: Program, name: str) -> Access | None:
 
 
 def _bytes(program: Program, name: str, sizes: Sizes) -> int | None:
-    """The bytes of a tensor's values, `None` where sizes are not known."""
+    """Bytes of a tensor's values, `None` for unknown sizes."""
     declared = program.declaration(name)
     extents = [sizes.extents.get(extent) for extent in declared.extents]
     if None in extents:
@@ -157,5 +157,5 @@ def _bytes(program: Program, name: str, sizes: Sizes) -> int | None:
 
 
 def _modes(program: Program, name: str) -> tuple[object, ...]:
-    """The index variables of a temporary where it is assigned."""
+    """The index variables of a temporary's assignment."""
     return next(s.target.indices for s in program.statements if s.target.tensor == name)

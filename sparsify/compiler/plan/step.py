@@ -1,4 +1,4 @@
-"""Steps of a plan: what one kernel computes, and results that are converted from what a kernel writes.
+"""Steps of a plan: the statements of one kernel, and conversions of kernel results.
 
 In: a program whose result has blocks of unknown pattern. Out: a `Step` that writes it compressed by row, a `Convert`.
 """
@@ -8,16 +8,16 @@ from typing import Final
 
 import torch
 
-from sparsify.compiler.einsum import serialize
 from sparsify.compiler.einsum.infer.share import shared_pattern
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.einsum.rename import fresh, rename_tensors
-from sparsify.compiler.plan.dense_product import DenseProduct
-from sparsify.compiler.plan.expand_blocks import assembled, index_dtypes_in, whole
-from sparsify.compiler.plan.transpose_operands import Twin
-from sparsify.storage.convert import conversion
+from sparsify.compiler.einsum.text import serialize
+from sparsify.compiler.plan.prepare.expand_blocks import assembled, index_dtypes_in, whole
+from sparsify.compiler.plan.prepare.transpose_operands import Twin
+from sparsify.compiler.plan.products.dense_product import DenseProduct
+from sparsify.storage.convert import conversion, inverted
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.tensor import SparseTensor, wrap
 
 
@@ -26,9 +26,9 @@ class Step:
     """The statements of one kernel, mostly one.
 
     Attributes:
-        program: the statement.
-        twins: the operands that it reads in another mode ordering.
-        order: the loops, outermost first, where they were ordered by cost.
+        program: statements.
+        twins: operands read in another format, mostly another mode ordering.
+        order: loop order, outermost first, if chosen by cost.
     """
 
     program: Program
@@ -37,16 +37,16 @@ class Step:
 
     @property
     def result(self) -> str:
-        """The tensor that the step computes, the first one of several."""
+        """The tensor computed by the step, the first of several."""
         return self.program.outputs[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """`result` is `source` in another format; on the pattern of `pattern_of` when that is known.
+    """Conversion of `source` to another format as `result`, on the pattern of `pattern_of` if known.
 
     Attributes:
-        why: the reason that no kernel writes the result in its own format.
+        why: reason that no kernel writes the result in its own format.
     """
 
     result: str
@@ -67,9 +67,14 @@ class Convert:
         if self.pattern_of is None:
             return tensor(source, self.format, fill=self.fill).to(format=self.format)
         pattern = shared_pattern(operands[1]._pattern, self.format, source.shape)  # type: ignore[attr-defined]
-        if not isinstance(source, SparseTensor):  # diagonals that are all stored, computed as rows
+        if not isinstance(source, SparseTensor):  # full diagonals, computed as dense rows
             source = tensor(source, whole(pattern.format))
         found = conversion(pattern, source.format)
+        if (
+            found.permutation.shape[0] == pattern.nnz and not found.is_padded
+        ):  # reads in another order beat writes
+            places = pattern.cached(("inverse", source.format), lambda: inverted(found.permutation))
+            return wrap(pattern, source._vals.index_select(0, places), self.fill)
         filled = torch.full((pattern.nnz,), self.fill, dtype=source.dtype)
         return wrap(pattern, filled.index_copy_(0, found.permutation, source._vals), self.fill)
 
@@ -77,7 +82,7 @@ class Convert:
         return f"{self.result} = {self.source}.to(format={str(self.format)!r}), {self.why}"
 
 
-# The classes of which plans are made, by name.
+# Serializable classes of plans, by name.
 STEP_CLASSES: Final = {
     **serialize.CLASSES,
     **{kind.__name__: kind for kind in (Step, Twin, Convert, DenseProduct)},
@@ -85,7 +90,7 @@ STEP_CLASSES: Final = {
 
 
 def with_wide_result(step: Step) -> Step | None:
-    """`step` with int64 positions and coordinates in its result, `None` where they are int64."""
+    """`step` with int64 positions and coordinates in its result, `None` if they are int64 already."""
     declared = step.program.declaration(step.result)
     wide = tuple(("int64" if pos else "", "int64" if crd else "") for pos, crd in declared.index_dtypes)
     if wide == declared.index_dtypes:
@@ -97,7 +102,7 @@ def with_wide_result(step: Step) -> Step | None:
 
 
 def one_step(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
-    """All statements, with every operand as it is stored; results that no kernel writes as they are, converted."""
+    """All statements as one step, every operand as stored; results that no kernel writes as requested are converted."""
     taken = {declared.name for declared in program.declarations}
     converted: list[Convert] = []
     declarations: list[Declaration] = []
@@ -116,7 +121,7 @@ def one_step(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
 
 
 def converted_from(output: Declaration, format: Format, taken: set[str]) -> Declaration | None:
-    """The tensor in `format` that a result is converted from; `None` where it has that format."""
+    """The tensor in `format` from which a result is converted; `None` if the formats agree."""
     if format == output.format:
         return None
     name = fresh(f"{output.name}_{format.letters}", taken)

@@ -1,11 +1,11 @@
-"""Programs evaluated by torch's operators: what verification compares with and what runs where no kernel can be built.
+"""Reference implementation of programs by torch's operators: for verification, and in place of missing kernels.
 
-What enters is a program with formats and its operands, what leaves are the results that a kernel gives: the same
-dtypes, formats, patterns and fills. Nothing is compiled, and nothing is a loop of Python over entries.
+In: a program with formats and its operands. Out: the results of a kernel: the same dtypes, formats, patterns and fills.
+Nothing is compiled, and no Python loop runs over entries.
 
-Read in this order: `grid` (values and where they are fill entries; `functions`), `stored` (operands, dense or as
-sorted entries; `keys`), `space` (points), `cover` (which entries matter) and `join` (the points where they meet),
-`fold` and `totals` (reductions), `contract` (products), `evaluate` (statements) and `results`.
+Read in this order: `grid` (values and masks of fill entries; `functions`), `stored` (operands, dense or as sorted
+entries; `keys`), `space` (points), `cover` (relevant entries) and `join` (points of an intersection), `fold` and
+`totals` (reductions), `contract` (products), `evaluate` (statements) and `results`.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ __all__ = ["evaluate_program"]
 
 
 def evaluate_program(program: Program, operands: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """The results of a program in the order of its outputs; no graph for gradients is recorded.
+    """The results of a program in the order of its outputs; autograd records nothing.
 
     Args:
-        program: every tensor is declared with a format.
-        operands: by name; one that is stored in another format than declared is read all the same.
+        program: program with declared formats of all tensors.
+        operands: operands by name; another format than declared is accepted.
 
     Raises:
         ShapeError: extents that do not fit.
-        UnsupportedProgramError: a dense temporary that no memory holds.
+        UnsupportedProgramError: a dense temporary too large for memory.
     """
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         evaluation = Evaluation(program, operands)

@@ -1,9 +1,9 @@
-"""Sums of products as `torch.einsum`: sparse factors of moderate size are made dense for it.
+"""Sums of products as `torch.einsum`: sparse factors of moderate size are made dense.
 
 In: `sum(j, A[i,j] * X[j,k])`, A sparse. Out: the product, by torch's matrix product.
 
-An unstored zero annihilates what it meets, in a dense product it does not: a factor that holds an infinity or NaN is
-not multiplied so.
+An unstored zero annihilates infinities and NaN, a zero in a dense product does not: factors with an infinity or NaN are
+excluded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from sparsify.compiler.ir.dtypes import BOOL, Kind, category, computing
 from sparsify.compiler.reference.space import sized
 from sparsify.compiler.reference.stored import DenseValues, Entries, Values
 
-# Entries of a sparse factor that is made dense, and of a result.
+# Most entries of a sparse factor made dense, and of a result.
 MOST_FACTOR: Final = 2**24
 MOST_RESULT: Final = 2**28
-# How many products of a matrix product take as long as one at an entry that is gathered and scattered.
+# Cost of a product at a gathered and scattered entry, in products of a matrix product.
 GATHER_COST: Final = 64
 MOST_NAMES: Final = 52
 
@@ -35,12 +35,12 @@ def contracted(
     is_tracked: bool,
     points: int | None,
 ) -> DenseValues | None:
-    """The sum of a product of tensors over all coordinates; `None` where it is no such sum, or too large.
+    """The sum of a product of tensors over all coordinates; `None` for other reductions, or above the size limits.
 
     Args:
-        kind: in which products are summed.
-        is_tracked: whether it is asked for which results are sums of fill entries alone.
-        points: where no factor is an unstored zero; `None`: everywhere.
+        kind: kind in which products are summed.
+        is_tracked: whether to compute the mask of results that sum fill entries only.
+        points: number of points without an unstored zero factor; `None`: all.
     """
     names = free_indices(expr)
     every = tuple(dict.fromkeys((*names, *expr.indices)))
@@ -77,7 +77,7 @@ def _einsum(tensors: list[Tensor], names: list[list[str]], result: Sequence[str]
 
 
 def _factors(expr: Expr) -> list[Access] | None:
-    """The factors of a product of tensors, `None` for anything else."""
+    """The factors of a product of tensors, `None` for other expressions."""
     match expr:
         case Access():
             return [expr]
@@ -88,12 +88,12 @@ def _factors(expr: Expr) -> list[Access] | None:
 
 
 def _names(access: Access) -> list[str]:
-    """The index variables of an access; as many as it has indices where all of them are plain."""
+    """The plain index variables of an access, in order."""
     return [index.name for index in access.indices if isinstance(index, Index)]
 
 
 def _is_factor(tensor: Values, names: list[str], kind: Kind, extents: Mapping[str, int]) -> bool:
-    """Whether a tensor is read along distinct whole modes in the dtype of the sum, and not too large to be dense."""
+    """Whether a tensor is read along distinct whole modes in the dtype of the sum, and small enough to densify."""
     if len(set(names)) < len(tensor.shape) or category(kind.dtype) == BOOL or tensor.is_fill is not None:
         return False
     if computing(tensor.kind.dtype) != computing(kind.dtype):
@@ -104,7 +104,7 @@ def _is_factor(tensor: Values, names: list[str], kind: Kind, extents: Mapping[st
 
 
 def _dense(tensor: Values) -> Tensor:
-    """All entries, zeros where none is stored."""
+    """All entries, zeros at unstored coordinates."""
     if isinstance(tensor, DenseValues):
         return tensor.values
     found = torch.zeros(tensor.shape, dtype=tensor.values.dtype, device=tensor.values.device)
@@ -113,7 +113,7 @@ def _dense(tensor: Values) -> Tensor:
 
 
 def _is_stored(tensor: Entries) -> Tensor:
-    """1 where an entry is stored, 0 elsewhere."""
+    """The mask of stored entries, 1 or 0."""
     found = torch.zeros(tensor.shape, device=tensor.values.device)
     found[tuple(tensor.coordinates)] = 1
     return found

@@ -1,8 +1,8 @@
-"""Covers: which stored entries have to be visited so that an expression is its fill everywhere else.
+"""Covers: sets of stored entries outside which an expression equals its fill.
 
 In: `A[i,j] * B[j,k] + C[i,k]`, A, B and C sparse. Out: the sets `{A, B}` and `{C}`, and the fill 0.
 
-A cover may hold points where the expression is a fill entry; it leaves out none where it is not.
+A cover is conservative: it may contain points with a fill entry, but contains all points without one.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,19 +18,19 @@ from sparsify.compiler.reference.grid import Grid, apply, in_dtype, number
 from sparsify.storage.fill import decided
 
 Leaf = Access | Reduce
-# The points where all leaves of a set are stored; all sets together.
+# A union of intersections: the points at which all leaves of some set are stored.
 Sets = tuple[frozenset[Leaf], ...]
-# A cover of more sets is not tried: unions of intersections multiply.
+# Most sets of a cover: intersections of unions multiply.
 MOST_SETS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """The cover of an expression, and its value elsewhere.
+    """The cover of an expression, and the value of the expression elsewhere.
 
     Attributes:
-        sets: `None`: nothing covers it but all points.
-        grid: its value elsewhere, a fill entry without axes; of a number the number; `None`: it is not known.
+        sets: union of intersections of leaves; `None`: all points.
+        grid: value elsewhere, a fill entry without axes; for a number the number; `None`: unknown.
     """
 
     sets: Sets | None
@@ -49,8 +49,8 @@ def cover(expr: Expr, of_leaf: Callable[[Leaf], Grid | None], kinds: Mapping[str
     """The cover of an expression.
 
     Args:
-        of_leaf: the fill of a sparse tensor that is read, or of a reduction; `None`: it is not sparse.
-        kinds: of the tensors by name.
+        of_leaf: function from a sparse access or a reduction to its fill; `None` for a dense leaf.
+        kinds: kinds of the tensors by name.
     """
     match expr:
         case Const(value):
@@ -81,7 +81,7 @@ def _filled(sets: Sets | None, value: torch.Tensor, expr: Expr, kinds: Mapping[s
 
 
 def _of_call(function: str, args: list[Cover]) -> tuple[Sets | None, torch.Tensor | None]:
-    """The cover of a call: all arguments, or those whose fill decides it alone; and its value elsewhere."""
+    """The cover of a call, and its value elsewhere: arguments whose fill decides the result, otherwise all."""
     deciding = []
     for place, arg in enumerate(args):
         if arg.grid is None or arg.is_number:
@@ -99,7 +99,7 @@ def _of_call(function: str, args: list[Cover]) -> tuple[Sets | None, torch.Tenso
 
 
 def _of_choice(condition: Cover, yes: Cover, no: Cover) -> tuple[Sets | None, torch.Tensor | None]:
-    """The cover of `where`: the condition and the branch that its fill chooses, or equal branches."""
+    """The cover of `where`: the condition and the branch selected by its fill, or both branches for equal fills."""
     if condition.grid is not None:
         chosen = yes if bool(condition.grid.values != 0) else no
         if chosen.grid is not None:
@@ -112,7 +112,7 @@ def _of_choice(condition: Cover, yes: Cover, no: Cover) -> tuple[Sets | None, to
 
 
 def _union(parts: list[Sets | None]) -> Sets | None:
-    """The sets of all parts."""
+    """The union of covers."""
     found: list[frozenset[Leaf]] = []
     for sets in parts:
         if sets is None:
@@ -122,7 +122,7 @@ def _union(parts: list[Sets | None]) -> Sets | None:
 
 
 def _intersection(parts: list[Sets | None]) -> Sets | None:
-    """A set for each choice of one set a part; of the parts with the fewest sets where there would be too many."""
+    """The intersection of covers, distributed over their sets; skips covers with too many sets."""
     found: list[frozenset[Leaf]] | None = None
     for sets in sorted((sets for sets in parts if sets is not None), key=len):
         if found is None:
@@ -133,7 +133,7 @@ def _intersection(parts: list[Sets | None]) -> Sets | None:
 
 
 def _smallest(sets: list[frozenset[Leaf]]) -> Sets | None:
-    """Distinct sets, without those that lie inside of another one."""
+    """Distinct sets without proper supersets of other sets; `None` for too many."""
     distinct = list(dict.fromkeys(sets))
     kept = tuple(s for s in distinct if not any(other < s for other in distinct))
     return kept if len(kept) <= MOST_SETS else None

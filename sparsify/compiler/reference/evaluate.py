@@ -1,10 +1,10 @@
-"""Evaluates a program by torch's operators: the reference of what kernels compute, and their substitute.
+"""Evaluation of a program by torch's operators: the reference of kernels, and their fallback.
 
-In: a program and its operands, by name. Out: the tensors that it assigns, as `DenseValues` or `Entries`.
+In: a program and its operands, by name. Out: the assigned tensors, as `DenseValues` or `Entries`.
 
-A statement is evaluated over a space: all points of its index variables, in boxes, or where these are much fewer the
-points that its cover names, in parts. A reduction inside of a statement is evaluated over the points around it, or
-first, as a tensor of its own.
+A statement is evaluated over a space: all points of its index variables, in boxes, or, if much fewer, the points of its
+cover, in parts. A reduction inside of a statement is evaluated at the surrounding points, or beforehand as a separate
+tensor.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,9 +55,9 @@ from sparsify.compiler.reference.stored import (
 from sparsify.compiler.reference.totals import DenseTotals, FewTotals, Reduction
 from sparsify.storage.fill import same
 
-# Spaces of so many points are not searched for those that matter.
+# Spaces of up to this many points are evaluated whole, without a cover.
 FEW_POINTS: Final = 2**16
-# How many points of a box cost as much as one that is found by a join.
+# Cost of a point found by a join, in points of a box.
 JOIN_COST: Final = 8
 NEW: Final = "#new"
 
@@ -66,10 +66,10 @@ class Evaluation:
     """A program with its operands.
 
     Args:
-        operands: by name.
+        operands: operands by name.
 
     Attributes:
-        tensors: operands and what was assigned so far.
+        tensors: operands, and tensors assigned so far.
     """
 
     def __init__(self, program: Program, operands: Mapping[str, Tensor]) -> None:
@@ -90,7 +90,7 @@ class Evaluation:
             self._execute(statement)
 
     def _execute(self, statement: Assign) -> None:
-        """Executes a statement; what is assigned a second time is combined with what was there."""
+        """Executes a statement; a second assignment by a monoid is combined with the previous value."""
         name = statement.target.tensor
         declared = self.program.declaration(name)
         targets = [index.name for index in statement.target.indices if isinstance(index, Index)]
@@ -122,7 +122,7 @@ class Evaluation:
         return self._few(targets, expr, kind, declared.fill)
 
     def _on_pattern(self, declared: Declaration, targets: Sequence[str], expr: Expr) -> Values:
-        """The values of an expression where the tensor is stored whose pattern a result shares."""
+        """The values of an expression at the stored entries of the tensor whose pattern the result shares."""
         kind, name = self.kinds[declared.name], str(declared.pattern_of)
         root, owner = self.tensors[name], self.program.declaration(name)
         assert isinstance(root, Entries), "only sparse tensors lend their pattern"
@@ -146,7 +146,7 @@ class Evaluation:
     def _over_modes(
         self, root: Entries, names: Sequence[str], targets: Sequence[str]
     ) -> tuple[Entries, Tensor]:
-        """Entries at each coordinate of further modes, sorted, and which entry of `root` each of them is."""
+        """Entries repeated over the coordinates of further modes, sorted, and the index of each in `root`."""
         shape = [self.extents[name] for name in targets]
         further = [name for name in targets if name not in names]
         count = prod(self.extents[name] for name in further)
@@ -185,7 +185,7 @@ class Evaluation:
         return DenseValues(values, None, kind)
 
     def _few(self, targets: Sequence[str], expr: Expr, kind: Kind, fill: float) -> Entries:
-        """The entries of an expression that are no fill entries, or not this fill."""
+        """The entries of an expression other than fill entries of this fill."""
         covered = self._cover(expr)
         sets = covered.sets
         if covered.grid is None or not same(covered.grid.cast(kind.dtype).values.item(), fill):
@@ -242,7 +242,7 @@ class Evaluation:
         return tensor.read(access.indices, space, self.extents)
 
     def _reduce(self, expr: Reduce, space: Space) -> Grid:
-        """A reduction at all points of a space: read where it is known, or cheaper to compute as a whole."""
+        """A reduction at all points of a space, read from memoized totals if known or cheaper to compute whole."""
         names = free_indices(expr)
         if expr in self._reduced or self._is_whole(expr, space):
             if expr not in self._reduced:
@@ -261,12 +261,12 @@ class Evaluation:
         return total.grid(kind)
 
     def _operation(self, expr: Reduce) -> tuple[str, Kind]:
-        """The monoid and the kind in which a reduction combines values."""
+        """The monoid of a reduction, and the kind in which values are combined."""
         kind = reduced(kind_of(expr.body, self.kinds), expr.monoid, expr.body, self.kinds)
         return operation(expr.monoid, kind), kind
 
     def _is_whole(self, expr: Reduce, space: Space) -> bool:
-        """Whether a reduction is computed for all coordinates, and then read at the points of a space."""
+        """Whether to compute a reduction for all coordinates before reading the points of a space."""
         names = free_indices(expr)
         every, points = sized(names, self.extents), space.size_of(names)
         times = sized(expr.indices, self.extents)
@@ -320,7 +320,7 @@ class Evaluation:
         monoid: str,
         kind: Kind,
     ) -> None:
-        """Adds the points of a space, whose last axes are those that are reduced."""
+        """Adds the points of a space whose last axes are the reduced ones."""
         grid = self.evaluate(expr.body, space).cast(kind.dtype)
         last = [name for name in expr.indices if name in space.ranges]
         lengths = [len(space.ranges[name]) for name in last]
@@ -331,11 +331,11 @@ class Evaluation:
         totals.add(space, part, torch.tensor(prod(lengths), device=self.device))
 
     def _cover(self, expr: Expr) -> Cover:
-        """The cover of an expression over the tensors that there are."""
+        """The cover of an expression over the current tensors."""
         return cover(expr, self._fill_of, self.kinds)
 
     def _fill_of(self, leaf: Leaf) -> Grid | None:
-        """The value of a sparse tensor or a reduction where nothing is stored; `None` for a dense one."""
+        """The value of a sparse tensor or a reduction at unstored coordinates; `None` for a dense one."""
         if isinstance(leaf, Access):
             tensor = self.tensors[leaf.tensor]
             if isinstance(tensor, DenseValues):
@@ -350,7 +350,7 @@ class Evaluation:
         return Grid(repeated(monoid, value, count, kind), torch.tensor(True), kind)
 
     def _estimate(self, sets: Sets, names: Sequence[str]) -> int:
-        """About how many points of these index variables a cover has, its entries lying anywhere."""
+        """The expected number of points of a cover, for uniformly distributed entries."""
         every, found = sized(names, self.extents), 0.0
         for leaves in sets:
             share = 1.0
@@ -360,7 +360,7 @@ class Evaluation:
         return min(every, int(found) + 1)
 
     def _density(self, leaf: Leaf) -> float:
-        """The share of the points at which a leaf is stored."""
+        """The fraction of points at which a leaf is stored."""
         if isinstance(leaf, Reduce):
             times = sized(leaf.indices, self.extents)
             sets = self._cover(leaf.body).sets or ()
@@ -372,7 +372,7 @@ class Evaluation:
         return len(tensor.values) / max(1, prod(tensor.shape))
 
     def _bound(self, sets: Sets | None) -> list[str]:
-        """The index variables that the points of a cover bind, the same for all of its sets."""
+        """The index variables bound by the points of a cover, the same for all of its sets."""
         return list(dict.fromkeys(n for leaves in sets or () for leaf in leaves for n in free_indices(leaf)))
 
     def _spaces(self, sets: Sets | None, names: Sequence[str]) -> Iterator[Space]:
@@ -412,7 +412,7 @@ class Evaluation:
         return Table({name: torch.arange(self.extents[name], device=self.device)}, self.extents[name])
 
     def _without(self, points: Table, sets: Sets) -> Table:
-        """The points that no earlier set of a cover has."""
+        """The points that belong to no earlier set of a cover."""
         space = Space(points.count, points.columns, {}, self.device)
         for leaves in sets:
             is_met = torch.ones(points.count, dtype=torch.bool, device=self.device)

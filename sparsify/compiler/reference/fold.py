@@ -1,8 +1,8 @@
-"""Reductions: values combined along axes, or by the place that they belong to.
+"""Reductions: values combined along axes, or by group.
 
-In: `fold("sum", grid, 1)`. Out: the values summed along the last axis, and where all of them are fill entries.
+In: `fold("sum", grid, 1)`. Out: the values summed along the last axis, and the mask of sums of fill entries only.
 
-A fill entry that annihilates ends a reduction, whatever else is combined: its value is the result.
+An annihilating fill entry ends a reduction: its value is the result, regardless of all other values.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ class Partial:
     """The partial result of a reduction.
 
     Attributes:
-        values: combined.
-        is_fill: where all of them are fill entries; `None`: nowhere.
-        ended: where one of them ends the reduction; `None`: nowhere.
-        ends: with which value.
+        values: combined values.
+        is_fill: mask of results of fill entries only; `None`: none.
+        ended: mask of reductions ended by an annihilating fill entry; `None`: none.
+        ends: values of the ended reductions.
     """
 
     values: Tensor
@@ -40,7 +40,7 @@ class Partial:
     ends: Tensor | None = None
 
     def in_one_row(self, shape: Sequence[int]) -> "Partial":
-        """The same of a whole shape, below a new first axis."""
+        """The partial result expanded to a whole shape, below a new first axis."""
 
         def row(found: Tensor | None) -> Tensor | None:
             return None if found is None else found.expand(tuple(shape))[None]
@@ -49,7 +49,7 @@ class Partial:
         return Partial(values, row(self.is_fill), row(self.ended), row(self.ends))
 
     def grid(self, kind: Kind) -> Grid:
-        """The result when nothing else is combined."""
+        """The final values."""
         if self.ended is None or self.ends is None:
             return Grid(self.values, self.is_fill, kind)
         values = torch.where(self.ended, self.ends, self.values)
@@ -57,7 +57,7 @@ class Partial:
 
 
 def operation(monoid: str, kind: Kind) -> str:
-    """The monoid that is meant for values of this kind: of truth values a sum is their or."""
+    """The effective monoid for values of a kind: a sum of truth values is their or."""
     if kind.dtype != "bool":
         return monoid
     return _OF_FUNCTION.get(OF_BOOL.get(MONOIDS[monoid].combine, ""), monoid)
@@ -70,7 +70,7 @@ def identity(monoid: str, kind: Kind) -> float | int | bool:
 
 
 def combined(monoid: str, one: Tensor, other: Tensor, kind: Kind) -> Tensor:
-    """Two values combined, whatever is stored."""
+    """Two values combined, without rules for fill entries."""
     return apply(MONOIDS[monoid].combine, [Grid(one, None, kind), Grid(other, None, kind)]).values
 
 
@@ -78,9 +78,9 @@ def fold(monoid: str, grid: Grid, rank: int, lengths: Sequence[int]) -> Partial:
     """A grid combined along its last axes.
 
     Args:
-        monoid: as `operation` gives it.
-        grid: over a space of `rank` axes and these.
-        lengths: of the last axes, along which values may be the same.
+        monoid: result of `operation`.
+        grid: grid over a space of `rank` axes, followed by the axes to combine.
+        lengths: lengths of the last axes, along which values may be broadcast.
     """
     axes = list(range(rank, rank + len(lengths)))
     values = _expanded(grid.values, rank, lengths)
@@ -106,7 +106,7 @@ def fold(monoid: str, grid: Grid, rank: int, lengths: Sequence[int]) -> Partial:
 
 
 def _ends(monoid: str, grid: Grid) -> tuple[Mask, Tensor | None]:
-    """The entries that end a reduction, and the value that each ends it with."""
+    """The entries that end a reduction, and the final value of each."""
     if grid.is_fill is None:
         return None, None
     hit, value = decided(MONOIDS[monoid].combine, 0, grid.values)
@@ -122,7 +122,7 @@ def _expanded(values: Tensor, rank: int, lengths: Sequence[int]) -> Tensor:
 
 
 def _folded(monoid: str, values: Tensor, axes: list[int], kind: Kind) -> Tensor:
-    """Values combined along axes, of which there are some entries."""
+    """Values combined along nonempty axes."""
     match monoid:
         case "sum":
             return values.sum(dim=axes, dtype=values.dtype)
@@ -149,7 +149,7 @@ def _folded(monoid: str, values: Tensor, axes: list[int], kind: Kind) -> Tensor:
 
 
 def joined(monoid: str, one: Partial, other: Partial, kind: Kind) -> Partial:
-    """Two parts of a reduction, whose shapes broadcast, combined."""
+    """Two partial results combined; their shapes broadcast."""
     values = combined(monoid, one.values, other.values, kind)
     is_fill = None if one.is_fill is None or other.is_fill is None else one.is_fill & other.is_fill
     if one.ended is None or one.ends is None:
@@ -175,7 +175,7 @@ def scatter(monoid: str, total: Tensor, index: Tensor, values: Tensor, kind: Kin
 
 
 def _by_group(monoid: str, index: Tensor, values: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
-    """Distinct indices, and the rows of values that have each, combined: pairs of neighbours, again and again."""
+    """Distinct indices, and the combined values of each: neighbours are combined in pairs, repeatedly."""
     index, order = index.sort(stable=True)
     values = values.index_select(0, order)
     while len(index) > 1:
@@ -195,7 +195,7 @@ def _by_group(monoid: str, index: Tensor, values: Tensor, kind: Kind) -> tuple[T
 
 
 def repeated(monoid: str, value: Tensor, counts: Tensor, kind: Kind) -> Tensor:
-    """A value combined with itself so many times, by doubling; the identity where it is none."""
+    """A value combined `counts` times with itself, by doubling; the identity for a count of 0."""
     result = torch.full(
         counts.shape, identity(monoid, kind), dtype=computed_dtype(kind), device=counts.device
     )

@@ -1,6 +1,6 @@
 """The functions of index notation as torch operators.
 
-In: `compute("mul", (x, y))`, tensors of the dtype that the call computes in. Out: their product, with broadcasting.
+In: `compute("mul", (x, y))`, tensors of the dtype of the computation. Out: their product, with broadcasting.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ def _root(x: Tensor) -> Tensor:
 
 
 def _mod(x: Tensor, y: Tensor) -> Tensor:
-    """The remainder with the sign of the divisor; 0 where integers are divided by 0."""
+    """The remainder with the sign of the divisor; 0 for integers divided by 0."""
     if x.dtype.is_floating_point:
         return torch.remainder(x, y)
     return torch.where(y == 0, 0, torch.remainder(x, torch.where(y == 0, 1, y)))
 
 
 def _power(x: Tensor, y: Tensor) -> Tensor:
-    """`x ** y`; of integers 0 for a negative exponent, unless x is 1 or -1."""
+    """`x ** y`; for integers with a negative exponent 0, unless x is 1 or -1."""
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return torch.pow(x, y)
     inverse = torch.where(x == 1, 1, torch.where(x == -1, torch.where(y % 2 != 0, -1, 1), 0)).to(x.dtype)

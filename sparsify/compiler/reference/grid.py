@@ -1,9 +1,9 @@
-"""Values at many points at once, and where they are the fill: functions by the rules of fill entries, in torch.
+"""Values at many points with masks of fill entries: functions by the rules of fill entries, in torch.
 
-In: `apply("mul", [Grid(values of A, unstored entries of A), Grid(x)])`. Out: their product; 0 where A is unstored,
-whatever x is there.
+In: `apply("mul", [Grid(values of A, unstored entries of A), Grid(x)])`. Out: their product; 0 at unstored entries of A,
+for any x.
 
-The rules are those of `einsum.values`, which computes in numpy; `storage.fill` holds what fills decide.
+The rules are those of `einsum.values`, which computes in numpy; `storage.fill` lists the decisions of fills.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
 from sparsify.compiler.einsum.infer.dtype import OF_BOOL, kind_of, operand_kind, result_kind
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr
-from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.ir.dtypes import (
     BOOL,
     INTEGER,
@@ -36,9 +36,9 @@ class Grid:
     """Values that broadcast over the points of a space.
 
     Attributes:
-        values: in the dtype that `kind` is computed in.
-        is_fill: where they are fill entries; `None`: nowhere.
-        is_number: whether they come from constants alone, which are neither fill nor stored.
+        values: values in the computing dtype of `kind`.
+        is_fill: mask of fill entries; `None`: none.
+        is_number: whether the values derive from constants only, which are neither fill nor stored.
     """
 
     values: Tensor
@@ -58,7 +58,7 @@ def number(value: float | int | bool, kind: Kind) -> Grid:
 
 
 def exact(value: Fill, device: torch.device | None = None) -> Tensor:
-    """A number without modes, none of its digits rounded off.
+    """A scalar tensor without rounding.
 
     >>> exact(0.1).item()
     0.1
@@ -68,13 +68,13 @@ def exact(value: Fill, device: torch.device | None = None) -> Tensor:
 
 
 def computed_dtype(kind: Kind) -> torch.dtype:
-    """The dtype of torch that values of a kind have here; constants are double until a tensor promotes them."""
+    """The torch dtype of values of a kind in this package; constants are double until a tensor promotes them."""
     found = torch_dtype(computing(kind.dtype))
     return torch.float64 if kind.strength == NUMBER and found.is_floating_point else found
 
 
 def in_dtype(values: Tensor, kind: Kind) -> Tensor:
-    """Values in the dtype of a kind; floats beyond the range of an integer are its ends, NaN is 0."""
+    """Values in the dtype of a kind; floats beyond the range of an integer saturate, NaN becomes 0."""
     dtype = computed_dtype(kind)
     if values.dtype is dtype:
         return values
@@ -124,7 +124,7 @@ def apply(function: str, args: list[Grid]) -> Grid:
 
 
 def _computed(function: str, args: list[Grid], operand: Kind, kind: Kind) -> Tensor:
-    """The values of a built-in function, whatever is stored."""
+    """The values of a built-in function, without rules for fill entries."""
     arrays = [in_dtype(arg.values, operand) for arg in args]
     name = OF_BOOL.get(function, function) if operand.dtype == "bool" else function
     if len(arrays) < FUNCTIONS[name].arity:
@@ -133,7 +133,7 @@ def _computed(function: str, args: list[Grid], operand: Kind, kind: Kind) -> Ten
 
 
 def _all_fill(args: list[Grid]) -> Mask:
-    """Where all arguments but numbers are fill entries."""
+    """The mask of points at which all arguments but numbers are fill entries."""
     masks = [arg.is_fill for arg in args if not arg.is_number]
     if any(mask is None for mask in masks):
         return None
@@ -142,7 +142,7 @@ def _all_fill(args: list[Grid]) -> Mask:
 
 @cache
 def _call_kinds(function: str, kinds: tuple[Kind, ...]) -> tuple[Kind, Kind]:
-    """The kinds that the operands of a call are converted to, and of its result."""
+    """The kind to which operands of a call are converted, and the kind of its result."""
     return operand_kind(function, list(kinds)), result_kind(function, list(kinds))
 
 
@@ -152,7 +152,7 @@ def _body(function: str) -> Expr:
 
 
 def _apply_body(expr: Expr, arguments: dict[str, Grid]) -> Grid:
-    """The body of a function that a user registered, over its arguments."""
+    """The body of a user-registered function, over its arguments."""
     match expr:
         case Access(name):
             return arguments[name]
@@ -168,9 +168,9 @@ def _apply_body(expr: Expr, arguments: dict[str, Grid]) -> Grid:
 
 
 def choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
-    """`where(condition, yes, no)`: a fill entry where the condition is one and so is the branch that it chooses.
+    """`where(condition, yes, no)`: a fill entry if the condition and the selected branch are.
 
-    So it is where both branches are the same, one of them unstored, whatever the condition.
+    Equal branches, one of them unstored, also give a fill entry, for any condition.
     """
     chosen = condition.values != 0
     kind = result_kind("where", [condition.kind, yes.kind, no.kind])
@@ -187,7 +187,7 @@ def choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
 
 
 def _filled(grid: Grid) -> Tensor:
-    """Where a grid is a fill entry or a number."""
+    """The mask of fill entries and numbers."""
     if grid.is_number:
         return torch.tensor(True, device=grid.values.device)
     return torch.tensor(False, device=grid.values.device) if grid.is_fill is None else grid.is_fill

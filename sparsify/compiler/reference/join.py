@@ -1,9 +1,9 @@
-"""Joins: the points at which several sparse tensors are all stored.
+"""Joins: the intersection of the stored points of several sparse tensors.
 
 In: `A[i,j]` and `B[j,k]`. Out: all (i, j, k) with an entry of A at (i, j) and one of B at (j, k), part by part.
 
-Index variables that several modes share join them; index variables that stand in an affine index with others range
-over their extent, but one, which is solved for.
+Shared index variables are join keys; of the index variables of an affine index, all but one range over their extents,
+and the last is solved for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from sparsify.compiler.einsum.affine import Affine, affine
 from sparsify.compiler.einsum.nodes import Expr
 from sparsify.compiler.reference.keys import Keys
 
-# Points of a part of a join.
+# Most points of a part of a join.
 MOST_JOINED: Final = 2**16
 Column = str | Expr
 
@@ -26,25 +26,25 @@ Column = str | Expr
 class Table:
     """Points by the coordinates of their index variables, each [n].
 
-    The place of a point among the entries of a tensor stands under what is read there, `A[i,j]`.
+    The column of an access, `A[i,j]`, holds the index of each point among the entries of the tensor.
     """
 
     columns: Mapping[Column, Tensor]
     count: int
 
     def select(self, rows: Tensor) -> "Table":
-        """Some of the points."""
+        """The points in the given rows."""
         columns = {name: column.index_select(0, rows) for name, column in self.columns.items()}
         return Table(columns, len(rows))
 
     def part(self, start: int, stop: int) -> "Table":
-        """A range of the points."""
+        """The points in a range of rows."""
         columns = {name: column[start:stop] for name, column in self.columns.items()}
         return Table(columns, min(stop, self.count) - start)
 
 
 def table(leaf: Expr, indices: Sequence[Expr], coordinates: Tensor, extents: Mapping[str, int]) -> Table:
-    """The points at which a tensor is stored that is read at `indices`; its entries have these coordinates."""
+    """The points at which a tensor with entries at these coordinates, read at `indices`, is stored."""
     count = coordinates.shape[1]
     first: dict[Column, Tensor] = {leaf: torch.arange(count, device=coordinates.device)}
     found = Table(first, count)
@@ -72,7 +72,7 @@ def table(leaf: Expr, indices: Sequence[Expr], coordinates: Tensor, extents: Map
 def _solved(
     form: Affine, unbound: list[str], column: Tensor, known: Table, extents: Mapping[str, int]
 ) -> tuple[Tensor | None, dict[Column, Tensor]]:
-    """Which points have this coordinate, `None`: all; and the index variable that it is solved for."""
+    """The mask of points with this coordinate, `None`: all; and the coordinates of the solved index variable."""
     total = column * form.divisor - form.offset
     for name, factor in form.extents:
         total = total - factor * extents[name]
@@ -91,11 +91,11 @@ def _solved(
 
 
 class Sorted:
-    """A table that others are joined with, sorted by the index variables that they share.
+    """The build side of a join: a table sorted by the shared index variables.
 
     Args:
-        table: the points.
-        shared: the index variables.
+        table: points.
+        shared: shared index variables, the join keys.
     """
 
     def __init__(self, table: Table, shared: Sequence[str], extents: Mapping[str, int]) -> None:
@@ -109,7 +109,7 @@ class Sorted:
         self._ordered = self._keys.values[self.order] if shared else self._keys.values
 
     def matches(self, points: Table) -> tuple[Tensor, Tensor]:
-        """Per point where in `order` the points that match it begin, and how many there are."""
+        """For each point the first matching index in `order`, and the number of matches."""
         if not self.shared:
             none = torch.zeros(points.count, dtype=torch.int64, device=self.order.device)
             return none, none + self.table.count
@@ -119,7 +119,7 @@ class Sorted:
 
 
 def joined(tables: Sequence[Table], extents: Mapping[str, int]) -> Iterator[Table]:
-    """The points at which all tables have one, in parts."""
+    """The join of all tables, in parts."""
     first, *others = sorted(tables, key=lambda one: one.count)
     ordered: list[Sorted] = []
     names = _names(first)
@@ -136,7 +136,7 @@ def _names(table: Table) -> set[str]:
 
 
 def _join(points: Table, others: Sequence[Sorted]) -> Iterator[Table]:
-    """The points joined with each of the others in turn; those of too many results are cut before."""
+    """The points joined with each of the others in turn; points with too many results are split beforehand."""
     if not others:
         for start in range(0, points.count, MOST_JOINED):
             yield points.part(start, start + MOST_JOINED)

@@ -14,17 +14,17 @@ MOST: Final = 2**62
 
 
 class Keys:
-    """The keys of some coordinates, and of others by the same rule.
+    """The keys of coordinates, and the encoding of further coordinates.
 
-    Where the product of the extents does not fit an integer, the leading modes are replaced by their rank among the
-    coordinates that occur; coordinates that do not occur there have the key -1.
+    If the product of the extents overflows an integer, the leading modes are replaced by their rank among the occurring
+    coordinates; coordinates that do not occur have the key -1.
 
     Args:
         coordinates: one tensor [n] a mode.
-        shape: the extent of each mode.
+        shape: extent of each mode.
 
     Attributes:
-        values: the keys of the coordinates, [n].
+        values: keys of the coordinates, [n].
     """
 
     def __init__(self, coordinates: Sequence[Tensor], shape: Sequence[int]) -> None:
@@ -41,7 +41,7 @@ class Keys:
         self.values = torch.zeros(1, dtype=torch.int64) if key is None else key
 
     def on(self, device: torch.device) -> "Keys":
-        """The same keys on a device."""
+        """A copy of the keys on a device."""
         found = copy(self)
         found._stages = [
             (extent, None if known is None else known.to(device)) for extent, known in self._stages
@@ -50,7 +50,7 @@ class Keys:
         return found
 
     def of(self, coordinates: Sequence[Tensor]) -> Tensor:
-        """The keys of other coordinates, which broadcast together; -1 where no coordinates here are the same."""
+        """The keys of other coordinates, which broadcast; -1 for coordinates known not to occur."""
         if not coordinates:
             return torch.zeros((), dtype=torch.int64)
         key = coordinates[0]
@@ -65,7 +65,7 @@ class Keys:
 
 
 def find(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The places of values in an ascending tensor, and whether they are there; the place is 0 where they are not."""
+    """The positions of values in an ascending tensor, 0 for missing values, and the mask of present values."""
     if len(ordered) == 0:
         return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
     place = torch.searchsorted(ordered, wanted.contiguous()).clamp_(max=len(ordered) - 1)

@@ -1,4 +1,4 @@
-"""Results of a reference evaluation as the tensors that a kernel would give: dtype, format, pattern and layout.
+"""Results of a reference evaluation as the tensors of a kernel: dtype, format, pattern and layout.
 
 In: the entries of a result and its declaration. Out: a tensor, sparse in the declared format.
 """
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from sparsify.compiler.einsum.infer.share import shared_pattern
-from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.einsum.nodes import Declaration, Program, Selection
+from sparsify.compiler.einsum.select import selected
 from sparsify.compiler.ir.dtypes import torch_dtype
 from sparsify.compiler.reference.stored import DenseValues, Entries, Values, entries_of, permutation
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
 
@@ -23,7 +24,7 @@ def result(program: Program, name: str, values: Values, operands: Mapping[str, T
     """The tensor of a result.
 
     Args:
-        operands: by name; a result on the pattern of one shares it, as the program declares it.
+        operands: operands by name; the result shares the pattern of an operand if so declared.
     """
     declared = program.declaration(name)
     dtype = torch_dtype(declared.dtype)
@@ -31,6 +32,10 @@ def result(program: Program, name: str, values: Values, operands: Mapping[str, T
         assert isinstance(values, DenseValues), "a dense result has all entries"
         return _dense(values.values.to(dtype), declared.format)
     found = entries_of(values, declared.fill)
+    if declared.selection is not None:
+        dense = torch.full(found.shape, declared.fill, dtype=dtype, device=found.values.device)
+        dense[tuple(found.coordinates)] = found.values.to(dtype)
+        return _selected(declared, declared.selection, dense)
     root = operands.get(declared.pattern_of or "")
     if isinstance(root, SparseTensor):
         read_as = program.declaration(declared.pattern_of or "").format
@@ -48,8 +53,21 @@ def result(program: Program, name: str, values: Values, operands: Mapping[str, T
     return wrap(_in_index_dtypes(made._pattern, declared), made._vals.to(entries.device), declared.fill)
 
 
+def _selected(declared: Declaration, selection: Selection, values: Tensor) -> SparseTensor:
+    """The largest entries of each row of a result."""
+    ordering = declared.format.ordering
+    stays = selected(selection, values.permute(ordering))
+    at = stays.nonzero().T
+    entries = values.permute(ordering)[stays]
+    coordinates = at[[ordering.index(mode) for mode in range(len(ordering))]]
+    made = tensor(
+        (coordinates.cpu(), entries.cpu(), tuple(values.shape)), declared.format, fill=declared.fill
+    )
+    return wrap(_in_index_dtypes(made._pattern, declared), made._vals.to(entries.device), declared.fill)
+
+
 def _dense(values: Tensor, format: Format) -> Tensor:
-    """A dense result in memory of its own, in the mode ordering of its format."""
+    """A dense result in newly allocated memory, in the mode ordering of its format."""
     if values.dim() == 0 or not format.is_short:
         return values.clone()
     ordering = format.ordering
@@ -70,7 +88,7 @@ def _on_pattern(pattern: Pattern, found: Entries, declared: Declaration, dtype: 
 
 
 def _in_index_dtypes(pattern: Pattern, declared: Declaration) -> Pattern:
-    """A pattern with the dtypes of positions and coordinates that are declared; int64 where they do not fit."""
+    """A pattern with the declared dtypes of positions and coordinates; int64 if a value is out of range."""
     pairs: list[tuple[Tensor | None, torch.dtype | None]] = []
     levels = zip(pattern.format.levels, pattern._pos, pattern._crd, declared.index_dtypes, strict=True)
     for stored, pos, crd, names in levels:

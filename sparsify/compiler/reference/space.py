@@ -1,6 +1,6 @@
-"""Spaces: the points over which expressions are evaluated, all at once.
+"""Spaces: iteration spaces of expressions, evaluated all at once.
 
-In: `j` of two stored entries, and all `k` of 3. Out: a space of 2 x 3 points whose first axis is that of the entries:
+In: `j` of two stored entries, and all `k` of 3. Out: a space of 2 x 3 points whose first axis enumerates the entries:
 `Space(2, {"j": tensor([4, 7])}, {"k": Range(1, 0, 3)})`.
 
 Index variables are bound by points, which share the first axis, or range over an axis of their own.
@@ -17,9 +17,9 @@ from torch import Tensor
 from sparsify.compiler.einsum.nodes import Expr
 from sparsify.errors import UnsupportedProgramError
 
-# Points that are evaluated at once: some MiB a temporary.
+# Most points evaluated at once: some MiB a temporary.
 MOST_POINTS: Final = 2**21
-# Entries of a dense temporary.
+# Most entries of a dense temporary.
 MOST_DENSE: Final = 2**28
 
 
@@ -40,11 +40,11 @@ class Space:
     """Points of some index variables.
 
     Attributes:
-        count: the length of the first axis; `None` where no index variable is bound by points.
-        points: per index variable that is bound by points its coordinates, [count]; per tensor that is read at an
-            entry of each point the places of these.
-        ranges: per other index variable its axis.
-        device: of the coordinates.
+        count: length of the first axis; `None` if no index variable is bound by points.
+        points: coordinates [count] of each index variable bound by points; for each access bound to entries, the
+            indices of the entries.
+        ranges: axis of each other index variable.
+        device: device of the coordinates.
     """
 
     count: int | None
@@ -64,7 +64,7 @@ class Space:
         return prod(self.shape)
 
     def along_points(self, name: str | Expr) -> Tensor:
-        """The values at each point, so that they broadcast over the space."""
+        """A column of the points, reshaped to broadcast over the space."""
         return self.points[name].reshape([-1] + [1] * (len(self.shape) - 1))
 
     def coordinates(self, name: str) -> Tensor:
@@ -78,13 +78,13 @@ class Space:
         return torch.arange(found.start, found.stop, device=self.device).reshape(shape)
 
     def size_of(self, names: Iterable[str]) -> int:
-        """The number of points of these index variables alone."""
+        """The number of points of a subset of the index variables."""
         wanted = set(names)
         first = 1 if self.count is None or wanted.isdisjoint(self.points) else self.count
         return first * prod(len(r) for name, r in self.ranges.items() if name in wanted)
 
     def extended(self, ranges: Mapping[str, tuple[int, int]]) -> "Space":
-        """This space times ranges of more index variables, whose axes come last."""
+        """The product of the space with ranges of more index variables, whose axes come last."""
         rank = len(self.shape)
         more = {n: Range(rank + at, *ends) for at, (n, ends) in enumerate(ranges.items())}
         return Space(self.count, self.points, {**self.ranges, **more}, self.device)
@@ -96,7 +96,7 @@ def box(ranges: Mapping[str, tuple[int, int]], device: torch.device) -> Space:
 
 
 def boxes(extents: Mapping[str, int], most: int = MOST_POINTS) -> Iterator[dict[str, tuple[int, int]]]:
-    """The ranges of index variables cut into parts of so many points or less; the first variables are cut first."""
+    """The ranges of index variables split into boxes of at most `most` points; the first variables are split first."""
     if not extents:
         yield {}
         return
@@ -110,7 +110,7 @@ def boxes(extents: Mapping[str, int], most: int = MOST_POINTS) -> Iterator[dict[
 
 
 def sized(names: Sequence[str], extents: Mapping[str, int]) -> int:
-    """The number of points index variables have."""
+    """The number of points of index variables."""
     return prod(extents[name] for name in names)
 
 
@@ -118,7 +118,7 @@ def check_size(shape: Sequence[int], expr: Expr) -> None:
     """Raises for a dense temporary or result that is not expected to fit memory.
 
     Raises:
-        UnsupportedProgramError: it is too large.
+        UnsupportedProgramError: tensor too large.
     """
     if prod(shape) > 8 * MOST_DENSE:
         raise UnsupportedProgramError(

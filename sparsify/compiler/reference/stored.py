@@ -1,7 +1,7 @@
-"""Tensors as expressions read them: dense arrays, or sorted entries of a sparse tensor.
+"""Tensors as operands of expressions: dense arrays, or sorted entries of a sparse tensor.
 
-In: a `SparseTensor` of an operand, an index for each mode and a space. Out: the values at all points, and where they
-are not stored.
+In: a `SparseTensor` of an operand, an index for each mode and a space. Out: the values at all points, and the mask of
+unstored ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,18 +22,18 @@ from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
 _SORTED: Final = "entries sorted by coordinates"
-# Coordinates in the order of their keys, which entry each of them is, `None` for the same one, and the keys.
+# Coordinates in the order of their keys, the permutation of the entries, `None` for the identity, and the keys.
 Sorted = tuple[Tensor, Tensor | None, Keys]
 
 
 @dataclass(frozen=True, slots=True)
 class DenseValues:
-    """A tensor of which every entry has a place in memory.
+    """A tensor with all entries in memory.
 
     Attributes:
-        values: in the order of the modes.
-        is_fill: where entries are fill entries; `None`: nowhere.
-        fill: what is read outside of the modes.
+        values: entries in the order of the modes.
+        is_fill: mask of fill entries; `None`: none.
+        fill: value read out of bounds.
     """
 
     values: Tensor
@@ -69,10 +69,10 @@ class Entries:
     """The stored entries of a tensor, sorted by their coordinates.
 
     Args:
-        coordinates: [d, n], in the order of their keys.
-        values: [n].
-        shape: the extents of the modes.
-        is_fill: which entries are fill entries nevertheless; `None`: none.
+        coordinates: coordinates [d, n], in the order of their keys.
+        values: values [n].
+        shape: extents of the modes.
+        is_fill: mask of stored entries that count as fill entries; `None`: none.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Entries:
 
     @cached_property
     def fill_value(self) -> Tensor:
-        """The fill, without modes."""
+        """The fill, as a scalar tensor."""
         return in_dtype(exact(self.fill, self.values.device), self.kind)
 
     def read(self, indices: Sequence[Expr], space: Space, extents: Mapping[str, int]) -> Grid:
@@ -106,14 +106,14 @@ class Entries:
         return Grid(values, is_fill, self.kind)
 
     def at(self, place: Tensor) -> Grid:
-        """The entries at these places."""
+        """The entries at the given indices."""
         is_fill = None if self.is_fill is None else self.is_fill[place]
         return Grid(self.values[place], is_fill, self.kind)
 
     def find(
         self, indices: Sequence[Expr], space: Space, extents: Mapping[str, int]
     ) -> tuple[Tensor, Tensor]:
-        """The places of the entries at the points of a space, and whether there is one."""
+        """The indices of the entries at the points of a space, and the mask of stored points."""
         places, inside = _places(indices, self.shape, space, extents)
         place, is_found = find(self.keys.values, self.keys.of(places))
         return place, is_found if inside is None else is_found & inside
@@ -123,7 +123,7 @@ Values = DenseValues | Entries
 
 
 def operand(tensor: Tensor, kind: Kind, fill: Fill, *, is_dense: bool) -> Values:
-    """An operand of a program, whose declaration says whether all of its entries are stored."""
+    """An operand of a program; its declaration decides whether all entries are stored."""
     if not isinstance(tensor, SparseTensor):
         return DenseValues(in_dtype(_plain(tensor), kind), None, kind, fill)
     if is_dense:
@@ -135,7 +135,7 @@ def operand(tensor: Tensor, kind: Kind, fill: Fill, *, is_dense: bool) -> Values
 
 
 def stored_of(grid: Grid, fill: float) -> Tensor:
-    """Which values are stored where the fill is this one."""
+    """The mask of values that a tensor with this fill stores."""
     if grid.is_fill is None:
         return torch.ones((), dtype=torch.bool, device=grid.values.device).expand(grid.values.shape)
     is_other = ~grid.values.isnan() if fill != fill else grid.values != fill
@@ -143,7 +143,7 @@ def stored_of(grid: Grid, fill: float) -> Tensor:
 
 
 def entries_of(values: Values, fill: float) -> Entries:
-    """The entries that are no fill entries, or not this fill."""
+    """The entries other than fill entries of this fill."""
     stored = stored_of(Grid(values.values, values.is_fill, values.kind), fill)
     if isinstance(values, Entries):
         if values.is_fill is None:
@@ -168,7 +168,7 @@ def sorted_entries(
 
 
 def permutation(pattern: Pattern, device: torch.device) -> Tensor | None:
-    """Which entry of a pattern each of its sorted entries is, on a device; `None`: the same one."""
+    """The permutation from sorted entries to the entries of a pattern, on a device; `None`: the identity."""
     return sorted_of(pattern, device)[1]
 
 
@@ -192,7 +192,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _sorted(pattern: Pattern) -> Sorted:
-    """The coordinates of the entries inside the shape in the order of their keys, and which entries they are of."""
+    """The in-bounds coordinates of the entries in the order of their keys, and the indices of the entries."""
     coordinates = pattern.kept_coordinates(False)
     inside = pattern.kept_inside()
     kept = None if inside is None else inside.nonzero().squeeze(1)
@@ -214,7 +214,7 @@ def _nothing(like: Mask, fill: Fill, kind: Kind) -> Grid:
 
 
 def _are_plain(indices: Sequence[Expr], shape: Sequence[int], extents: Mapping[str, int]) -> bool:
-    """Whether the indices are distinct index variables that never leave their modes."""
+    """Whether the indices are distinct index variables that stay in bounds."""
     names = [index.name for index in indices if isinstance(index, Index)]
     if len(names) < len(indices) or len(set(names)) < len(names):
         return False
@@ -222,7 +222,7 @@ def _are_plain(indices: Sequence[Expr], shape: Sequence[int], extents: Mapping[s
 
 
 def _viewed(values: Tensor, names: Sequence[str], space: Space) -> Tensor:
-    """A tensor at the points of a space: modes with an axis of their own are views, those of points are gathered."""
+    """A tensor at the points of a space: a view along modes with an axis, gathered along modes bound by points."""
     bound = [mode for mode, name in enumerate(names) if name in space.points]
     free = [mode for mode, name in enumerate(names) if name not in space.points]
     free.sort(key=lambda mode: space.ranges[names[mode]].axis)
@@ -248,7 +248,7 @@ def _viewed(values: Tensor, names: Sequence[str], space: Space) -> Tensor:
 def _places(
     indices: Sequence[Expr], shape: Sequence[int], space: Space, extents: Mapping[str, int]
 ) -> tuple[list[Tensor], Mask]:
-    """Per mode the coordinates at the points of a space, and where all lie inside their modes, `None`: everywhere."""
+    """The coordinates of each mode at the points of a space, and the mask of in-bounds points, `None`: all."""
     places: list[Tensor] = []
     inside: Mask = None
     for index, size in zip(indices, shape, strict=True):
@@ -267,7 +267,7 @@ def _places(
 
 
 def index_values(index: Expr, space: Space, extents: Mapping[str, int]) -> Tensor:
-    """The coordinates that an affine index takes; what is no integer is outside."""
+    """The coordinates given by an affine index; a non-integer is out of bounds."""
     match index:
         case Const(value):
             return torch.tensor(int(value), device=space.device)

@@ -1,6 +1,6 @@
-"""Totals: where the parts of a reduction are gathered, for dense results and for those of few entries.
+"""Totals: accumulation of the parts of a reduction, for dense and for sparse results.
 
-In: partial sums at points of `i` and all `k`. Out: the sums over `i` and `k`, dense, or the entries that were met.
+In: partial sums at points of `i` and all `k`. Out: the sums over `i` and `k`, dense, or the visited entries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ from sparsify.compiler.reference.space import Space
 from sparsify.compiler.reference.stored import DenseValues, Entries
 from sparsify.storage.fill import decided
 
-# Entries that wait to be combined with others of the same coordinates.
+# Most pending entries before entries of equal coordinates are combined.
 MOST_WAITING: Final = 2**23
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction on its way.
+    """A reduction in progress.
 
     Attributes:
-        monoid: as `fold.operation` gives it.
-        kind: of the values.
-        fill: what the points that are not visited have, all of them fill entries; `None`: all are visited.
-        points: how many points each total is of.
-        is_tracked: whether it is asked for which totals are fill entries.
-        device: of the values.
+        monoid: result of `fold.operation`.
+        kind: kind of the values.
+        fill: common value of the unvisited points, all fill entries; `None`: all points are visited.
+        points: number of points of each total.
+        is_tracked: whether to compute the mask of totals that are fill entries.
+        device: device of the values.
     """
 
     monoid: str
@@ -46,7 +46,7 @@ class Reduction:
 
     @property
     def counts(self) -> bool:
-        """Whether the points that are visited are counted: those left out change a total."""
+        """Whether visited points are counted: unvisited ones change a total."""
         if self.fill is None:
             return False
         hit, _ = decided(MONOIDS[self.monoid].combine, 0, self.fill.values)
@@ -54,7 +54,7 @@ class Reduction:
 
 
 class Rows:
-    """Rows of totals, and what is known of the fill entries that they are made of."""
+    """Rows of totals, with their masks of fill entries and counts of visited points."""
 
     def __init__(self, reduction: Reduction, shape: Sequence[int]) -> None:
         self.reduction = reduction
@@ -74,9 +74,9 @@ class Rows:
         """Combines a part with the rows `index`.
 
         Args:
-            part: of [rows, other axes].
-            met: how many points its entries are of, broadcasting.
-            narrowed: axis, start and length where the part is not of whole axes.
+            part: partial result [rows, other axes].
+            met: number of points of each entry, broadcasting.
+            narrowed: axis, start and length of each axis that the part covers partially.
         """
 
         def view(total: Tensor) -> Tensor:
@@ -103,14 +103,16 @@ class Rows:
             view(self.ends)[place] = part.ends.expand(shape)[at]
 
     def partial(self) -> Partial:
-        """The totals without the points that were not visited."""
+        """The totals without the unvisited points."""
         is_fill = None if self.is_stored is None else ~self.is_stored
         if self.reduction.points == 0 and MONOIDS[self.reduction.monoid].neutral != 0:
-            is_fill = None  # an empty sum is what fill entries add up to, other reductions of nothing are not
+            is_fill = (
+                None  # an empty sum equals a sum of fill entries; other empty reductions are no fill entries
+            )
         return Partial(self.values, is_fill, self.ended, self.ends)
 
     def grid(self) -> Grid:
-        """The totals, with the points that were not visited, which are all fill entries of one value."""
+        """The totals, including the unvisited points, all fill entries of one value."""
         reduction = self.reduction
         if self.met is not None and reduction.fill is not None:
             left, value = reduction.points - self.met, reduction.fill.values.to(self.values.device)
@@ -130,8 +132,8 @@ class DenseTotals:
     """Totals of all coordinates.
 
     Args:
-        names: the index variables of the totals, in the order of the modes of the result.
-        bound: those of them that points bind, whose rows lie one below the other.
+        names: index variables of the totals, in the order of the modes of the result.
+        bound: index variables bound by points, flattened into the rows.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class DenseTotals:
         self.rows = Rows(reduction, (rows, *(extents[name] for name in self.free)))
 
     def add(self, space: Space, part: Partial, met: Tensor) -> None:
-        """Combines a part over the axes of a space; its axes are those of `free` in this order."""
+        """Combines a part over the axes of a space; its other axes are those of `free` in order."""
         index = torch.zeros(1 if space.count is None else space.count, dtype=torch.int64, device=space.device)
         for name in self.bound:
             index = index * self.extents[name] + space.points[name]
@@ -170,7 +172,7 @@ class DenseTotals:
 
 
 class FewTotals:
-    """Totals of the coordinates that parts have; all others are fill entries."""
+    """Totals of the visited coordinates; all others are fill entries."""
 
     def __init__(self, reduction: Reduction, names: Sequence[str], extents: Mapping[str, int]) -> None:
         self.reduction, self.names = reduction, names
@@ -200,7 +202,7 @@ class FewTotals:
             self._merge()
 
     def _merge(self) -> tuple[Tensor, Keys, Rows]:
-        """Combines all entries of the same coordinates."""
+        """Combines all entries of equal coordinates."""
         device = self.reduction.device
         if not self._waiting:
             none = torch.zeros((len(self.names), 0), dtype=torch.int64, device=device)
@@ -222,7 +224,7 @@ class FewTotals:
         return coordinates, keys, rows
 
     def result(self, fill: float | int | bool) -> Entries:
-        """The totals that were met."""
+        """The totals of the visited coordinates."""
         coordinates, keys, rows = self._merge()
         grid = rows.grid()
         return Entries(coordinates, grid.values, self.shape, grid.kind, fill, grid.is_fill, keys)

@@ -1,4 +1,4 @@
-"""Directives in words, for people who read loops.
+"""Directives in words, for readers of schedules.
 
 In: `split k ko ki 64 tail 32 8`. Out: `k = 64 ko + ki; the last tile in pieces of 32, 8, the rest masked`.
 """

@@ -2,7 +2,7 @@
 
     order i, k, j; split k ko ki 64 tail 32 16 8; precompute w at ko in register; vector ki; parallel i balanced A
 
-A directive says what to do to which loop; `apply.py` does it and checks that it is legal.
+A directive names a transformation of a loop; `apply.py` performs the transformation and checks its legality.
 """
 
 import re
@@ -16,7 +16,7 @@ SCOPES = ("register", "thread", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Directive(Node):
-    """One decision."""
+    """One scheduling decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Order(Directive):
 class Split(Directive):
     """`split k ko ki 64 tail 32 8`: `k = ko * 64 + ki`; the last tile runs in pieces of 32 and 8, the rest masked.
 
-    `split k ko ki 64 masked`: all tiles run under masks, so that there is one body for whole tiles and the last.
+    `split k ko ki 64 masked`: all tiles run under masks, with one body for whole tiles and the last.
     """
 
     index: str
@@ -63,7 +63,7 @@ class Fuse(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Join(Directive):
-    """`join n in Y`: in the nest of `Y` the loops over tiles of `n` and inside of them are one over `n` again."""
+    """`join n in Y`: in the nest of `Y` the loops over tiles of `n` and inside a tile become one loop over `n`."""
 
     index: str
     nest: str
@@ -74,7 +74,7 @@ class Join(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Merge(Directive):
-    """`merge j`: neighbouring loops over `j` are one, which runs the statements of all of them."""
+    """`merge j`: fuses neighbouring loops over `j` into one loop with the statements of all."""
 
     index: str
 
@@ -98,10 +98,11 @@ class Pos(Directive):
 class Precompute(Directive):
     """`precompute w at ko in register`: `w` is computed inside loop `ko`, right before its consumer, and shrinks.
 
-    `precompute a = Y at ko in register` introduces `a` to collect what is added to `Y` inside loop `ko`;
+    `precompute a = Y at ko in register` introduces `a`, an accumulator of the additions to `Y` inside loop `ko`;
     `precompute a = w over p in register` gives each iteration of `p` a copy of `w`, added up afterwards.
+
     `listed` temporaries keep a list of their entries in use: the workspaces of sparse results. `marked` ones mark
-    them: the pattern of the whole result is made of marks first, then the values on it.
+    entries in use: the marks give the pattern of the whole result first, then values are computed on the pattern.
     """
 
     temporary: str
@@ -121,7 +122,7 @@ class Precompute(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Distribute(Directive):
-    """`distribute w`: what is summed in `w` and then multiplied is multiplied first and summed in the result."""
+    """`distribute w`: distributes a product over the sum `w`: the terms are multiplied, then summed in the result."""
 
     temporary: str
 
@@ -131,7 +132,7 @@ class Distribute(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Recompute(Directive):
-    """`recompute S after m`: what comes after `m` reads an `S_again` of its own, computed as `S` is."""
+    """`recompute S after m`: consumers after `m` read a copy `S_again`, rematerialized like `S`."""
 
     temporary: str
     after: str
@@ -142,9 +143,10 @@ class Recompute(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Rescale(Directive):
-    """`rescale m at jo`: the nests up to `jo` are one, in which the largest number so far is in the place of `m`.
+    """`rescale m at jo`: fuses the nests up to `jo`, with the running maximum in place of `m` (online softmax).
 
-    What is summed of `exp(S - m)` is multiplied with `exp(m - n)` when another chunk of the row makes `n` of `m`.
+    Sums of `exp(S - m)` are multiplied with `exp(m - n)` when a later chunk of the row raises the maximum from `m` to
+    `n`.
     """
 
     maximum: str
@@ -156,9 +158,9 @@ class Rescale(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Pack(Directive):
-    """`pack P = B[j, ki] at ko in thread`: inside loop `ko`, `B` is first copied to `P`, stored in that order.
+    """`pack P = B[j, ki] at ko in thread`: inside loop `ko`, `B` is first copied to `P`, stored in the given order.
 
-    `pack P = B[j, ki] at ko in thread for w`: the copy is for what is assigned to `w` alone.
+    `pack P = B[j, ki] at ko in thread for w`: only assignments to `w` read the copy.
     """
 
     temporary: str
@@ -188,7 +190,7 @@ class Vector(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Unroll(Directive):
-    """`unroll i [in w]`: the iterations of `i` (in the nest of `w`) are written out."""
+    """`unroll i [in w]`: the iterations of `i` (in the nest of `w`) are unrolled."""
 
     index: str
     nest: str = ""
@@ -201,7 +203,7 @@ class Unroll(Directive):
 class Parallel(Directive):
     """`parallel i [in w] [static | balanced A | dynamic A] [chunks 32]`: threads share the iterations of `i`.
 
-    `parallel i dynamic A hubs 65536`: the sums of a row of `A` with more stored positions are shared by all threads.
+    `parallel i dynamic A hubs 65536`: all threads share the sums of a row of `A` with more stored positions.
     """
 
     index: str
@@ -221,7 +223,7 @@ class Parallel(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Directive):
-    """`prefetch T 16`: what of `T` is gathered 16 stored positions later is asked for now."""
+    """`prefetch T 16`: prefetches the elements of `T` gathered 16 stored positions later."""
 
     tensor: str
     distance: int
@@ -232,7 +234,7 @@ class Prefetch(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Transpose(Directive):
-    """`transpose i k in w`: the square tiles of `i` and `k` that the nest of `w` reads are transposed in registers."""
+    """`transpose i k in w`: the square tiles of `i` and `k` read in the nest of `w` are transposed in registers."""
 
     rows: str
     lanes: str
@@ -244,7 +246,7 @@ class Transpose(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Cut(Directive):
-    """`cut T`: `T` is computed by a kernel or library call of its own."""
+    """`cut T`: `T` is computed by a separate kernel or library call."""
 
     tensor: str
 
@@ -267,7 +269,7 @@ class Schedule(Node):
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The index variables in the order that is asked for, loops derived from one in its place.
+        """The index variables in the requested order; derived loops stand for their original.
 
         >>> Schedule.parse("split k ko ki 8; order i, ko, j, ki").order
         ('i', 'k', 'j')
@@ -286,10 +288,10 @@ class Schedule(Node):
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":
-        """The schedule that `text` spells; directives are separated by `;` or line ends.
+        """The schedule parsed from `text`; directives are separated by `;` or line ends.
 
         Raises:
-            ScheduleError: a directive that is not one, with the forms that exist.
+            ScheduleError: an unknown directive, with the forms that exist.
         """
         if not isinstance(text, str):
             raise ScheduleError(
@@ -299,7 +301,7 @@ class Schedule(Node):
         return cls(tuple(_directive(part) for part in parts if part))
 
 
-# The classes of which schedules are made, by name.
+# Serializable classes of schedules, by name.
 CLASSES = {n: k for n, k in [*globals().items()] if isinstance(k, type) and issubclass(k, Node)}
 
 _NAME = r"[A-Za-z_]\w*"
@@ -351,7 +353,7 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
 
 
 def _directive(text: str) -> Directive:
-    """The directive that `text` spells."""
+    """The directive parsed from `text`."""
     for _, pattern, make in _FORMS:
         if match := re.fullmatch(pattern, text):
             fields = {
@@ -366,7 +368,7 @@ def _directive(text: str) -> Directive:
 
 
 def _field(name: str, value: str) -> object:
-    """A matched group as the value of the field of that name."""
+    """A matched group as a field value."""
     match name:
         case "size" | "chunks" | "distance" | "hubs":
             return int(value)
@@ -382,7 +384,7 @@ def _field(name: str, value: str) -> object:
 
 
 def _check(directive: Directive, text: str) -> None:
-    """Raises what a directive by itself can have wrong."""
+    """Raises for an invalid directive, independent of a program."""
     match directive:
         case Precompute(scope=scope) | Pack(scope=scope) if scope not in SCOPES:
             raise ScheduleError(f"`{text}`: there is no scope {scope}", f"one of {', '.join(SCOPES)}")

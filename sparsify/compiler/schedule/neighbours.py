@@ -1,4 +1,4 @@
-"""Schedules that differ from one in a single decision: what is timed beside it.
+"""Neighbouring schedules, different in a single decision: candidates of autotuning.
 
 In: `split k ko ki 128; order i, ko, j, ki; precompute w at ko in register; vector ki; parallel i dynamic A`. Out: the
 same with tiles of 64, with `parallel i balanced A`, with tiles of 256, and with the tiles as the outermost loop,
@@ -22,17 +22,17 @@ from sparsify.compiler.schedule.directives import (
     Vector,
 )
 
-# Iterations of a tile of lanes at least.
+# Fewest iterations of a tile of lanes.
 LEAST_TILE: Final = 16
 POLICIES: Final = {"dynamic": "balanced", "balanced": "dynamic"}
 
 
 def neighbours(schedule: Schedule, extents: Mapping[str, int]) -> Iterator[Schedule]:
-    """The schedules that differ in one decision, those first that pay most often; each is right where it lowers.
+    """The schedules with one decision changed, the most promising first; each is correct if it lowers.
 
     Args:
-        schedule: the one that is expected to be best.
-        extents: of index variables; no tile is made larger than its loop.
+        schedule: schedule expected to be the best.
+        extents: extents of index variables; no tile exceeds its loop.
     """
     lanes = {part.index for part in schedule.directives if isinstance(part, Vector)}
 
@@ -70,7 +70,7 @@ def _outermost_tiles(
 ) -> Callable[[Directive], Directive | None]:
     """Moves the loop over several tiles of lanes to the outside: `order i, ko, j, ki -> order ko, i, j, ki`.
 
-    Sums that are collected inside the tile's loop are collected inside the loop that came before it.
+    Accumulators inside the tile's loop move inside the loop that preceded the tile's.
     """
     lanes = {part.index for part in schedule.directives if isinstance(part, Vector)}
     tiles = [

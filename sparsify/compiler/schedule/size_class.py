@@ -1,23 +1,24 @@
-"""Classes of sizes: calls whose extents and patterns are of one class share a kernel and what follows from it.
+"""Size classes: calls with extents and patterns of one class share a kernel and all memoized decisions.
 
-In: an extent of 700. Out: the class of 512 to 1023, which holds extents from 448 to 1150 once it was met: sizes around
-an end do not take turns between two kernels. Every kernel is right for all sizes, so classes decide speed alone.
+In: an extent of 700. Out: the class of 512 to 1023, which accepts extents from 448 to 1150 once created: sizes around a
+boundary do not alternate between two kernels. Every kernel is correct for all sizes, so classes affect speed only.
 """
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from sparsify.storage.pattern import Pattern
 
-# Extents up to this one are classes of their own, unless one that holds them was met: they may be numbers of lanes.
+# Extents up to this one are classes of their own, unless an existing class accepts them: they may fit vector lanes.
 EXACT: Final = 64
-# Numbers of stored entries up to this one are.
+# Numbers of stored entries up to this one are classes of their own.
 FEW_STORED: Final = 2
 Range = tuple[int, int]
 
 
 def octave(size: int, exact: int = EXACT) -> Range:
-    """The lowest and the largest size of a class: a size by itself up to `exact`, else from a power of two to the next.
+    """The smallest and the largest size of a class: a single size up to `exact`, else from a power of two to the next.
 
     >>> octave(64), octave(100), octave(128)
     ((64, 64), (64, 127), (128, 255))
@@ -29,7 +30,7 @@ def octave(size: int, exact: int = EXACT) -> Range:
 
 
 def held(size: int, exact: int = EXACT) -> Range:
-    """The lowest and the largest size that a class holds once it was met: an eighth beyond both of its ends.
+    """The smallest and the largest size accepted by an existing class: an eighth beyond both of its ends.
 
     >>> held(64), held(100)
     ((64, 64), (56, 142))
@@ -40,36 +41,52 @@ def held(size: int, exact: int = EXACT) -> Range:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class PatternClass:
-    """Patterns of about the same numbers of entries, level by level, and in the longest row."""
+    """Patterns with similar numbers of entries, level by level and in the longest row."""
 
     ranges: tuple[Range, ...]
 
     def holds(self, counts: tuple[int, ...]) -> bool:
-        """Whether a pattern with these numbers is one of them."""
+        """Whether a pattern with these counts belongs to the class."""
         return all(low <= count <= high for count, (low, high) in zip(counts, self.ranges, strict=True))
 
 
+_generation = count()
+_current = [next(_generation)]
+
+
+def renew() -> None:
+    """Starts a new generation: later patterns form classes of their own, and kernels depend on these patterns only.
+
+    Training calls `renew` with each change of masks: a resumed run takes the kernels of the uninterrupted one, which
+    has encountered other patterns before.
+    """
+    _current[0] = next(_generation)
+
+
 class PatternClasses:
-    """The classes of the patterns that one input of a kernel has met; each pattern keeps its class.
+    """The pattern classes of one input of a kernel; each pattern memoizes its class.
 
     Args:
-        is_turned: whether the input reads patterns in the other order of their modes.
+        is_turned: whether the input reads patterns in transposed order.
     """
 
     def __init__(self, is_turned: bool = False) -> None:
         self.is_turned = is_turned
         self.met: list[PatternClass] = []
+        self._generation = _current[0]
 
     def of(self, pattern: Pattern) -> PatternClass:
-        """The class of a pattern: the first that holds it, else a new one."""
+        """The class of a pattern: the first that accepts it, else a new one."""
         kept: PatternClass | None = pattern.recall(self)
         return pattern.keep(self, self._find(pattern)) if kept is None else kept
 
     def _find(self, pattern: Pattern) -> PatternClass:
+        if self._generation != _current[0]:
+            self._generation, self.met = _current[0], []
         counts = pattern.counts(self.is_turned)
         for known in self.met:
             if len(known.ranges) == len(counts) and known.holds(counts):
                 return known
-        made = PatternClass(tuple([held(count, FEW_STORED) for count in counts]))
+        made = PatternClass(tuple([held(number, FEW_STORED) for number in counts]))
         self.met.append(made)
         return made

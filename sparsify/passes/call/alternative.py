@@ -1,7 +1,8 @@
-"""Alternatives to a region's kernel, for calls like the one that was timed.
+"""Alternatives to a region's kernel, for calls similar to the timed one, or by their rows.
 
 In: `Alternative("torch's CSR", run, 380.0)`, the arguments of the example. Out: a `Preferred`;
-`preferred.takes(arguments)` says of a call whether its tensors have the dtypes and about the sizes of the example's.
+`preferred.takes(arguments)`: whether the tensors of a call have the example's dtypes and similar sizes. Or a `ByRows`,
+which takes calls by their number of rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,19 +13,21 @@ from sparsify.compiler.schedule.size_class import octave
 from sparsify.passes.call.first_backward import Result
 from sparsify.storage.own_memory import PLAIN
 
-# Shapes of calls that one answer is remembered for.
+# Maximum number of memoized call shapes.
 MOST: Final = 64
 Key = tuple[Any, ...]
+# Numbers from a begin to below an end.
+Ranges = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Something else that computes a region.
+    """Another implementation of a region.
 
     Attributes:
-        name: in words.
-        run: the region's result, of its call and the arguments of that.
-        us: what a call is expected to take.
+        name: name for reports.
+        run: function of the region's call and its arguments that returns the result.
+        us: expected time of a call.
     """
 
     name: str
@@ -33,11 +36,11 @@ class Alternative:
 
 
 class Preferred:
-    """An alternative that is faster than the kernel, and for which calls: those of about the same sizes.
+    """An alternative that beat the kernel, valid for calls with sizes similar to the timed example.
 
     Args:
-        alternative: what was faster.
-        example: the arguments that it was timed with.
+        alternative: the faster alternative.
+        example: arguments of the timing.
     """
 
     def __init__(self, alternative: Alternative, example: Sequence[Any]) -> None:
@@ -46,7 +49,7 @@ class Preferred:
         self._known: dict[Key, bool] = {}
 
     def takes(self, arguments: Sequence[Any]) -> bool:
-        """Whether a call with these arguments is like the example's; none are where tensors are not plain."""
+        """Whether a call is similar to the example; False for tensors of subclasses."""
         key = described(arguments)
         known = self._known.get(key)
         if known is None:
@@ -56,8 +59,33 @@ class Preferred:
         return known
 
 
+@dataclass(frozen=True, slots=True)
+class ByRows:
+    """An alternative that beats the kernel for some numbers of rows.
+
+    Attributes:
+        alternative: the faster alternative.
+        argument: position of the argument with the rows.
+        mode: mode of the argument that counts rows.
+        ranges: ranges of rows in which the alternative runs.
+    """
+
+    alternative: Alternative
+    argument: int
+    mode: int
+    ranges: Ranges
+
+    def takes(self, arguments: Sequence[Any]) -> bool:
+        """Whether a call has as many rows; False for tensors of subclasses."""
+        tensor = arguments[self.argument]
+        if type(tensor) not in PLAIN:
+            return False
+        rows = tensor.shape[self.mode]
+        return any(begin <= rows < end for begin, end in self.ranges)
+
+
 def described(arguments: Sequence[Any]) -> Key:
-    """Sizes as they are, dtypes and shapes of tensors, `None` for anything else."""
+    """Integers unchanged, dtypes and shapes of tensors, `None` for any other argument."""
     return tuple(
         [
             (arg.dtype, arg.shape) if type(arg) in PLAIN else arg if type(arg) is int else None
@@ -67,7 +95,7 @@ def described(arguments: Sequence[Any]) -> Key:
 
 
 def rounded(key: Key) -> Key:
-    """The same with the largest number of its class in place of each.
+    """The key with each number rounded up to the largest of its class.
 
     >>> rounded((50, 3000, (torch.float32, torch.Size((5000, 7)))))
     (50, 4095, (torch.float32, (8191, 7)))

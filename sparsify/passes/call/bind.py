@@ -1,12 +1,12 @@
-"""Sources of the operands of regions: arguments, or a structure that is computed once.
+"""Sources of the operands of regions: arguments, or memoized structures.
 
-In: a region over an adjacency, its normalisation and the graph around it. Out: a `Binding` for each operand, and for
-each set of inputs from which operands follow a `Plan`, whose part of the graph is cut out into a `Structure`.
+In: a region over an adjacency, its normalisation and the graph around it. Out: a `Binding` for each operand, and a
+`Plan` for each set of inputs that determines operands; the plan's part of the graph is cut out into a `Structure`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -23,16 +23,18 @@ from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, row_scales
 from sparsify.report import ConversionEntry
 
-# The structures by their leaves that are tensors, by all where none is.
+# Views with the memory order of their operand.
+RESHAPES: Final = frozenset({"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "alias"})
+# Plans by their tensor leaves, by all leaves if none is a tensor.
 Plans = dict[frozenset[fx.Node], "Plan"]
 
 
 @dataclass
 class Plan:
-    """The structure that is cut out for the same tensors.
+    """The structure cut out for one set of tensors.
 
-    `is_static` where a rule says that they do not change, `is_frozen` where they are weights that get no gradients,
-    `is_computed` where each call computes them anew.
+    `is_static`: a rule declares the tensors constant; `is_frozen`: weights without gradients; `is_computed`: computed
+    anew in each call.
     """
 
     leaves: list[fx.Node]
@@ -46,7 +48,7 @@ class Plan:
 
     @property
     def static(self) -> list[int]:
-        """The positions of leaves that do not change between calls, as rules say."""
+        """The positions of leaves declared constant across calls by rules."""
         marks = [info(leaf).mark for leaf in self.leaves]
         return [at for at, mark in enumerate(marks) if self.is_static or getattr(mark, "static", False)]
 
@@ -57,7 +59,7 @@ class Plan:
         return self.outputs.index(node)
 
     def result(self, spec: Output, name: str) -> int:
-        """The position of a result, which equal operands share."""
+        """The position of a result, shared by equal operands."""
         if spec not in self.results:
             self.results.append(spec)
             self.names.append(name)
@@ -76,7 +78,7 @@ class Binding:
 
 
 def bind_all(draft: Draft, regions: Sequence[Region]) -> list[list[Binding]]:
-    """Sources of the operands of regions; what is computed once is cut out of the graph."""
+    """Sources of the operands of regions; memoizable computations are cut out of the graph."""
     plans: Plans = {}
     for region in regions:  # all structures are known before an operand may join one
         for matrix in region.matrices if not region.backend else ():
@@ -88,7 +90,7 @@ def bind_all(draft: Draft, regions: Sequence[Region]) -> list[list[Binding]]:
 
 
 def plan_of(plans: Plans, leaves: Sequence[fx.Node]) -> Plan:
-    """The structure of these leaves; those of the same tensors share one, whatever sizes they read besides."""
+    """The structure of some leaves; leaves with the same tensors share one, even with different sizes."""
     tensors = frozenset(leaf for leaf in leaves if tensor_value(leaf) is not None)
     plan = plans.setdefault(tensors or frozenset(leaves), Plan([]))
     plan.leaves += [leaf for leaf in leaves if leaf not in plan.leaves]
@@ -96,7 +98,7 @@ def plan_of(plans: Plans, leaves: Sequence[fx.Node]) -> Plan:
 
 
 def bind(draft: Draft, region: Region, plans: Plans) -> list[Binding]:
-    """Sources of the operands of a region, in the order of its program, or of what its nodes read."""
+    """Sources of the operands of a region, in the order of its program, or of its nodes' inputs."""
     if region.backend:
         return [Binding(node.name, node=node) for node in region.read]
     bindings = []
@@ -124,7 +126,7 @@ def bind(draft: Draft, region: Region, plans: Plans) -> list[Binding]:
 
 
 def is_as_it_is(matrix: Matrix) -> bool:
-    """Whether a matrix is read as the model has it: a dense one that a rule leaves dense."""
+    """Whether a matrix is read unchanged: a dense tensor that a rule leaves dense."""
     return (
         matrix.dense is not None
         and matrix.format.is_dense
@@ -138,7 +140,7 @@ def is_as_it_is(matrix: Matrix) -> bool:
 def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: Plans) -> Binding:
     """The binding of a sparse operand.
 
-    Its values are an argument when they follow from more than structure.
+    The values are an argument if they depend on more than structure.
     """
     form = matrix.format
     if is_as_it_is(matrix):
@@ -189,7 +191,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: Plans) -> Bindin
 
 
 def is_own_parameter(matrix: Matrix) -> bool:
-    """Whether a matrix is a parameter itself, whose zeros alone say what is stored, with the values that it has."""
+    """Whether a matrix is a whole parameter in its own dtype, with a pattern given by its zeros alone."""
     assert matrix.dense is not None, "other operands have coordinates"
     is_one = matrix.dense.op == "get_attr" and matrix.leaves == [matrix.dense] and matrix.places is None
     return is_one and matrix.mark.dtype == "same" and operators.parameter_behind(matrix.dense) is matrix.dense
@@ -203,7 +205,7 @@ def dtype_of(node: fx.Node) -> torch.dtype:
 
 
 def bind_pattern(pattern: PatternOperand, name: str, plans: Plans) -> Binding:
-    """The binding of a mask: it follows from the lengths."""
+    """The binding of a mask, determined by the lengths."""
     leaves = list(dict.fromkeys(pattern.size_nodes))
     plan = plan_of(plans, leaves)
     rows, columns = (plan.output(extent) for extent in pattern.extents)
@@ -211,7 +213,7 @@ def bind_pattern(pattern: PatternOperand, name: str, plans: Plans) -> Binding:
 
 
 def bind_bags(bags: Bags, name: str, plans: Plans) -> Binding:
-    """The binding of bags: they follow from whole numbers alone, else from their indices and offsets as they are."""
+    """The binding of bags: from integers alone if possible, otherwise from computed indices and offsets."""
     needed = [bags.indices, bags.offsets]
     leaves = leaves_of(needed)
     if any(is_floating(leaf) for leaf in leaves):
@@ -229,7 +231,7 @@ def bind_bags(bags: Bags, name: str, plans: Plans) -> Binding:
 
 
 def is_floating(node: fx.Node) -> bool:
-    """Whether a node computes numbers that are not whole."""
+    """Whether a node computes floating-point numbers."""
     value = tensor_value(node)
     return value is not None and value.is_floating_point()
 
@@ -240,12 +242,12 @@ def leaves_of(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def leaves_behind(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
-    """The same in any order, found one by one; a size is a leaf by itself."""
+    """Inputs, attributes and sizes from which `nodes` are computed, lazily and in any order."""
     return filter(is_leaf, operators.ancestors(nodes, lambda node: not is_leaf(node)))
 
 
 def is_leaf(node: fx.Node) -> bool:
-    """Whether a structure takes `node` as an input; random and writing nodes are never computed once."""
+    """Whether `node` is an input of structures; random and mutating nodes are never memoized."""
     if node.op in ("placeholder", "get_attr"):
         return True
     return is_input_size(node) or canonicalize.has_effect(node)
@@ -257,26 +259,33 @@ def is_input_size(node: fx.Node) -> bool:
 
 
 def is_edge_vector(node: fx.Node) -> bool:
-    """Whether a leaf is one number per edge that comes from outside, as edge weights do."""
+    """Whether a leaf is an input with one number per edge, such as edge weights."""
     value = tensor_value(node)
     return node.op == "placeholder" and value is not None and value.dim() == 1
 
 
 def once_leaves(node: fx.Node, plans: Plans) -> list[fx.Node] | None:
-    """The leaves of an operand that follows from structure or is a turned weight, None for others."""
-    if is_leaf(node):
+    """The leaves of an operand determined by structure or of a transposed weight, None otherwise."""
+    if is_leaf(node) or is_weight_in_place(node):
         return None
     if operators.parameter_behind(node) is not None or is_stack(node):
         return leaves_of([node])
     structures = [{leaf for leaf in known if leaf.op == "placeholder"} for known in plans]
     structural = set[fx.Node]().union(*structures)
-    # What depends on anything else shows soon; all that a deep graph computes it from is not looked through.
+    # A dependence on other tensors is found early; the search does not visit all ancestors in a deep graph.
     if any(not is_size_or(leaf, structural) for leaf in leaves_behind([node])):
         return None
     leaves = leaves_of([node])
     has_tensor = any(tensor_value(leaf) is not None for leaf in leaves)
     is_known = any(all(is_size_or(leaf, known) for leaf in leaves) for known in structures)
     return leaves if has_tensor and is_known else None
+
+
+def is_weight_in_place(node: fx.Node) -> bool:
+    """Whether an operand is a parameter with other extents, in the parameter's memory: nothing to memoize."""
+    while operator_name(node) in RESHAPES:
+        node = node.all_input_nodes[0]
+    return node.op == "get_attr"
 
 
 def is_stack(node: fx.Node) -> bool:
@@ -292,7 +301,7 @@ def is_size_or(node: fx.Node, known: set[fx.Node]) -> bool:
 def cut_out(draft: Draft, plan: Plan) -> None:
     """Builds the structure of a plan from the part of the graph between its leaves and its outputs."""
     for leaf in plan.leaves:
-        if is_input_size(leaf):  # the first region of the plan may not have read it before
+        if is_input_size(leaf):  # maybe unread before by the first region of the plan
             leaf.graph.find_nodes(op="placeholder")[-1].append(leaf)
     module = extract(draft.graph, plan.leaves, plan.outputs)
     matrices = [spec for spec in plan.results if isinstance(spec, MatrixOutput)]
@@ -308,7 +317,7 @@ def cut_out(draft: Draft, plan: Plan) -> None:
 
 
 def extract(whole: fx.Graph, inputs: list[fx.Node], outputs: list[fx.Node | int]) -> fx.GraphModule:
-    """The part of a graph from `inputs` to `outputs` as a module of its own."""
+    """The part of a graph from `inputs` to `outputs` as a separate module."""
     wanted = [node for node in outputs if isinstance(node, fx.Node)]
     needed = set(operators.ancestors(wanted, lambda node: node not in inputs)) - set(inputs)
     graph = fx.Graph()

@@ -1,9 +1,8 @@
-"""A region whose gradients no kernel has computed yet, under autograd.
+"""A region under autograd, before any kernel has computed its gradients.
 
-In: `FirstGradient.apply(call, *arguments)`. Out: the results of the region, whose backward asks the kernel for
-gradients, and the dense nodes where there can be none.
-
-Results that no gradient reads are not kept and are no views: they may be written to in place, as those of torch.
+In: `FirstGradient.apply(call, *arguments)`. Out: the results of the region, whose backward pass uses the gradient
+kernel, or the dense nodes if no gradient kernel can be built. Results that no gradient reads are not saved and are no
+views: they may be overwritten in place, as torch's results.
 """
 
 from collections.abc import Sequence
@@ -15,18 +14,18 @@ if TYPE_CHECKING:
     from sparsify.passes.call.region_call import RegionCall
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
-# Per result it, or its gradient; `None` for one that is not kept, and for zeros.
+# Per result the tensor, or its gradient; `None` for an unsaved result, and for zeros.
 Known = Sequence[torch.Tensor | None]
 Gradients = Sequence[torch.Tensor | None]
 
 
 def listed(result: Result) -> tuple[torch.Tensor, ...]:
-    """The results; one that is in no tuple, too."""
+    """The results as a tuple, also for a single result."""
     return result if isinstance(result, tuple) else (result,)
 
 
 def with_gradients(result: Result, gradients: Gradients) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The results that have gradients and depend on what needs them, and those."""
+    """The results with gradients that require grad, and the gradients."""
     every = zip(listed(result), gradients, strict=True)
     pairs = [(one, found) for one, found in every if found is not None and one.requires_grad]
     return [one for one, _ in pairs], [found for _, found in pairs]
@@ -35,14 +34,14 @@ def with_gradients(result: Result, gradients: Gradients) -> tuple[list[torch.Ten
 def differentiated(
     outputs: list[torch.Tensor], inputs: list[torch.Tensor], given: list[torch.Tensor], create_graph: bool = False
 ) -> Sequence[torch.Tensor | None]:  # fmt: skip
-    """The gradients of the inputs by those of the outputs, `None` where no output depends on one."""
+    """The gradients of the inputs from the outputs' gradients, `None` for independent inputs."""
     if not outputs:
         return [None] * len(inputs)
     return torch.autograd.grad(outputs, inputs, given, create_graph=create_graph, allow_unused=True)
 
 
 def unviewed(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A result as a tensor of its own, unless it is a view of one of the tensors, which writing to it would change."""
+    """A result as a separate tensor, unless it is a view of an argument, which a write would change."""
     base = result._base
     if base is None or any(tensor is base or tensor._base is base for tensor in tensors):
         return result
@@ -50,7 +49,7 @@ def unviewed(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Ten
 
 
 class FirstGradient(torch.autograd.Function):
-    """A region whose gradients no kernel has computed yet: when there can be none, the dense nodes do it."""
+    """A region without a gradient kernel so far; the dense nodes are the fallback."""
 
     @staticmethod
     def forward(ctx: Any, call: "RegionCall", *arguments: Any) -> Result:
@@ -74,7 +73,7 @@ class FirstGradient(torch.autograd.Function):
         left = iter(tensors)
         arguments = [next(left) if size is None else size for size in ctx.sizes]
         needed = [position for position, need in enumerate(ctx.needs_input_grad[1:]) if need]
-        if torch.is_grad_enabled():  # gradients of these gradients are wanted
+        if torch.is_grad_enabled():  # second-order gradients are wanted
             found = call.gradients_with_graph(arguments, needed, gradients)
         else:
             found = call.gradients(arguments, needed, results, gradients)

@@ -1,8 +1,7 @@
-"""The call of a region: finds its operands and runs its kernel.
+"""The call of a region: collects its operands and runs its kernel.
 
 In: `call_region(handle, x, edge_index, 2708, w, b)`. Out: the region's result, several in a tuple, differentiable.
-
-Eager calls go straight to the kernel. While tracing, compiling or exporting the same call is the operator of
+Eager calls run the kernel directly. Under tracing, compilation or export the same call is the operator of
 `region_operator`.
 """
 
@@ -19,13 +18,13 @@ from torch import fx
 from torch.autograd import forward_ad
 
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.kernel.autograd import pull_back, read_by_gradients
 from sparsify.compiler.kernel.kernel import Kernel, plan
-from sparsify.compiler.plan.specialise import specialised
+from sparsify.compiler.kernel.transforms.autograd import pull_back, read_by_gradients
+from sparsify.compiler.plan.prepare.specialise import specialised
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import CompilerError, DeviceError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
-from sparsify.passes.call.alternative import Preferred
+from sparsify.passes.call.alternative import ByRows, Preferred
 from sparsify.passes.call.first_backward import (
     FirstGradient,
     Gradients,
@@ -39,15 +38,16 @@ from sparsify.passes.operands.alignment import Aligned
 from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.convolution_operands import FlatImages
 from sparsify.passes.region.printer import Origin
-from sparsify.storage import trained_masks
+from sparsify.runtime.saved_tensors import are_hooked
 from sparsify.storage.own_memory import runs_natively
+from sparsify.storage.subclass import trained_masks
 from sparsify.storage.tensor import SparseTensor, wrap
 from sparsify.storage.transformed import have_tangents
 
 
 @dataclass(frozen=True)
 class SizeAt:
-    """An extent that is an argument of the call."""
+    """An extent passed as an argument of the call."""
 
     argument: int
 
@@ -57,13 +57,13 @@ class Operand:
     """Source of an operand of the program.
 
     Attributes:
-        name: its name in the program.
-        argument: the position of the tensor among the call's arguments; with a structure that of a sparse
-            operand's values, -1 when the structure knows them.
-        structure: what computes it once per graph.
-        leaves: the positions of the structure's leaves among the arguments.
-        result: the position among the structure's results.
-        is_full: whether it is a dense input whose zeros are left out: its gradient is not zero there.
+        name: name in the program.
+        argument: position of the tensor among the call's arguments; with a structure, the position of the sparse
+            operand's values, -1 when the structure has the values.
+        structure: memoized computation per graph.
+        leaves: positions of the structure's leaves among the arguments.
+        result: position among the structure's results.
+        is_full: whether the operand is a dense input stored without zeros: its gradient is nonzero there.
     """
 
     name: str
@@ -79,22 +79,22 @@ DENSE_RESULTS: Final = "sparse regions run densely from now on"
 DENSE_GRADIENTS: Final = "gradients of sparse regions are computed densely from now on"
 
 
-# Handles are drawn at random: one that a program exported elsewhere brings along belongs to no region here.
+# Random handles: a handle in a program exported by another process never denotes a region of this process.
 _calls: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
 def handle_of(call: Any) -> int:
-    """A handle by which the nodes of a graph find a call, as long as it lives."""
+    """A handle for lookups of a live call by graph nodes."""
     handle = secrets.randbits(62)
     _calls[handle] = call
     return handle
 
 
 def find(handle: int) -> Any:
-    """The call with this handle: a `RegionCall`, or what gives results as one does.
+    """The call of a handle: a `RegionCall`, or an object with the same interface.
 
     Raises:
-        SparsifyError: it is gone, or was never in this process.
+        SparsifyError: the call no longer exists, or belongs to another process.
     """
     call = _calls.get(handle)
     if call is None:
@@ -106,45 +106,46 @@ def find(handle: int) -> Any:
 
 
 class Nodes(Protocol):
-    """The nodes that a region replaces, as a function of its arguments."""
+    """The nodes replaced by a region, as a function of its arguments."""
 
     @property
     def graph(self) -> fx.Graph:
         """The nodes."""
 
     def __call__(self, *arguments: Any) -> Any:
-        """Their results."""
+        """The results of the nodes for some arguments."""
 
 
 class RegionCall:
-    """A region's kernel with the way its operands are found.
+    """A region's kernel with the sources of its operands.
 
     Args:
-        program: the einsum program; its inputs are in the order of `operands`.
-        shapes: of each result per mode its extent, or the argument that is its extent.
-        dense: the nodes that the region replaces, for when the kernel cannot be built or fails.
+        program: einsum program; its inputs are in the order of `operands`.
+        shapes: extent per mode of each result, or the argument with the extent.
+        dense: nodes replaced by the region, the fallback for a kernel that cannot be built or fails.
         options: settings.
-        notices: where the warning about a failure goes.
+        notices: receiver of the failure warning.
         is_strict: whether a failure raises.
-        library: computes the result in place of the kernel where no gradients are wanted: another library's product.
-        layout: how a convolution's arguments become operands; its gradients are those of the dense nodes.
-        kernel: of the program, where there is one already.
+        library: product of another library, in place of the kernel for calls without gradients.
+        layout: mapping from a convolution's arguments to operands; its gradients come from the dense nodes.
+        kernel: existing kernel of the program, if any.
 
     Attributes:
-        name: for reports.
+        name: name in reports.
         is_several: whether the result is a tuple.
-        kernel: of the program; what makes the call sees to it that it is built.
-        failure: why the dense nodes compute now, `None` as long as the kernel does.
-        gradient_failure: why they do when gradients are wanted.
-        refusal: why they computed a call whose operands the kernel cannot have.
-        densely: the positions of the arguments whose gradients the dense nodes compute, with all others.
-        notes: in the report.
-        weights: by the positions of the arguments that are weights, dense, packed or sparse, what packs them, and the
-            positions of what that reads.
-        differentiable: the positions of arguments whose gradients were computed by a kernel before.
-        is_general: whether the front end made the region, and no recogniser.
-        is_portable: whether exported graphs hold what the region computes, and not its handle.
-        preferred: what computes calls like those that it was timed for, where no gradients are wanted.
+        kernel: kernel of the program; built by the creator of the call.
+        failure: reason for the dense fallback, `None` as long as the kernel works.
+        gradient_failure: reason for the dense fallback in calls with gradients.
+        refusal: reason for the dense fallback of calls with operands unsupported by the kernel.
+        densely: positions of arguments whose gradients require the dense nodes, for all gradients of the call.
+        notes: lines of the report.
+        weights: packing structure of each argument that is a weight (dense, packed or sparse), with the positions of
+            the structure's leaves, by argument position.
+        differentiable: argument positions with gradients already computed by a kernel.
+        is_general: whether the front end made the region, not a recogniser.
+        is_portable: whether exported graphs hold the region's computation, not its handle.
+        preferred: faster alternative for calls similar to the timed one, or by rows, without gradients.
+        label: name of its calls in a profile, none where empty.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class RegionCall:
     ) -> None:
         self.library, self.layout = library, layout
         self.name, self.program, self.operands = "", program, tuple(operands)
+        self.label = ""
         self._sources = [(o.argument, o.structure, o.leaves, o.result) for o in self.operands]
         self._has_masks = any(o.structure is not None and o.structure.has_masks for o in self.operands)
         self.shapes, self.dense, self.options, self.notices = shapes, dense, options, notices
@@ -183,18 +185,18 @@ class RegionCall:
         self.differentiable: set[tuple[int, ...]] = set()
         self._read: dict[tuple[int, ...], frozenset[str]] = {}
         self.origin: Origin | None = None
-        self.preferred: Preferred | None = None
+        self.preferred: Preferred | ByRows | None = None
 
     def plan_for(self, sizes: Sizes, fixed: Sizes = UNKNOWN) -> None:
-        """Plans the program again for operands of these sizes: dense products may be generated then.
+        """Plans the program again for operands of known sizes, which may generate dense products.
 
-        Extents of `fixed`, the same in every call, may become constants of the kernels.
+        Extents in `fixed`, the same in every call, may become constants of the kernels.
         """
         self.kernel = plan(specialised(self.program, fixed), options=self.options, sizes=sizes)
         self._read = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":
-        return self  # kernels and memories are shared: they hold no parameters
+        return self  # kernels and caches are shared: they hold no parameters
 
     def values(self, arguments: Sequence[Any]) -> list[Any]:
         """The operands in the order of the program."""
@@ -202,7 +204,7 @@ class RegionCall:
         return found if self.layout is None else self.layout.operands(found)
 
     def made(self, arguments: Sequence[Any]) -> list[Any] | None:
-        """The same, `None` for arguments that give none, as is said once: the kernel computes calls with others."""
+        """The operands, or `None` for arguments without valid operands, with one warning."""
         try:
             return self.values(arguments)
         except FAILURES as error:
@@ -211,7 +213,7 @@ class RegionCall:
             return None
 
     def given(self, arguments: Sequence[Any]) -> list[Any]:
-        """The operands of the region's nodes, as structures make them."""
+        """The operands of the region's nodes, computed by structures."""
         found = []
         read: Structure | None = None
         results: Sequence[Any] = ()
@@ -229,16 +231,25 @@ class RegionCall:
 
     def __call__(self, *arguments: Any) -> Result:
         """The result of the region, by the dense nodes once the kernel has failed, and for full gradients."""
+        if self.label:
+            with torch.profiler.record_function(self.label):
+                return self._result(arguments)
+        return self._result(arguments)
+
+    def _result(self, arguments: tuple[Any, ...]) -> Result:
+        """The result, without a label in a profile."""
         wanted = wanted_gradients(arguments) if torch.is_grad_enabled() else ()
         is_transformed = torch._C._are_functorch_transforms_active()
         if is_transformed and self.layout is not None:
             return self.dense_result(self.layout.without_weight(arguments))
         if forward_ad._current_level >= 0 and not is_transformed and have_tangents(arguments):
-            return self.dense_result(arguments)  # what is remembered of structures has no tangents
-        by_kernel = tuple([position for position in wanted if position not in self.densely])
-        if wanted and not is_transformed and wanted not in self.differentiable and self.has_kernel(by_kernel):
-            tried: Result = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
-            return tried
+            return self.dense_result(arguments)  # memoized structures have no tangents
+        # A checkpoint's recomputation saves the same tensors as its first call, whatever was built, or failed, between.
+        if wanted and not is_transformed and (wanted not in self.differentiable or are_hooked()):
+            by_kernel = tuple([position for position in wanted if position not in self.densely])
+            if self.has_kernel(by_kernel) or (are_hooked() and wanted in self._read):
+                tried: Result = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
+                return tried
         return self.computed(arguments, wanted)
 
     def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> Result:
@@ -262,11 +273,11 @@ class RegionCall:
                 self.failure = self.noted(error, DENSE_RESULTS)
             except DeviceError:
                 if self.is_strict:
-                    raise  # else the operators of the model say what is wrong
+                    raise  # otherwise the operators of the model report the error
         return self.dense_result(arguments)
 
-    def by_alternative(self, preferred: Preferred, arguments: Sequence[Any]) -> Result | None:
-        """The result of what is preferred to the kernel, `None` where that does not take such a call or failed."""
+    def by_alternative(self, preferred: Preferred | ByRows, arguments: Sequence[Any]) -> Result | None:
+        """The preferred alternative's result, `None` where the alternative does not take the call or failed."""
         if torch._C._are_functorch_transforms_active() or not preferred.takes(arguments):
             return None
         try:
@@ -277,7 +288,7 @@ class RegionCall:
             return None
 
     def convolved(self, layout: FlatImages, arguments: Sequence[Any]) -> Result:
-        """The result of a convolution; where images are smaller than windows, torch says so."""
+        """The result of a convolution; torch reports images smaller than the window."""
         grid = layout.grid(arguments[layout.places.image])
         if not grid.has_results or (layout.refused and grid in layout.refused):
             return self.dense_result(arguments)
@@ -293,9 +304,9 @@ class RegionCall:
         return self.dense_result(arguments)
 
     def portable(self, arguments: Sequence[Any]) -> Result | None:
-        """The result as an operator of a traced graph that says all of its kernel, so that other processes run it.
+        """The result as an operator of a traced graph that embeds the whole kernel, portable to other processes.
 
-        None for regions of models that train, and where operands are made of more than packed weights as they are.
+        None for regions of trained models, and for operands other than packed weights read unchanged.
         """
         if not self.is_portable or self.layout is not None or self.library is not None:
             return None
@@ -311,7 +322,7 @@ class RegionCall:
         return found
 
     def dense_result(self, arguments: Sequence[Any]) -> Result:
-        """The result of the nodes that the region replaces; packed weights are unpacked for them."""
+        """The result of the replaced nodes; packed weights are unpacked for them."""
         known = list(arguments)
         for position, (structure, leaves) in self.weights.items():
             if isinstance(known[position], SparseTensor):
@@ -320,21 +331,21 @@ class RegionCall:
         return tuple(found) if self.is_several else found[0]
 
     def has_kernel(self, wanted: tuple[int, ...]) -> bool:
-        """Whether a kernel computes the result, and the gradients of the arguments at these positions."""
+        """Whether a kernel computes the result, and the gradients of the arguments at some positions."""
         if self.failure is not None or self.library is not None:
             return False
         if not wanted:
             return True
-        # A sparse operand leaves out the gradient at its zeros, which an input may need.
+        # A sparse operand omits the gradient at its zeros, which an input may need.
         dense = {*self.full, *self.densely}
         return self.gradient_failure is None and not any(position in wanted for position in dense)
 
     def gradients(
         self, arguments: Sequence[Any], needed: Sequence[int], results: Known, gradients: Gradients
     ) -> Sequence[torch.Tensor | None]:
-        """The gradients of the arguments at the positions `needed`, from the results and theirs, `None` for zeros.
+        """The gradients of the arguments at the positions `needed`, from results and gradients, `None` for zeros.
 
-        Results that are read and not there, `None`, are computed again.
+        Missing results (`None`) are recomputed if read.
         """
         inputs = list(arguments)
         for position in needed:
@@ -346,15 +357,15 @@ class RegionCall:
         return differentiated(outputs, wanted, found)
 
     def read_of(self, results: Sequence[torch.Tensor], wanted: tuple[int, ...]) -> Known:
-        """The results that a kernel reads for the gradients of the arguments `wanted`, `None` in place of others."""
-        if self.layout is not None or not self.has_kernel(wanted):
-            return [None] * len(results)
+        """The results that a kernel reads for the gradients of `wanted`, `None` in place of the others."""
         read = self._read.get(wanted)
         if read is None:
+            if self.layout is not None or not self.has_kernel(wanted):
+                return [None] * len(results)
             names = [o.name for o in self.operands if not {o.argument, *o.leaves}.isdisjoint(wanted)]
             try:
                 read = frozenset(read_by_gradients(self.kernel, tuple(names)))
-            except FAILURES:  # raised once more when the gradients are asked for
+            except FAILURES:  # raised again when gradients are computed
                 read = frozenset()
             self._read[wanted] = read
         names_of = zip(results, self.program.outputs, strict=True)
@@ -363,7 +374,7 @@ class RegionCall:
     def pulled_back(
         self, inputs: Sequence[Any], results: Known, gradients: Gradients
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Tensors computed from the inputs, and their gradients; those of the dense nodes when the kernel fails."""
+        """Tensors computed from the inputs, and their gradients; by the dense nodes if the kernel fails."""
         if self.layout is not None:
             return with_gradients(self.dense_result(self.layout.without_weight(inputs)), gradients)
         wanted = wanted_gradients(inputs)
@@ -378,7 +389,7 @@ class RegionCall:
         return with_gradients(self.dense_result(inputs), gradients)
 
     def with_zeros(self, arguments: Sequence[Any], gradients: Gradients) -> list[torch.Tensor]:
-        """The gradients of all results, zeros of those that have none."""
+        """The gradients of all results, with zeros in place of missing ones."""
         if all(gradient is not None for gradient in gradients):
             return list(gradients)  # type: ignore[arg-type]
         device = next(found.device for found in gradients if found is not None)
@@ -391,7 +402,7 @@ class RegionCall:
     def operand_gradients(
         self, operands: Sequence[torch.Tensor], results: Known, gradients: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The operands that require gradients, and their gradients."""
+        """The operands that require gradients, and the gradients."""
         program = self.program
         wrt = [operand.requires_grad for operand in operands]
         values = dict(zip(program.inputs, (operand.detach() for operand in operands), strict=True))
@@ -411,7 +422,7 @@ class RegionCall:
     def gradients_with_graph(
         self, arguments: Sequence[Any], needed: Sequence[int], gradients: Gradients
     ) -> Sequence[torch.Tensor | None]:
-        """The same gradients, differentiable in their turn; the forward pass is computed again."""
+        """The gradients, differentiable again; the forward pass is recomputed."""
 
         def found() -> Sequence[torch.Tensor | None]:
             if self.layout is not None:
@@ -430,7 +441,7 @@ class RegionCall:
         return found()
 
     def noted(self, error: SparsifyError, consequence: str) -> SparsifyError:
-        """The error, after one warning and a line in the report; under strict it is raised."""
+        """The error, after one warning and a line in the report; raised under strict."""
         if self.is_strict:
             raise error
         self.notices.warn(f"{consequence}: {error}")
@@ -438,14 +449,14 @@ class RegionCall:
         return error
 
     def result_shapes(self, arguments: Sequence[Any]) -> list[list[Any]]:
-        """The shapes of the results for these arguments."""
+        """The shapes of the results for some arguments."""
         if self.layout is not None:
             return [self.layout.shape(arguments)]
         return [[e if isinstance(e, int) else arguments[e.argument] for e in shape] for shape in self.shapes]
 
 
 def on_one_device(operands: list[Any]) -> list[Any]:
-    """Operands with masks, which follow from lengths alone, on the device of the others."""
+    """Operands with masks, computed from lengths alone, on the device of the other operands."""
     device = next((one.device for one in operands if not runs_natively((one,))), None)
     if device is None:
         return operands
@@ -456,7 +467,7 @@ def on_one_device(operands: list[Any]) -> list[Any]:
 
 
 def timed(call: Callable[..., Result], operands: Sequence[Any], times_us: list[float] | None) -> Result:
-    """The result of a call; how long it took goes into `times_us` where there is such a list."""
+    """The result of a call; its duration is appended to `times_us` unless None."""
     if times_us is None:
         return call(*operands)
     started = time.perf_counter()
@@ -466,12 +477,13 @@ def timed(call: Callable[..., Result], operands: Sequence[Any], times_us: list[f
 
 
 def wanted_gradients(arguments: Sequence[Any]) -> tuple[int, ...]:
-    """The positions of the arguments whose gradients are wanted."""
+    """The positions of the arguments that require gradients."""
     if not torch.is_grad_enabled():
         return ()
-    return tuple(
-        [at for at, value in enumerate(arguments) if isinstance(value, torch.Tensor) and value.requires_grad]
-    )
+    # The guard makes reads of sparse tensors' attributes bypass `__torch_function__`.
+    with torch._C.DisableTorchFunctionSubclass():
+        tensors = enumerate(arguments)
+        return tuple([at for at, value in tensors if isinstance(value, torch.Tensor) and value.requires_grad])
 
 
 def entries(value: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""The call of a region in a graph, one operator where the graph is traced.
+"""The call of a region as one operator of a traced graph.
 
 In: `call_region(handle, x, edge_index, 2708, w, b)`. Out: the region's result, differentiable.
 
-Eager calls go straight to the kernel. While tracing, compiling or exporting the same call is the operator
-`torch.ops.sparsify.region(handle, tensors, sizes, places, packed)`, which gives a list and whose shapes are ordinary:
-conversions stay inside of it. `call_results` is for regions of several results. Where sparse tensors are taken apart,
-the tensors are the parts of packed weights too, and `packed` says which.
+Eager calls run the kernel directly. Under tracing, compilation or export the same call is the operator
+`torch.ops.sparsify.region(handle, tensors, sizes, places, packed)`, which returns a list with ordinary shapes:
+conversions stay inside. `call_results` is for regions with several results. Below the dispatch of sparse tensors,
+`tensors` holds the parts of packed weights too, described by `packed`.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsify.compiler.einsum import serialize
-from sparsify.compiler.kernel import torch_operators
+from sparsify.compiler.einsum.text import serialize
 from sparsify.compiler.kernel.tracing import Parts
+from sparsify.compiler.kernel.transforms import torch_operators
 from sparsify.passes.call.first_backward import Result, listed
 from sparsify.passes.call.region_call import entries, find
 from sparsify.passes.call.tracing import is_traced
-from sparsify.storage import dispatch
+from sparsify.storage.subclass import dispatch
 from sparsify.storage.tensor import SparseTensor, wrap
 
 _exported: dict[int, Any] = {}
-# Where the parts of a packed weight begin among the tensors, how it is put together, and its shape.
+# Start of a packed weight's parts among the tensors, the structure of the parts, and the weight's shape.
 Place = tuple[int, Parts, tuple[int, ...]]
 
 
@@ -36,9 +36,9 @@ def call_region(handle: int, *arguments: Any) -> Result:
 
 
 def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
-    """The results of the region `handle`, which has several."""
+    """The results of the region `handle`, in a tuple or list if several."""
     if torch.compiler.is_compiling() and is_traced():
-        # Dynamo, which traces strict exports, cannot look a region up: the handle stays.
+        # Dynamo, the tracer of strict exports, cannot look a region up: the handle stays.
         if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
             whole = find(handle).portable(arguments)
             if whole is not None:
@@ -55,7 +55,7 @@ def is_call(node: fx.Node) -> bool:
 
 
 def parted(arguments: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any], list[int]]:
-    """The tensors among arguments, the sizes, and the places of these."""
+    """The tensors among arguments, the sizes, and the positions of the sizes."""
     places = [place for place, argument in enumerate(arguments) if not isinstance(argument, torch.Tensor)]
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     return tensors, [arguments[place] for place in places], places
@@ -63,12 +63,12 @@ def parted(arguments: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any], lis
 
 @cache
 def places_in(packed: str) -> tuple[Place, ...]:
-    """The text of a traced call about its packed weights."""
+    """The packed weights of a traced call, parsed from their text."""
     return tuple(serialize.read(packed, {**serialize.CLASSES, "Parts": Parts})) if packed else ()
 
 
 def together(tensors: Sequence[torch.Tensor], packed: str) -> dict[int, torch.Tensor]:
-    """The tensors by their places, packed weights put together at those of their values."""
+    """The tensors by position, with each packed weight assembled at the position of its values."""
     found = dict(enumerate(tensors))
     for first, parts, shape in places_in(packed):
         found[first] = parts.together(iter(tensors[first:]), shape)
@@ -78,7 +78,7 @@ def together(tensors: Sequence[torch.Tensor], packed: str) -> dict[int, torch.Te
 
 
 def apart(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int], str]:
-    """The tensors with the parts of sparse ones in their place, the place of each, and the text that says so."""
+    """The tensors with sparse ones replaced by their parts, first positions, and the text for reassembly."""
     flat: list[torch.Tensor] = []
     firsts: list[int] = []
     packed: list[Place] = []
@@ -95,7 +95,7 @@ def apart(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int
 def merged(
     tensors: Sequence[torch.Tensor], sizes: Sequence[Any], places: Sequence[int], packed: str
 ) -> list[Any]:
-    """The arguments in their order: tensors, with the sizes put back at their places."""
+    """The arguments in order: tensors, with the sizes inserted at their positions."""
     arguments: list[Any] = list(together(tensors, packed).values()) if packed else list(tensors)
     for place, size in zip(places, sizes, strict=True):
         arguments.insert(place, size)
@@ -132,9 +132,9 @@ def run_backward(
     handle: int, gradients: list[torch.Tensor | None], results: list[torch.Tensor | None],
     tensors: list[torch.Tensor], sizes: list[int], places: list[int], needed: list[int], packed: str,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients of the tensors at the positions `needed`, from those of the results; `None` stands for zeros.
+    """The gradients of the tensors at the positions `needed`, from the results' gradients; `None` for zeros.
 
-    Of the results those are there that gradients read.
+    `results` holds the results read by gradients, `None` for the others.
     """
     arguments = merged(tensors, sizes, places, packed)
     position_of = argument_of(tensors, places, packed)
@@ -160,7 +160,7 @@ def backward_shapes(
 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    """Keeps what backward needs."""
+    """Saves the inputs and results of the backward pass."""
     ctx.count = len(output)
     ctx.set_materialize_grads(False)
     ctx.handle, tensors, ctx.sizes, ctx.places, ctx.packed = inputs
@@ -187,9 +187,9 @@ def backward(
 
 
 def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operators on sparse weights, below autograd: the same operators on their parts.
+    """The operators on sparse weights, below autograd: the same operators on the weights' parts.
 
-    Gradients of sparse weights lie on their patterns.
+    Gradients of sparse weights have the weights' patterns.
     """
     is_backward = func.overloadpacket is torch.ops.sparsify.region_backward
     given = list(args[: 7 if is_backward else 4])

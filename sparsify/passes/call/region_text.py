@@ -1,6 +1,6 @@
-"""The sections of a region: the nodes that it replaces, its program and the stages of its kernels.
+"""The sections of a region: replaced nodes, program and stages of its kernels.
 
-In: a `RegionCall` and its entry in the report. Out: a `Section`, which prints and becomes plain data.
+In: a `RegionCall` and its entry in the report. Out: a `Section`, printable and convertible to plain data.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from sparsify.report import RegionEntry
 
 
 def region_section(region: RegionCall, entry: RegionEntry, which: str) -> Section:
-    """The section of a region; `which` tells the variants of a model apart."""
+    """The section of a region; `which` distinguishes the variants of a model."""
     scopes = ", ".join(dict.fromkeys(scope.split(".")[0] for scope in entry.scopes))
     found = []
     if region.origin is not None:

@@ -1,4 +1,4 @@
-"""Whether the code that runs is traced, by Dynamo or by `torch.export`, or seen by transforms and modes.
+"""Whether running code is traced, by Dynamo or by `torch.export`, or observed by transforms and modes.
 
 In: the state of this thread. Out: `is_traced()`, `is_unseen()`.
 """
@@ -11,19 +11,19 @@ from sparsify.storage import transformed
 
 
 def is_elsewhere() -> bool:
-    """Whether another thread is what compiles, and this one runs as usual."""
+    """Whether another thread compiles, while this thread runs eagerly."""
     if torch.compiler.is_dynamo_compiling():
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and torch._guards.TracingContext.try_get() is None
 
 
 def is_traced() -> bool:
-    """Whether what this thread runs is traced."""
+    """Whether this thread is traced."""
     return torch.compiler.is_compiling() and not is_elsewhere()
 
 
 def is_unseen() -> bool:
-    """Whether no transform and no mode sees what is computed."""
+    """Whether no transform and no mode observes the computation."""
     if transformed.are_active() or forward_ad._current_level >= 0:
         return False
     modes = torch._C._len_torch_dispatch_stack()

@@ -1,9 +1,10 @@
-"""Functions that bring their own backward pass, as models call them by `torch.autograd.Function.apply`.
+"""Functions with custom backward passes, called by `torch.autograd.Function.apply`.
 
-In: `checkpoint(layer, x, use_reentrant=True)`. Out: `layer(x)` under export, whose gradients autograd knows.
+In: `checkpoint(layer, x, use_reentrant=True)`. Out: `layer(x)` under export, with gradients known to autograd.
 
-Export traces the forward pass of a function alone, so that a captured graph would have other gradients, or none. Of a
-checkpoint the function inside is captured; any other function makes the capture of a model in training fail.
+Export traces only the forward pass of a function: a captured graph would have other gradients, or none. For a
+checkpoint the inner function is captured; any other function makes the capture of a model in training fail. Operators
+of `torch.library` stay in the graph, with their gradients.
 """
 
 import os
@@ -20,6 +21,8 @@ from sparsify.errors import CaptureError
 from sparsify.runtime.locks import Lock
 
 _apply: Final = Function.__dict__["apply"]
+# The module in which torch creates the functions of `torch.library.register_autograd`.
+OPERATORS: Final = "torch._library.autograd"
 _state: Final = threading.local()
 _lock: Final = Lock()
 _entered = 0
@@ -27,10 +30,10 @@ _entered = 0
 
 @contextmanager
 def inlined(*, has_gradients: bool) -> Iterator[None]:
-    """Within this context, on this thread, checkpoints run the function that they are given.
+    """A context in which checkpoints of this thread call their inner function.
 
     Args:
-        has_gradients: whether functions with a backward pass of their own raise `CaptureError`.
+        has_gradients: whether functions with a custom backward pass raise `CaptureError`.
     """
     before = getattr(_state, "refuses", None)
     _state.refuses = has_gradients
@@ -43,7 +46,7 @@ def inlined(*, has_gradients: bool) -> Iterator[None]:
 
 
 def _enter(count: int) -> None:
-    """Counts entries of all threads into the context; `Function.apply` is torch's own where there are none."""
+    """Counts the context's entries over all threads; without any, `Function.apply` is torch's own."""
     global _entered
     _state.entered = getattr(_state, "entered", 0) + count
     with _lock:
@@ -57,7 +60,7 @@ def _substitute() -> None:
 
 
 def _forget_others() -> None:
-    """In a forked process there is this thread alone."""
+    """Resets the counter in a forked process, which has this thread alone."""
     global _entered
     _entered = getattr(_state, "entered", 0)
     _substitute()
@@ -69,7 +72,7 @@ os.register_at_fork(after_in_child=_forget_others)
 def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
     """`kind.apply(...)`; within `inlined` the function of a checkpoint, called."""
     refuses = getattr(_state, "refuses", None)
-    if refuses is None:
+    if refuses is None or kind.__module__ == OPERATORS:
         return _apply.__func__(kind, *args, **kwargs)
     if issubclass(kind, CheckpointFunction):
         function, _preserves_draws, *operands = args

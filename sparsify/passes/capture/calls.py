@@ -1,7 +1,7 @@
-"""Flattening of a call of a model into tensors, and the way back.
+"""Flattening of a model's call into tensors, and the inverse.
 
-In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.columns`, `adj.values`,
-`adj.extent`, a hashable structure that says which calls fit the same graph, and the order of the leaves.
+In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.columns`, `adj.values`, `adj.extent`, a
+hashable structure equal for calls of one graph, and the order of the leaves.
 """
 
 import inspect
@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 from sparsify.errors import CaptureError, SparsifyError, UnsupportedOperatorError
 from sparsify.passes.capture.constant_keys import contents
 from sparsify.passes.capture.libraries import torch_geometric_data, transformers_cache
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 from sparsify.storage.own_memory import has_memory
 from sparsify.storage.tensor import SparseTensor
 
-# Entries of sparse inputs, made dense, that are no load for a call that fails anyway.
+# Limit of the entries of sparse inputs made dense to diagnose a failed call.
 MOST_TRIED = 2**24
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 PARTS = ("rows", "columns", "values", "extent")
@@ -30,7 +30,7 @@ LISTS: Final = (list, tuple)
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value of a call: its name and what makes two of them interchangeable."""
+    """One value of a call: its name, and the key of interchangeable values."""
 
     name: str
     kind: str
@@ -38,12 +38,12 @@ class Leaf:
 
     @property
     def is_told(self) -> bool:
-        """Whether the value is a tensor, or its contents are known."""
+        """Whether the value is a tensor, or has known contents."""
         return self.kind != "constant" or self.detail[1] is not None
 
     @property
     def is_extent(self) -> bool:
-        """Whether the value is an integer that may be the extent of a tensor: 0 and 1 are special to export."""
+        """Whether the value is an integer that may be a tensor's extent: 0 and 1 are special to export."""
         return self.kind == "constant" and self.detail[0] is int and int(self.detail[1]) > 1
 
 
@@ -52,7 +52,7 @@ class CallShape:
     """The structure of a call: equal structures can share a graph when the extents fit too.
 
     Attributes:
-        told: the same as plain values, as `told` has it.
+        told: structure as plain values, in the form of `told`.
     """
 
     names: tuple[str, ...]
@@ -62,11 +62,11 @@ class CallShape:
 
     @property
     def has_past(self) -> bool:
-        """Whether such calls bring keys of earlier ones."""
+        """Whether calls of the structure pass keys of earlier calls."""
         return f"TreeSpec({transformers_cache.Kept.__name__}," in self.tree
 
     def tensor_names(self) -> list[str]:
-        """The names of the tensors that the graph takes, in order."""
+        """The names of the graph's tensor inputs, in order."""
         names: list[str] = []
         for leaf in self.leaves:
             if leaf.kind == "tensor":
@@ -78,11 +78,11 @@ class CallShape:
         return names
 
     def sizes(self) -> list[str]:
-        """The names of the integers that the graph takes, each as the extent of a tensor without entries."""
+        """The names of the graph's integer inputs, each passed as the extent of a tensor without entries."""
         return [leaf.name for leaf in self.leaves if leaf.kind == "size"]
 
     def integers_unlike(self, other: "CallShape") -> set[str]:
-        """The integers in which a call differs from another one; empty where it differs in something else, too."""
+        """The integers in which two calls differ; empty if they differ in any other leaf, too."""
         if (self.names, self.tree) != (other.names, other.tree):
             return set()
         unlike = [(own, left) for own, left in zip(self.leaves, other.leaves, strict=True) if own != left]
@@ -95,14 +95,14 @@ class CallShape:
 
 @dataclass
 class Call:
-    """A call taken apart: its structure, the tree to rebuild it and its leaves."""
+    """A flattened call: its structure, the tree for rebuilding and the leaves."""
 
     shape: CallShape
     spec: pytree.TreeSpec
     values: list[Any]
 
     def tensors(self, parts: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """The tensors that the graph takes; `parts` gives those of a sparse tensor."""
+        """The tensor inputs of the graph; `parts` returns the parts of a sparse tensor."""
         found: list[torch.Tensor] = []
         for leaf, value in zip(self.shape.leaves, self.values, strict=True):
             if leaf.kind == "tensor":
@@ -143,13 +143,13 @@ def flatten(
     opens: bool = True,
     varying: Collection[str] = (),
 ) -> Call:
-    """The call `model(*args, **kwargs)` taken apart; omitted arguments stay omitted.
+    """The flattened call `model(*args, **kwargs)`; omitted arguments stay omitted.
 
     Args:
-        model_signature: of the model's forward.
-        args, kwargs: of the call.
-        opens: whether keys of earlier calls in caches are tensors of the call.
-        varying: the names of integers that are symbols of the graph.
+        model_signature: signature of the model's forward.
+        args, kwargs: arguments of the call.
+        opens: whether keys of earlier calls in caches become tensors of the call.
+        varying: names of integers that are symbols of the graph.
     """
     try:
         bound = model_signature.bind(*args, **kwargs)
@@ -169,14 +169,14 @@ def flatten(
 
 
 def as_size(leaf: Leaf, varying: Collection[str]) -> Leaf:
-    """The leaf of an integer of a name that varies, as the extent of a tensor; others as they are."""
+    """The leaf of a varying integer as the extent of a tensor; other leaves are unchanged."""
     return Leaf(leaf.name, "size", (int,)) if leaf.name in varying and leaf.is_extent else leaf
 
 
 def told(value: Any) -> Any:
-    """The key that values of one graph share; None where a trace cannot tell.
+    """The cache key of values of one graph; None where a trace cannot describe the value.
 
-    Made of types, numbers and names alone: plain values compare where Dynamo traces, structures do not.
+    Made of types, numbers and names alone: plain values compare under Dynamo's tracing, structures do not.
 
     >>> told([torch.ones(2), 3])
     (<class 'list'>, (('tensor', torch.strided, torch.float32, 1, 'cpu'), (<class 'int'>, 3)))
@@ -198,12 +198,12 @@ def told(value: Any) -> Any:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether `value` is a tensor, sparse ones included, which are leaves although they have parts."""
+    """Whether `value` is a tensor; sparse tensors are leaves, too, despite their parts."""
     return isinstance(value, torch.Tensor)
 
 
 def with_tensors(call: Call, tensors: Sequence[Any]) -> Call:
-    """The call with other values in place of its tensors, in order, and copies of caches that it would fill."""
+    """The call with other values in place of its tensors, in order, and fresh copies of its caches."""
     rest = iter(tensors)
     return replace(
         call,
@@ -215,12 +215,12 @@ def with_tensors(call: Call, tensors: Sequence[Any]) -> Call:
 
 
 def copied(call: Call) -> Call:
-    """The call with copies of its tensors, which a model may write into."""
+    """The call with copies of its tensors, safe for in-place writes by a model."""
     return with_tensors(call, [value.clone() for value in call.values if isinstance(value, torch.Tensor)])
 
 
 def anew(model: Callable[..., Any], args: Any, kwargs: Any, may_write: bool) -> Callable[[], Any]:
-    """A call with copies of caches, and of tensors that it may write into: it begins alike each time."""
+    """A repeatable call: copies of caches, and of tensors that the model may overwrite, in each run."""
 
     def own(value: Any) -> Any:
         if may_write and isinstance(value, torch.Tensor) and not is_sparse(value):
@@ -240,19 +240,19 @@ def is_ours(value: Any) -> bool:
 
 
 def as_torch(value: Any) -> Any:
-    """A sparse tensor of this package as torch's, which the code of models knows; anything else as it is."""
+    """A sparse tensor of this package as torch's, for the code of models; other values are unchanged."""
     return value.to_torch() if is_ours(value) else value
 
 
 def run_call(model: Callable[..., Any], signature: inspect.Signature, call: Call) -> Any:
-    """The result of the code of a model with this signature for a call; empty caches in it stay empty."""
+    """The result of a model's code with a signature for a call; empty caches of the call stay empty."""
     values = [transformers_cache.fresh(value) for value in call.values]
     args, kwargs = arguments_of(pytree.tree_unflatten(values, call.spec), signature)
     return run_source(model, args, kwargs)
 
 
 def is_strided(value: Any) -> bool:
-    """Whether a value is a tensor of torch that is not sparse, or None."""
+    """Whether a value is a strided tensor of torch, or None."""
     return value is None or (type(value) is torch.Tensor and value.layout is torch.strided)
 
 
@@ -260,7 +260,7 @@ def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     """The source model's result for sparse tensors of torch, or of this package.
 
     Raises:
-        Exception: what the model raises.
+        Exception: raised by the model.
     """
 
     def run(become: Callable[[Any], Any]) -> Any:
@@ -280,7 +280,7 @@ def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         try:
             return run(as_ours)
         except SparsifyError:
-            raise  # it says what to write instead
+            raise  # the error names an alternative
         except Exception:
             raise reason(model, run, leaves, error) from None
 
@@ -288,13 +288,13 @@ def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 def reason(
     model: Callable[..., Any], run: Callable[..., Any], leaves: Sequence[Any], error: Exception
 ) -> Exception:
-    """Why a model does not take sparse tensors: its own error where it does not take dense ones either.
+    """The error of a model that takes no sparse tensors: its own error if dense ones fail, too.
 
     Args:
-        model: that was called.
-        run: calls it with what a function makes of each leaf.
-        leaves: of the call.
-        error: that torch raised for its sparse tensors.
+        model: the called model.
+        run: function that calls the model with transformed leaves.
+        leaves: leaves of the call.
+        error: torch's error for the sparse tensors.
     """
     if sum(leaf.numel() for leaf in leaves if is_sparse(leaf)) > MOST_TRIED:
         return error
@@ -310,7 +310,7 @@ def reason(
 
 
 def as_ours(value: Any) -> Any:
-    """A sparse tensor of torch as one of this package, whose operators take more layouts; anything else as it is."""
+    """A torch sparse tensor as one of this package, with more supported layouts; other values are unchanged."""
     return tensor(value, duplicates="sum") if is_sparse(value) and not is_ours(value) else value
 
 
@@ -322,7 +322,7 @@ def is_sparse(value: Any) -> bool:
 
 
 def leaf_of(path: str, value: Any) -> Leaf:
-    """The leaf that `value` at `path` is."""
+    """The leaf of `value` at `path`."""
     name = path.replace("['", ".").replace("']", "").replace("[", ".").replace("]", "").strip(".")
     if not isinstance(value, torch.Tensor):
         return Leaf(name, "constant", contents(value))
@@ -336,6 +336,6 @@ def leaf_of(path: str, value: Any) -> Leaf:
 def arguments_of(
     bound: Mapping[str, Any], model_signature: inspect.Signature
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments again, from the named ones."""
+    """Positional and keyword arguments, reconstructed from the named ones."""
     arguments = inspect.BoundArguments(model_signature, dict(bound))
     return list(arguments.args), dict(arguments.kwargs)

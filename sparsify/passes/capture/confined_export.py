@@ -1,10 +1,9 @@
-"""`torch.export` without effects on other threads.
+"""`torch.export` without side effects on other threads.
 
-In: `with confined_export(): torch.export.export(...)`. Out: what torch changes in its own modules for the time of an
-export is seen by this thread alone: `torch.compiler.is_compiling()`, calls and attributes of `nn.Module`, `max`, `min`
-and `math.pow`. Only the switches of oneDNN and NNPACK, which torch turns off meanwhile, are those of the process.
-
-These are private parts of torch: where a version does not have one, its effects stay as they are.
+In: `with confined_export(): torch.export.export(...)`. Out: the changes of torch in its own modules during an export
+are visible to this thread alone: `torch.compiler.is_compiling()`, calls and attributes of `nn.Module`, `max`, `min` and
+`math.pow`. Only the switches of oneDNN and NNPACK, turned off by torch during the export, are global to the process.
+The changed parts are private to torch: where a version lacks one, its side effects remain.
 """
 
 import builtins
@@ -31,7 +30,7 @@ Context = Callable[..., AbstractContextManager[Any]]
 
 @contextmanager
 def confined_export() -> Iterator[None]:
-    """Within this context exports of this thread change nothing that other threads see."""
+    """A context in which exports of this thread change no state of other threads."""
     changes: list[tuple[Any, str, Callable[[Any], Callable[..., Any]]]] = [
         (trace, "_compiling_state_context", lambda _: state),
         (trace, "_override_builtin_ops", confined_builtins),
@@ -50,10 +49,10 @@ def confined_export() -> Iterator[None]:
 
 
 class Shown:
-    """A module as it is searched for constants: its attributes and children, without parameters and buffers.
+    """A view of a module for the search of constants: attributes and children, without parameters.
 
     Args:
-        module: to search.
+        module: module to search.
         known: identities of all parameters and buffers.
     """
 
@@ -72,7 +71,7 @@ class Shown:
 def without_parameters(gather: Callable[[Any], Any]) -> Callable[[nn.Module], Any]:
     """A function that finds the constants of a module, without references to its parameters.
 
-    torch's function refers to itself: the parameters that it knows would live until a garbage collection.
+    torch's function refers to itself: parameters in its closure would live until a garbage collection.
     """
 
     def gathered(module: nn.Module) -> Any:
@@ -87,7 +86,7 @@ def without_parameters(gather: Callable[[Any], Any]) -> Callable[[nn.Module], An
 
 @contextmanager
 def state() -> Iterator[None]:
-    """Within this context torch says that this thread exports."""
+    """A context in which torch reports this thread as exporting."""
     with ExitStack() as stack:
         for name in FLAGS:
             stack.enter_context(confined.flagged(torch.compiler, name))
@@ -95,7 +94,7 @@ def state() -> Iterator[None]:
 
 
 def confined_builtins(override: Context) -> Context:
-    """A context that replaces builtins for one thread, of one that replaces them for all."""
+    """A context manager that replaces builtins for one thread, from one that replaces them globally."""
 
     @contextmanager
     def overridden() -> Iterator[None]:
@@ -112,11 +111,12 @@ def confined_builtins(override: Context) -> Context:
 
 
 def confined_trace(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that traces as `trace` does, but says so to its own thread alone.
+    """A function that traces as `trace` does, but sets the tracing flag for its own thread alone.
 
-    Its flag is written into a copy of fx's globals: what Dynamo compiled refuses to run in threads that see it.
+    The flag is written into a copy of fx's globals: code compiled by Dynamo refuses to run in threads that see the
+    flag.
     """
-    own = inspect.unwrap(trace)  # Dynamo wraps it, so as not to compile it
+    own = inspect.unwrap(trace)  # Dynamo's wrapper, which excludes the function from compilation
 
     def tracing(*args: Any, **kwargs: Any) -> Any:
         apart = FunctionType(
@@ -132,10 +132,10 @@ def confined_trace(trace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def confined_patcher(new_patcher: Context) -> Context:
-    """A context in which fx changes methods of classes for one thread, in place of one that changes them for all.
+    """A context manager in which fx patches methods of classes for one thread instead of globally.
 
-    fx's own context makes its patches known to the process: Dynamo, when it compiles in another thread, would take them
-    back, so that the trace misses calls, and afterwards apply them again, even if the trace has ended.
+    fx's own context registers its patches globally: Dynamo, compiling in another thread, would revert them, so that the
+    trace misses calls, and reapply them afterwards, even after the end of the trace.
     """
 
     @contextmanager
@@ -170,17 +170,17 @@ def confined_patcher(new_patcher: Context) -> Context:
 
 
 def own_modes(modes_of_process: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that gives this thread its own dispatch modes before autograd.
+    """A function that returns this thread's own dispatch modes before autograd.
 
-    torch keeps one list of them for the process: Dynamo, when it compiles in another thread, would trace its symbols
-    into the graph of the export.
+    torch keeps one global list of modes: Dynamo, compiling in another thread, would trace its symbols into the exported
+    graph.
     """
     own = type(modes_of_process())()
     return lambda: own
 
 
 def revertible(reverted: Context) -> AbstractContextManager[None]:
-    """A context in which Dynamo, when it compiles in this thread, takes back the patches of this thread."""
+    """A context in which Dynamo, compiling in this thread, reverts the patches of this thread."""
     if not hasattr(tracer, REVERT):
         return nullcontext()
     return confined.substituted(tracer, REVERT, reverted)

@@ -1,8 +1,7 @@
-"""Keys of the arguments of a call that are no tensors: numbers, arrays of numpy, objects of the user.
+"""Cache keys of non-tensor arguments: numbers, numpy arrays, user objects.
 
-In: a value. Out: its class, and a text or digest that differs when its contents differ, as `pickle` reads them; `None`
-where it cannot read them. Functions are told apart by their code, defaults and closures, classes and modules by
-identity.
+In: a value. Out: its class, and a text or digest that differs for different contents, in the form read by `pickle`;
+`None` for unpicklable contents. Functions are compared by code, defaults and closures, classes and modules by identity.
 """
 
 import enum
@@ -17,32 +16,32 @@ from sparsify.compiler.arrays.digest import digest
 from sparsify.storage.own_memory import has_memory
 
 Contents = tuple[type, str | bytes | None]
-# Classes whose texts say all.
+# Classes with a complete text form.
 WRITTEN: Final = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 
 
 def contents(value: Any) -> Contents:
-    """The class of a value, and its text or the digest of its pickle: equal for values that share a graph."""
+    """The class of a value, and its text or pickle digest: equal for values that share a graph."""
     kind = type(value)
     if kind in WRITTEN:
         return kind, repr(value)  # -0.0 == 0.0
     found = hashlib.sha256()
     try:
         _Reader(SimpleNamespace(write=found.update), pickle.HIGHEST_PROTOCOL).dump(value)
-    except Exception:  # whatever classes raise that cannot be pickled
+    except Exception:  # classes may raise anything when pickled
         return kind, None
     return kind, found.digest()
 
 
 class _Reader(pickle.Pickler):
-    """Pickles, also functions and classes of no module, that are read by nobody."""
+    """A pickler for keys, which nothing unpickles; accepts functions and classes without a module."""
 
     def persistent_id(self, value: Any) -> Any:
         """The identity of classes and modules."""
         return (value.__name__, id(value)) if isinstance(value, type | ModuleType) else None
 
     def reducer_override(self, value: Any) -> Any:
-        """The parts of tensors, functions and enumerated values; all else is pickled as it says itself."""
+        """The parts of tensors, functions, code and enumerated values; the default reduction for other values."""
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and has_memory(value):
             form = value.dtype, value.shape, value.stride(), value.requires_grad
             return tuple, ((type(value), form, digest(value)),)
@@ -66,7 +65,7 @@ class _Reader(pickle.Pickler):
 
 
 def _held(cell: CellType) -> tuple[Any, ...]:
-    """The content of a cell of a closure, nothing where it is empty."""
+    """The content of a closure cell, nothing for an empty cell."""
     try:
         return (cell.cell_contents,)
     except ValueError:

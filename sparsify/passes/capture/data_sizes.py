@@ -1,8 +1,7 @@
-"""Sizes that the data decides, as of `x[mask]`, taken to be two or more: what the code of a model asks is answered so.
+"""Data-dependent sizes, as of `x[mask]`, assumed to be two or more when model code asks for them.
 
-In: `if index.numel() > 0:` after `index = batch[mask]`, where export does not know whether `u0 > 0`. Out: a graph that
-asserts `u0 >= 2`; calls for which that does not hold run the source model. 0 and 1 are special to export in extents of
-inputs, too.
+In: `if index.numel() > 0:` after `index = batch[mask]`, where export cannot decide `u0 > 0`. Out: a graph that asserts
+`u0 >= 2`; calls with a failed assertion run the source model. 0 and 1 are special to export in extents of inputs, too.
 """
 
 from collections.abc import Iterator
@@ -17,15 +16,15 @@ from sparsify.passes.graph.operators import operator_name, overwritten, updates_
 from sparsify.runtime import confined
 
 OUTSIDE: Final = "the data is outside of what was captured: "
-# How errors of export begin where code compares a size, in place of reading it as a number of Python.
+# Prefix of export errors for compared sizes, as opposed to sizes converted to Python numbers.
 COMPARED: Final = "Could not guard on"
-# Extents that the data decides are two or more; numbers that a model reads are so, too, where less is not enough.
+# Minimum of data-dependent extents; also the last guess for numbers read by a model, after smaller ones failed.
 LEAST: Final = 2
 NUMBERS: Final = (None, 1, LEAST)
 
 
 def is_undecided(error: Exception) -> bool:
-    """Whether export failed as the code of a model asks for a size that the data decides."""
+    """Whether export failed on a comparison of a data-dependent size in model code."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # with sympy
 
     return isinstance(error, GuardOnDataDependentSymNode) and str(error).strip().startswith(COMPARED)
@@ -33,10 +32,10 @@ def is_undecided(error: Exception) -> bool:
 
 @contextmanager
 def taken_for_granted(number: int | None) -> Iterator[None]:
-    """Within this context export takes extents that the data decides to be two or more, and asserts it.
+    """A context in which export assumes, and asserts, that data-dependent extents are two or more.
 
     Args:
-        number: the least number that `tensor.item()` gives; None where export is to ask for none.
+        number: minimum of `tensor.item()`; None for no assumption about numbers.
     """
     from torch.fx.experimental import symbolic_shapes as shapes  # with sympy
 
@@ -59,11 +58,10 @@ def taken_for_granted(number: int | None) -> Iterator[None]:
 
 
 def name_assertions(graph: fx.Graph) -> None:
-    """Makes the assertions of a graph tell calls that it is not for from errors of the model.
+    """Marks the assertions of a graph, to distinguish calls outside its data from errors of the model.
 
     Raises:
-        CaptureError: the graph writes into its inputs or buffers, of which it may have written some before it asserts
-            something.
+        CaptureError: the graph writes into its inputs or buffers, possibly before a failing assertion.
     """
     if overwritten(graph) & {*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr")}:
         raise CaptureError("the model writes into its inputs, and asks for sizes that the data decides")
@@ -80,5 +78,5 @@ def name_assertions(graph: fx.Graph) -> None:
 
 
 def is_outside(error: RuntimeError) -> bool:
-    """Whether a graph found that it is not for the data of a call."""
+    """Whether a graph's assertion found the data of a call outside of the captured case."""
     return OUTSIDE in str(error)

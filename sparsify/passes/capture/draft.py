@@ -1,12 +1,12 @@
-"""The draft that the graph passes hand on: the captured graph, marks, regions, the report.
+"""The draft passed through the graph passes: the captured graph, marks, regions, the report.
 
-In: a captured graph and what `apply` was asked for. Out: `Draft(captured, model, asked, report, options)`.
+In: a captured graph and the settings of `apply`. Out: `Draft(captured, model, asked, report, options)`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -17,7 +17,7 @@ from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info
 from sparsify.recipe import Recipe, Rule
 from sparsify.report import CalibrationEntry, PassedEntry, PrunedEntry, Report
-from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.sparsification.masks.mask_spec import MaskSpec
 from sparsify.sparsification.sparsified import Parts
 from sparsify.storage.format import Format
 from sparsify.warn import warn
@@ -28,13 +28,13 @@ class Pruning:
     """The result of pruning a model.
 
     Attributes:
-        taken: by the position of a rule the names of parameters that it pruned, with their shares of zeros.
-        passed: by the position of a rule the names that it selects and passed over, with reasons.
-        unnamed: matrices that products read, and that no rule names.
-        is_guess: whether products were not looked at: there was no call.
+        taken: names of the parameters pruned by a rule, with their shares of zeros, by rule position.
+        passed: names selected but passed over by a rule, with reasons, by rule position.
+        unnamed: matrices read by products that no rule names.
+        is_guess: whether products were not observed, for lack of a call.
         is_known: whether `passed` is known.
-        calibration: the data of rules that need some, and the errors of layers.
-        merged: by name of a weight the name of its mask, which is its pattern now.
+        calibration: calibration data, and the errors of layers.
+        merged: mask names by weight name; the mask is the weight's pattern now.
     """
 
     taken: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Pruning:
     merged: dict[str, str] = field(default_factory=dict)
 
     def describe(self, report: Report, rules: Sequence[Rule]) -> None:
-        """Writes into a report what was pruned and what was passed over."""
+        """Writes the pruned and the passed-over weights into a report."""
         labels = [rule.id or f"rule {place + 1}" for place, rule in enumerate(rules)]
         report.pruned = [
             PrunedEntry(n, labels[at], zeros)
@@ -93,19 +93,19 @@ class Asked:
     """The arguments of `apply`.
 
     Attributes:
-        recipe: what is sparse.
-        dynamic: which dimensions of the inputs may vary.
-        strict: whether what must stay dense is an error.
+        recipe: sparsity rules.
+        dynamic: variable dimensions of the inputs.
+        strict: whether a dense fallback is an error.
         verify: whether every variant is compared with the dense model.
-        trainable: whether sparse parameters get gradients; None as the model's mode says.
+        trainable: whether sparse parameters get gradients; None follows the model's mode.
         inplace: whether the source model may change.
-        pruning: what rules pruned, and what they passed over.
-        calibration: batches of inputs for rules that need some.
-        is_calibrated: whether the weights have the zeros of such rules already.
-        pieces: gives for a sparse model the ways to cut a model that no graph holds into pieces, best first; None where
-            the source model runs then.
+        pruning: weights pruned and passed over by rules.
+        calibration: batches of inputs for rules that need calibration.
+        is_calibrated: whether the weights have the zeros of calibrated rules already.
+        pieces: function from a sparse model to compilers of pieces, best first, for models that no graph holds; None
+            runs the source model.
         is_quiet: whether warnings are in reports alone.
-        trains_dense: why weights that train start dense under their masks, "" where kernels compute with them.
+        trains_dense: reason why trained weights start dense under masks, "" where kernels compute with them.
     """
 
     recipe: Recipe
@@ -122,18 +122,18 @@ class Asked:
     trains_dense: str = ""
 
     def report(self, model: str) -> Report:
-        """A new report, with what was pruned."""
+        """A new report, with the pruned weights."""
         report = Report(model, self.recipe.name)
         self.pruning.describe(report, self.recipe.rules)
         return report
 
     def is_trainable(self, training: bool) -> bool:
-        """Whether sparse parameters get gradients in this mode of the model."""
+        """Whether sparse parameters get gradients in a mode of the model."""
         return training if self.trainable is None else self.trainable
 
     @property
     def has_masks(self) -> bool:
-        """Whether rules mask attention or sparsify results, so that the source model computes something else."""
+        """Whether rules mask attention or sparsify results, so that the source model's function differs."""
         return any(rule.origin in ("mask", "sparsified") for rule in self.recipe.rules)
 
     @property
@@ -146,8 +146,8 @@ class Notices:
     """The warnings about one model, each text once.
 
     Args:
-        model: its name.
-        is_quiet: whether nobody is warned.
+        model: name of the model.
+        is_quiet: whether warnings are suppressed.
     """
 
     def __init__(self, model: str, is_quiet: bool = False) -> None:
@@ -155,24 +155,26 @@ class Notices:
         self.said: set[str] = set()
 
     def warn(self, text: str) -> None:
-        """Warns, unless it was said before."""
+        """Warns, unless the text was given before."""
         if text not in self.said:
             self.said.add(text)
             if not self.is_quiet:
                 warn(f"{self.model}: {text}")
 
 
-# What tells apart the operands that are made of weights: a name, and whether the transpose is read.
+# Placeholder for the names of all nodes.
+EVERYTHING: Final = "*"
+# Key of operands made of weights: a name, and whether the transpose is read.
 Key = tuple[str, bool]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """How a weight is packed already.
+    """The existing packed form of a weight.
 
     Attributes:
-        formats: the one that the model holds it in, then those that are beside it for calls of other graphs.
-        bytes: of all of them.
+        formats: the format held by the model, then additional formats for calls of other graphs.
+        bytes: size of all forms.
     """
 
     formats: tuple[Format, ...]
@@ -184,23 +186,24 @@ class Draft:
     """The graph of one variant of a model on its way through the passes.
 
     Attributes:
-        captured: the graph and how calls map to it.
-        model: the source model; its parameters are those of the graph.
-        asked: what `apply` was asked for.
-        report: what the passes did.
+        captured: graph and its mapping from calls.
+        model: source model; its parameters are shared by the graph.
+        asked: settings of `apply`.
+        report: record of the passes.
         options: settings.
-        examples: the example tensors by input name.
-        regions: parts of it that become kernels, for `emit`.
-        notices: where warnings go.
-        formats: that were chosen for weights.
-        stored: how weights are packed already.
-        masked: the graph with the patterns of rules in its attention, as the dense model has them not, and with the
-            draws of kernels that drop weights of edges.
-        has_general: whether the front end makes regions of what no recogniser knows.
-        trains_dense: why weights that train are left to torch, "" where kernels compute with them.
-        operators: the graph without regions, for calls whose edges come for the first time.
-        edges: the positions of inputs that say where edges are, where there is such a graph.
-        once: what nodes that follow from parameters alone compute.
+        examples: example tensors by input name.
+        regions: parts of the graph that become kernels, for `emit`.
+        notices: receiver of warnings.
+        formats: formats chosen for weights.
+        stored: existing packed forms of weights.
+        masked: reference graph with the recipe's attention patterns, absent in the dense model, and with the draws of
+            kernels that drop edge weights.
+        has_general: whether the front end makes regions of operators without a recogniser.
+        trains_dense: reason why trained weights are left to torch, "" where kernels compute with them.
+        operators: the graph without regions, for calls with new edges.
+        edges: positions of the inputs with edge coordinates, for `operators`.
+        once: memoized values of nodes computed from parameters alone.
+        undone: reasons why no kernel of this package computes a node, by node name.
     """
 
     captured: Captured
@@ -219,20 +222,27 @@ class Draft:
     operators: fx.Graph | None = None
     edges: tuple[int, ...] = ()
     once: dict[fx.Node, Any] = field(default_factory=dict)
+    undone: Mapping[str, str] = field(default_factory=dict)
+
+    def why_undone(self, node: fx.Node) -> str:
+        """The reason why no kernel of this package computes a node, "" where one may."""
+        if not self.recipe.compile.allows("own"):
+            return "the recipe allows no kernels of sparsify"
+        return self.undone.get(EVERYTHING) or self.undone.get(node.name, "")
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph as it is now."""
+        """The present graph."""
         return self.captured.graph
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe: which tensors are sparse, and how."""
+        """The recipe: sparse tensors and their formats."""
         return self.asked.recipe
 
     @property
     def is_strict(self) -> bool:
-        """Whether what must stay dense is an error."""
+        """Whether a dense fallback is an error."""
         return self.asked.strict or self.options.strict or self.recipe.compile.fallback == "error"
 
     @property
@@ -241,7 +251,7 @@ class Draft:
         return self.asked.is_trainable(self.captured.training)
 
     def computed_once(self, node: fx.Node) -> torch.Tensor | None:
-        """The value of a node that follows from parameters alone, `None` for others."""
+        """The value of a node computed from parameters alone, `None` for other nodes."""
         if operators.tensor_value(node) is None or not operators.is_constant(node):
             return None
         with torch.no_grad():
@@ -258,7 +268,7 @@ class Draft:
         return self.once[node]
 
     def known_tensor(self, node: fx.Node) -> torch.Tensor | None:
-        """The example input, the parameter or the captured constant behind a node, or what follows from these two."""
+        """The example input, parameter or constant of a node, or a value computed from parameters and constants."""
         if node.op == "placeholder":
             return self.examples.get(str(info(node).input_name or node.target))
         if node.op != "get_attr":
@@ -272,7 +282,7 @@ class Draft:
 
 @contextmanager
 def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards the buffers of `model` are as they were before."""
+    """A context that restores the buffers of `model` on exit."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield

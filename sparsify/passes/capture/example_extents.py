@@ -1,8 +1,7 @@
-"""Extents that the data decides, as numbers: those that the example inputs of a capture have.
+"""Data-dependent extents as numbers, from the example inputs of a capture.
 
 In: a graph with `%i = nonzero(%mask)` or `%n = item(%max)`, and the inputs of the call. Out: `known_size(extent of %i,
-128)` is how many entries of the example's mask are not 0; without that the estimates and benchmarks of passes assume
-128.
+128)` is the number of nonzeros of the example's mask; otherwise the estimates and benchmarks of passes assume 128.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,12 +18,12 @@ from sparsify.passes.graph.operators import ancestors, data_extents, tensor_valu
 def note_extents(
     graph: fx.Graph, inputs: Mapping[str, torch.Tensor], attribute: Callable[[str], torch.Tensor]
 ) -> None:
-    """Computes the part of `graph` that decides extents, and notes these.
+    """Computes the part of `graph` with data-dependent extents, and records the extents.
 
     Args:
-        graph: a functional graph with fake values.
-        inputs: the tensors of the call by the names of placeholders.
-        attribute: the tensor with a qualified name.
+        graph: functional graph with fake values.
+        inputs: tensors of the call by placeholder name.
+        attribute: function from qualified names to tensors.
     """
     deciding = list(deciders(graph))
     writers = [node for node in graph.nodes if is_writer(node)] if deciding else []
@@ -53,7 +52,7 @@ def note_extents(
 
 
 def deciders(graph: fx.Graph) -> Iterator[fx.Node]:
-    """The first node of each extent and each number that the data decides."""
+    """The first node of each data-dependent extent and number."""
     known = set[Any]()
     for node in graph.nodes:
         decided = {extent.node.expr for extent in numbers_of(node) if is_decided(extent)}
@@ -63,7 +62,7 @@ def deciders(graph: fx.Graph) -> Iterator[fx.Node]:
 
 
 def numbers_of(node: fx.Node) -> tuple[Any, ...]:
-    """The extents of a tensor, the number that a node computes itself, nothing for other nodes."""
+    """The extents of a tensor, or the number computed by a node, nothing for other nodes."""
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
         return (value,)
@@ -72,7 +71,7 @@ def numbers_of(node: fx.Node) -> tuple[Any, ...]:
 
 
 def is_decided(extent: Any) -> bool:
-    """Whether an extent is a number that only the data tells."""
+    """Whether an extent is a data-dependent number."""
     return isinstance(extent, torch.SymInt) and extent.node.hint is None and extent.node.expr.is_Symbol
 
 

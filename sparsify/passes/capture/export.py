@@ -39,7 +39,7 @@ from sparsify.storage.own_memory import has_memory, is_on_device, without_memory
 
 Dynamic = Mapping[str, Any] | Sequence[Any] | None
 PREFIX = "model."
-# The report says which extents are fixed, as these loggers do.
+# Silenced loggers of fixed extents, which the report lists, too.
 LOGS = (
     "torch.fx.experimental.symbolic_shapes",
     "torch._subclasses.fake_tensor",
@@ -49,14 +49,14 @@ LAYOUTS = {str(layout): layout for layout in calls.SPARSE_LAYOUTS} | {"sparsify"
 
 
 class ReachedError(Exception):
-    """A mirror of a model that is captured computes with the original's tensors, which its code finds itself."""
+    """A captured mirror computes with tensors of the original model, reached by the model's code."""
 
 
 class Watch(TorchFunctionMode):
-    """Raises `ReachedError` where one of the known tensors is computed with.
+    """Raises `ReachedError` where an operator reads one of the known tensors.
 
     Args:
-        known: tensors in whose place exports put fake ones.
+        known: tensors that exports replace by fake tensors.
     """
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
@@ -72,21 +72,21 @@ class Watch(TorchFunctionMode):
 
 @dataclass
 class Captured:
-    """A captured graph and how calls map to it.
+    """A captured graph and its mapping from calls.
 
     Attributes:
-        graph: the canonical graph; its placeholders are the tensors of the call, its output is a list.
-        shape: the call structure that it was captured for.
-        output: the tree that rebuilds the model's output from the list.
+        graph: canonical graph; its placeholders are the tensors of the call, its output is a list.
+        shape: structure of the captured call.
+        output: tree for rebuilding the model's output from the list.
         training: whether the model was in training mode.
-        extents: per placeholder one entry per mode, a number or the name of a symbol.
-        specialised: dimensions that were meant to be dynamic and are fixed, as `x[1] = 1433`.
-        constants: tensors that the capture made, by attribute name.
-        is_lifted: whether parts of the model, or sparse matrices among its inputs, were captured in a form of ours,
-            which operators alone would not show.
-        holds: whether what the graph takes for granted of extents holds for some, by name; None where it is for all.
-        written_out: the operators that take sparse inputs as dense tensors, until regions read these as they are.
-        is_granted: whether the graph asserts that sizes which the data decides are two or more, as `data_sizes` has it.
+        extents: one entry per mode for each placeholder, a number or the name of a symbol.
+        specialised: dimensions intended as dynamic but fixed, as `x[1] = 1433`.
+        constants: tensors created by the capture, by attribute name.
+        is_lifted: whether parts of the model, or sparse input matrices, were captured in a form of this package, not
+            recognisable from operators alone.
+        holds: shape guard on named extents; None for an unconditional graph.
+        written_out: operators that take sparse inputs as dense tensors, until regions read the sparse inputs directly.
+        is_granted: whether the graph asserts that data-dependent sizes are two or more, as in `data_sizes`.
     """
 
     graph: fx.Graph
@@ -102,7 +102,7 @@ class Captured:
     is_granted: bool = False
 
     def tensor(self, model: nn.Module, name: str) -> torch.Tensor:
-        """The constant of this capture, or the parameter or buffer of the model, that has a qualified name."""
+        """The constant of the capture, or the parameter or buffer of the model, by qualified name."""
         if name in self.constants:
             return self.constants[name]
         owner, _, last = name.rpartition(".")
@@ -113,7 +113,8 @@ class Captured:
 class Flat(nn.Module):
     """The model as a function of a flat list of tensors.
 
-    Tells `record` the tree of its output, `record_dense` the operators that take sparse inputs as dense tensors.
+    Calls `record` with the tree of its output, `record_dense` with the operators that take sparse inputs as dense
+    tensors.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Flat(nn.Module):
 def matrix_of(
     leaf: calls.Leaf, rows: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, extent: torch.Tensor
 ) -> sparse_inputs.CapturedSparse:
-    """The captured tensor that four parts of a sparse input make; rows number the coordinates of all modes but one."""
+    """The captured tensor of a sparse input's four parts; rows are linear indices over all modes but the last."""
     *leading, last = extent.shape[:-1]
     between: list[torch.Tensor] = []
     for size in leading[:0:-1]:
@@ -178,20 +179,20 @@ def capture(
 
     Args:
         model: any module; its training mode is captured.
-        call: example inputs taken apart by `calls.flatten`.
-        dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of input
-            names to dimensions, `{"x": (0,)}`.
-        masks: whether attention that has a pattern itself is captured without it, by `transformers_bigbird`.
-        gates: whether experts of transformers are captured as einsums over all of them, by `transformers_experts`.
-        without: names of experts that are not.
-        known: constants of other captures of the same module, by name; equal ones are shared.
-        trains: whether gradients are wanted; `None` as the mode of the model says.
-        is_mirror: whether `model` is a mirror of the one that other threads run.
-        within: entered whenever the model runs, for adapters that intercept torch's functions.
+        call: example inputs flattened by `calls.flatten`.
+        dynamic: None for all input dimensions if export allows, `()` for none, or a mapping of input names to
+            dimensions, `{"x": (0,)}`.
+        masks: whether attention with a built-in pattern is captured without the pattern, by `transformers_bigbird`.
+        gates: whether experts of transformers are captured as einsums over all experts, by `transformers_experts`.
+        without: names of experts excluded from `gates`.
+        known: constants of other captures of the same module, by name; equal constants are shared.
+        trains: whether gradients are wanted; `None` follows the mode of the model.
+        is_mirror: whether `model` is a mirror, whose original other threads run.
+        within: context entered whenever the model runs, for adapters that intercept torch's functions.
 
     Raises:
         ReachedError: the mirror computes with tensors of the original.
-        CaptureError: export fails, or the model or a tensor is one that no graph can hold.
+        CaptureError: export fails, or no graph can hold the model or a tensor.
     """
     require_readable(model, call)
     outputs, written_out, names = list[pytree.TreeSpec](), list[str](), call.shape.tensor_names()
@@ -224,7 +225,7 @@ def capture(
 
 
 def become_canonical(graph: fx.Graph, is_granted: bool) -> None:
-    """Makes a graph pure and canonical; with `is_granted` its assertions are of sizes that the data decides."""
+    """Makes a graph pure and canonical; `is_granted`: its assertions are about data-dependent sizes."""
     functionalize(graph)
     canonicalize(graph)
     if is_granted:
@@ -232,9 +233,9 @@ def become_canonical(graph: fx.Graph, is_granted: bool) -> None:
 
 
 def require_readable(model: nn.Module, call: calls.Call) -> None:
-    """Raises where a tensor of a model or a call has no main memory of its own, or an argument is not known.
+    """Raises for a tensor of a model or a call without own main memory, and for an unreadable argument.
 
-    A graph would take contents of its example for those of all calls.
+    A graph would treat the example's contents as constant for all calls.
     """
     given = ((leaf.name, value) for leaf, value in zip(call.shape.leaves, call.values, strict=True))
     for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given):
@@ -268,12 +269,12 @@ def example_tensors(call: calls.Call) -> list[torch.Tensor]:
 
 
 def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rows, columns and values of a sparse matrix, and an empty tensor that carries its extents.
+    """Rows, columns and values of a sparse matrix, and an empty tensor with the extents.
 
-    The rows of a tensor of more modes number the coordinates of all modes but the last one.
+    With more than two modes, rows are linear indices over all modes but the last one.
 
     Raises:
-        CaptureError: a vector, or a tensor that has another fill than 0.
+        CaptureError: a vector, or a tensor with a fill value other than 0.
     """
     from sparsify.storage.tensor import SparseTensor
 
@@ -287,7 +288,7 @@ def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
             )
         coordinates, values = matrix.coordinates(), matrix.values()
         inside = matrix.pattern.inside()
-        if inside is not None:  # of blocks that reach over the edge
+        if inside is not None:  # for blocks that extend over the edge
             coordinates, values = coordinates[:, inside], values[inside]
         *leading, columns = coordinates
     else:
@@ -306,7 +307,7 @@ def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def dimensions(
     names: list[str], tensors: Sequence[torch.Tensor], dynamic: Dynamic
 ) -> list[dict[int, Any] | None]:
-    """Per tensor which dimensions may vary."""
+    """The variable dimensions of each tensor."""
     if dynamic is None:
         return [{mode: Dim.AUTO for mode, extent in enumerate(tensor.shape) if extent} for tensor in tensors]
     if not dynamic:
@@ -325,10 +326,10 @@ def dimensions(
 
 
 def named_dimensions(name: str, spec: Any, rank: int) -> dict[int, Any] | None:
-    """Dimensions of an input with so many modes, given as `(0, 1)` or as `{0: Dim(...)}`.
+    """The variable dimensions of an input with `rank` modes, given as `(0, 1)` or as `{0: Dim(...)}`.
 
     Raises:
-        ShapeError: they are given in another way, or the input does not have them.
+        ShapeError: the specification has another form, or the input lacks a mode.
     """
     if spec is None:
         return None
@@ -346,12 +347,12 @@ def named_dimensions(name: str, spec: Any, rank: int) -> dict[int, Any] | None:
 
 
 def mapped(spec: Any) -> Mapping[Any, Any]:
-    """The dimensions of `(0, 1)`, each `Dim.AUTO`; those of a mapping as they are."""
+    """The dimensions of `(0, 1)`, each `Dim.AUTO`; a mapping is returned unchanged."""
     return spec if isinstance(spec, Mapping) else dict.fromkeys(spec, Dim.AUTO)
 
 
 def specs_of(call: calls.Call, spec: list[dict[int, Any] | None], *, retry: bool) -> list[Any]:
-    """Dimensions that may vary, in the order in which exports try: with `retry` none at last, integers none before."""
+    """Variable dimensions in the order of attempts: all, then none for integers, with `retry` none at all."""
     sizes, names = call.shape.sizes(), call.shape.tensor_names()
     found: list[Any] = [spec]
     if sizes:
@@ -362,10 +363,10 @@ def specs_of(call: calls.Call, spec: list[dict[int, Any] | None], *, retry: bool
 def first_export(
     flat: Flat, tensors: tuple[torch.Tensor, ...], specs: Sequence[Any]
 ) -> tuple[ExportedProgram, bool]:
-    """The program with the first dimensions that export allows to vary, and whether sizes of data are granted.
+    """The program with the first accepted dimensions, and whether data-dependent sizes are assumed.
 
     Raises:
-        CaptureError: it allows none of them; the error is the last one.
+        CaptureError: export accepts none; reports the last error.
     """
     failure: Exception = CaptureError("nothing to export")
     ways: list[Callable[[], AbstractContextManager[None]]] = [nullcontext]
@@ -387,16 +388,20 @@ def first_export(
 def export(
     flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, granting: AbstractContextManager[None]
 ) -> ExportedProgram:
-    """The exported program, within a context that answers what the model asks for sizes of data.
+    """The exported program, within a context that answers questions about data-dependent sizes.
 
     Raises:
         Exception: of many unrelated classes.
     """
-    from sparsify.passes.capture.confined_export import confined_export  # loads what compiles graphs
+    from torch._dynamo import config as dynamo_config  # loads graph compilers
+
+    from sparsify.passes.capture.confined_export import confined_export
 
     with (
         confined.silenced(LOGS),
         confined_export(),
+        # Operators rarely recur with equal symbolic shapes: cached results cost more time than they save.
+        dynamo_config.patch(fake_tensor_cache_enabled=False),
         torch_geometric.without_choice(),
         torch_encoder.unasked(),
         torch_geometric.chosen_by_data(),
@@ -406,7 +411,7 @@ def export(
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """For every name of a parameter or buffer the first name that the same tensor has."""
+    """The first name of each parameter's or buffer's tensor, by each of its names."""
     first: dict[int, str] = {}
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
@@ -415,7 +420,7 @@ def first_names(model: nn.Module) -> dict[str, str]:
 def inner_graph(
     program: ExportedProgram, names: list[str], first: dict[str, str], known: Mapping[str, torch.Tensor]
 ) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
-    """The graph with parameters as attributes under the model's names, and tensors made while capturing."""
+    """The graph with parameters as attributes under the model's names, and the tensors created by capture."""
     signature = program.graph_signature
     effects = [spec.kind.name for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT]
     if effects:
@@ -449,14 +454,14 @@ def inner_graph(
 def constant_name(
     name: str, constant: torch.Tensor, known: Mapping[str, torch.Tensor], taken: Collection[str]
 ) -> str:
-    """`name`, or `name_1` and so on where it is taken, or known for a constant that is another one."""
+    """`name`, or `name_1` and so on if the name is taken, or known for a different constant."""
     names = (f"{name}_{number}" if number else name for number in count())
     free = (found for found in names if found not in taken)
     return next(found for found in free if found not in known or is_same(known[found], constant))
 
 
 def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of numbers have the same bytes in the same order: `-0.0` is not `0.0`, and NaN is NaN."""
+    """Whether two tensors have equal bytes in equal order: `-0.0` differs from `0.0`, NaN equals NaN."""
     if left is right:
         return True
     if not type(left) is type(right) is torch.Tensor or left.dtype != right.dtype or left.requires_grad:
@@ -468,7 +473,7 @@ def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def rename(node: fx.Node, name: str) -> None:
-    """Gives a placeholder the name that the user knows."""
+    """Renames a placeholder to the user-visible name."""
     set_info(node, input_name=name)
     node.target = node.name = node.graph._graph_namespace.create_name(name.replace(".", "_"), None)
 
@@ -485,7 +490,7 @@ def become_attribute(node: fx.Node, name: str) -> None:
 
 
 def strip_prefix(node: fx.Node) -> None:
-    """Module scopes as the user knows them, without the wrapper."""
+    """Strips the wrapper from module scopes."""
     stack = node.meta.get("nn_module_stack")
     if stack:
         inner = {
@@ -509,7 +514,7 @@ def number_or_symbol(extent: Any) -> int | str:
 
 
 def fixed_dimensions(names: list[str], extents: list[tuple[int | str, ...]], wanted: Any) -> list[str]:
-    """The dimensions that were meant to vary and do not, as `x[1] = 1433`."""
+    """The dimensions intended as variable but fixed, as `x[1] = 1433`."""
     return [
         f"{name}[{mode}] = {shape[mode]}"
         for name, shape, spec in zip(names, extents, wanted, strict=True)

@@ -20,7 +20,7 @@ MATH: Final = (
     *("floor", "ceil", "trunc", "sqrt", "log2", "inf", "nan"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
 )
-# Names that conditions call: functions of numbers.
+# Names called by conditions: functions of numbers.
 FUNCTIONS: Final = {
     "math": frozenset(MATH),
     "torch": frozenset(("sym_max", "sym_min", "sym_int", "sym_float", "sym_not", "sym_ite", "_sym_sqrt")),
@@ -47,15 +47,15 @@ class Holds:
     """A condition on the extents of calls.
 
     Attributes:
-        text: in Python, with comparisons, arithmetic and the functions of `FUNCTIONS`.
-        names: by the name of an extent its name in the text.
+        text: Python expression with comparisons, arithmetic and the functions of `FUNCTIONS`.
+        names: names of extents in the text, by extent.
     """
 
     text: str
     names: Mapping[str, str]
 
     def __call__(self, known: Mapping[str, int]) -> bool:
-        """Whether extents of these names fulfil it."""
+        """Whether the named extents fulfil the condition."""
         return bool(self._check(*[known[name] for name in self.names]))
 
     @cached_property
@@ -74,7 +74,7 @@ class Holds:
 
 
 def _is_known(node: ast.Call | ast.Attribute) -> bool:
-    """Whether a call, or what it calls, is of a function of numbers."""
+    """Whether a call, or its function, is a known function of numbers."""
     match node:
         case ast.Call(ast.Name(name), _, []):
             return name in FUNCTIONS[""]
@@ -86,12 +86,12 @@ def _is_known(node: ast.Call | ast.Attribute) -> bool:
 
 
 def granted(graph: fx.Graph) -> Holds | None:
-    """Whether a captured graph is for inputs of some extents, by their names; None where it is for all."""
+    """The shape guard of a captured graph, on extents by name; None for an unconditional graph."""
     symbols = _symbols(graph)
     if not symbols:
         return None
     environment = next(iter(symbols.values())).node.shape_env
-    # A symbol goes by its own name; formulas hold where all of their symbols are extents of inputs themselves.
+    # A symbol keeps its name; formulas are guards if all of their symbols are extents of inputs themselves.
     names = {name: name if name.isidentifier() else f"formula{place}" for place, name in enumerate(symbols)}
     plain = {extent.node.expr for name, extent in symbols.items() if name.isidentifier()}
     conditions = [environment.replace(guard.expr) for guard in environment.guards]
@@ -109,7 +109,7 @@ def granted(graph: fx.Graph) -> Holds | None:
 
 
 def _symbols(graph: fx.Graph) -> dict[str, torch.SymInt]:
-    """The extents of inputs that vary, by their names."""
+    """The variable extents of inputs, by name."""
     return {
         str(extent): extent
         for node in graph.find_nodes(op="placeholder")
@@ -120,6 +120,6 @@ def _symbols(graph: fx.Graph) -> dict[str, torch.SymInt]:
 
 def _text(expression: Any) -> str:
     """A formula of extents in Python."""
-    from torch.utils._sympy.printers import PythonPrinter  # with sympy, which export has loaded
+    from torch.utils._sympy.printers import PythonPrinter  # imports sympy, already loaded by export
 
     return str(PythonPrinter().doprint(expression))

@@ -1,7 +1,7 @@
-"""Blocks that export wraps in operators of their own, `no_grad` and disabled autocast, put back into the graph.
+"""Inlining of blocks that export wraps in operators: `no_grad` and disabled autocast.
 
 In: `%s = wrap_with_set_grad_enabled(False, %submodule, %x); %y = getitem(%s, 0)`.
-Out: the nodes of the submodule, and `%y = detach(...)`, which lets no gradient through as the block did.
+Out: the nodes of the submodule, and `%y = detach(...)`, which blocks gradients as the block did.
 """
 
 from typing import Any
@@ -19,15 +19,15 @@ AUTOCAST = "wrap_with_autocast"
 
 
 def inline_blocks(graph: fx.Graph, root: torch.nn.Module) -> None:
-    """Puts the submodules that `graph` calls in the place of their calls.
+    """Inlines the submodules called by `graph`.
 
     Args:
-        graph: of `root`; it changes.
-        root: has the submodules.
+        graph: graph of `root`, changed in place.
+        root: module with the submodules.
 
     Raises:
-        CaptureError: a block turns autocast on, which changes the dtypes of what is inside, or changes the shape of
-            a tensor that was there before.
+        CaptureError: a block turns autocast on, which changes the dtypes inside the block, or changes the shape of an
+            outer tensor.
     """
     for node in list(graph.nodes):
         name = getattr(node.target, "__name__", "")
@@ -51,7 +51,7 @@ def inline_blocks(graph: fx.Graph, root: torch.nn.Module) -> None:
 def _copied(
     call: fx.Node, block: fx.GraphModule, operands: Any, *, has_gradients: bool | None
 ) -> list[fx.Node]:
-    """The results of a block, its nodes copied to where it is called; they know whether gradients pass them."""
+    """The results of a block, with its nodes copied to the call and marked by their gradient mode."""
     places = block.graph.find_nodes(op="placeholder")
     known = dict(zip(places, operands, strict=True))
     with call.graph.inserting_before(call):
@@ -64,7 +64,7 @@ def _copied(
 
 
 def _put_results(call: fx.Node, results: list[fx.Node], lets_through: bool) -> None:
-    """Gives the users of a call what the block computed."""
+    """Replaces the results of a call by the results of the block."""
     for number, result in enumerate(results):
         users = [user for user in call.users if user.args == (call, number)]
         if not users:
@@ -93,7 +93,7 @@ def placed(node: fx.Node) -> str:
 
 
 def written_operand(node: fx.Node) -> fx.Node:
-    """The tensor that `node` is, where it is the result of operators that write into it or return it."""
+    """The operand returned by `node`, followed back through operators that return or overwrite their operand."""
     while isinstance(node, fx.Node) and (is_mutating(node) or gives_operand(node)):
         if not isinstance(node.args[0], fx.Node):
             break

@@ -1,4 +1,4 @@
-"""The source model's parameters under their names, in modules without code.
+"""The source model's parameters by name, in modules without code.
 
 In: `fill_shell(shell, model)`. Out: `shell.conv1.lin.weight is model.conv1.lin.weight`.
 """
@@ -29,7 +29,7 @@ class Owner(Protocol):
         """An attribute of a module of the source model."""
 
     def set_attribute(self, path: str, name: str, value: Any) -> bool:
-        """Sets an attribute of a module of the source model, where that has it."""
+        """Sets an existing attribute of a module of the source model; returns whether the attribute exists."""
 
     def add_hooked(self, shell: nn.Module) -> None:
         """A shell got hooks."""
@@ -42,9 +42,9 @@ class Owner(Protocol):
 
 
 class Shell(nn.Module):
-    """A module of the source model without its code: it holds the same parameters under the same names.
+    """A module of the source model without its code, with the same parameters under the same names.
 
-    A call of it runs the source model's module; attributes that it has not are those of that module.
+    A call runs the source model's module; missing attributes are looked up in the source model's module.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ class Shell(nn.Module):
 
 
 def _registering(name: str) -> Any:
-    """A method of torch's that registers a hook; while there are such hooks, the source model runs."""
+    """A torch method that registers a hook; with such hooks, the source model runs."""
     own = getattr(nn.Module, name)
 
     @wraps(own)
@@ -91,7 +91,7 @@ for _name in ("forward_pre", "forward", "full_backward_pre", "full_backward", "b
 
 
 class GraphLayer(Shell):
-    """The shell of a layer of torch-geometric, which looks for layers by their class, as to read what they compute."""
+    """The shell of a torch-geometric layer, an instance of the layer's class for code that searches by class."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -111,7 +111,7 @@ class GraphLayer(Shell):
 
 
 class Container(Shell):
-    """The shell of a module that has others as its items."""
+    """The shell of a container module (`ModuleList`, `ModuleDict`, `Sequential`)."""
 
     def __getitem__(self, key: Any) -> Any:
         owner, path = _place_of(self)
@@ -131,7 +131,7 @@ class Container(Shell):
 
 
 ITEMS: Final = ("__getitem__", "__len__", "__iter__", "__contains__")
-# The hooks of a module that run with its forward and backward, by the attributes that keep them.
+# Attributes of a module with the hooks of its forward and backward passes.
 HOOKS: Final = (
     "_forward_pre_hooks",
     "_forward_hooks",
@@ -143,13 +143,13 @@ HOOKS: Final = (
     "_is_full_backward_hook",
 )
 INTERNAL: Final = frozenset(vars(nn.Module()))
-# The owner of each shell, the path of the shell in it, and the module that the shell stands for: beside the
+# The owner of each shell, the path of the shell in its owner, and the source module of the shell: outside of the
 # shells, which are copied and pickled.
 _PLACES: "weakref.WeakKeyDictionary[Shell, tuple[weakref.ref[Any], str, Any]]" = weakref.WeakKeyDictionary()
 
 
 def adopt(sparse: nn.Module, owner: Owner) -> None:
-    """Gives all shells inside a sparse model their owner; where its source model has items, it has them, too."""
+    """Sets the owner of all shells in a sparse model, and adds the source's item methods to the model."""
     for name in ITEMS:
         if hasattr(type(owner.part("")), name):
             setattr(type(sparse), name, vars(Container)[name])
@@ -160,12 +160,12 @@ def adopt(sparse: nn.Module, owner: Owner) -> None:
 
 
 def module_behind(value: Any) -> Any:
-    """The module that a shell stands for; anything else as it is."""
+    """The source module of a shell; other values are unchanged."""
     return _PLACES[value][2] if isinstance(value, Shell) and value in _PLACES else value
 
 
 def _place_of(shell: Any) -> tuple[Owner, str]:
-    """The owner of a shell, and its path in the sparse model; of a sparse model itself the root."""
+    """The owner of a shell, and its path in the sparse model; the root for a sparse model itself."""
     if not isinstance(shell, Shell):
         return shell._facade, ""
     reference, path, _ = _PLACES.get(shell, (None, "", None))
@@ -179,7 +179,7 @@ def _place_of(shell: Any) -> tuple[Owner, str]:
 
 
 def is_dunder(name: str) -> bool:
-    """Whether a name is one of Python's, which are looked up on types."""
+    """Whether a name is special to Python, looked up on types."""
     return name.startswith("__") and name.endswith("__")
 
 
@@ -197,7 +197,7 @@ def modes(model: nn.Module) -> Modes:
 
 @contextmanager
 def in_modes(model: nn.Module, wanted: Modes) -> Iterator[None]:
-    """Within this context the modules of `model` are in these modes, afterwards in their own again."""
+    """A context in which the modules of `model` are in given modes; restores the earlier modes on exit."""
     before = [(module, module.training) for module in model.modules()]
     set_modes(model, iter(wanted))
     try:
@@ -216,7 +216,7 @@ def set_modes(model: nn.Module, wanted: Iterator[bool]) -> None:
 
 
 def follow(model: nn.Module, shell: nn.Module) -> None:
-    """Sets every module of `model` into the mode of its shell."""
+    """Sets every module of `model` to the mode of its shell."""
     model.training = shell.training
     for name, child in model._modules.items():
         inner = shell._modules.get(name)
@@ -225,9 +225,9 @@ def follow(model: nn.Module, shell: nn.Module) -> None:
 
 
 def borrowed(model: nn.Module, shell: nn.Module) -> Iterator[tuple[nn.Module, str, str, Any]]:
-    """The tensors of shells that are not those of the model, as within `torch.func.functional_call`.
+    """The tensors of shells that differ from the model's, as within `torch.func.functional_call`.
 
-    Each with the module of the model, the name of its store, and its name there.
+    Yields the module of the model, the name of its store, the name of the tensor and the shell's tensor.
     """
     for kind in ("_parameters", "_buffers"):
         given = vars(shell)[kind]
@@ -241,12 +241,12 @@ def borrowed(model: nn.Module, shell: nn.Module) -> Iterator[tuple[nn.Module, st
 
 
 def is_lent(model: nn.Module, shell: nn.Module) -> bool:
-    """Whether shells have tensors that are not those of the model."""
+    """Whether shells have tensors that differ from the model's."""
     return next(borrowed(model, shell), None) is not None
 
 
 class ModulePairs:
-    """The modules of a model beside their shells, in flat lists: each call asks for their modes and tensors.
+    """The modules of a model paired with their shells, in flat lists, for checks in every call.
 
     Attributes:
         model: the model.
@@ -275,7 +275,7 @@ class ModulePairs:
         return [child for children in self._children if children for child in children.values()]
 
     def are_current(self, model: nn.Module) -> bool:
-        """Whether these are still the modules of a model and their shells."""
+        """Whether the recorded pairs are still the modules of a model and their shells."""
         found = self._found()
         return (
             model is self.model
@@ -288,7 +288,7 @@ class ModulePairs:
         return self.is_whole and all(own.training == inner.training for own, inner in self._pairs)
 
     def are_lent(self) -> bool:
-        """Whether shells have tensors that are not those of the model, as within `torch.func.functional_call`."""
+        """Whether shells have tensors other than the model's, as within `torch.func.functional_call`."""
         for own, held in self._stores:
             if own:
                 for name, tensor in own.items():
@@ -300,13 +300,13 @@ class ModulePairs:
 def fill_shell(shell: nn.Module, model: nn.Module) -> None:
     """Gives `shell` the parameters, buffers and submodules of `model`, as shells of the same names.
 
-    A module that `model` has under several names is one shell under these names.
+    A module with several names in `model` gets one shell under all of its names.
     """
     _fill(shell, model, {})
 
 
 def _fill(shell: nn.Module, model: nn.Module, shells: dict[nn.Module, nn.Module]) -> None:
-    """The same, with the shells that were made before."""
+    """Fills a shell, given the shells made so far."""
     shells[model] = shell
     for store, names in ((shell._parameters, model._parameters), (shell._buffers, model._buffers)):
         for name in store.keys() - names.keys():
@@ -335,7 +335,7 @@ def shell_of(module: nn.Module) -> Shell:
 
 
 def share_again(shell: nn.Module, model: nn.Module) -> None:
-    """Gives a filled shell the parameters and buffers that `model` has now."""
+    """Updates a filled shell with the present parameters and buffers of `model`."""
     for name, parameter in model._parameters.items():
         shell._parameters[name] = parameter
     renew_flat_weights([shell])
@@ -348,12 +348,12 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """A copy of the modules of `model` that holds the same parameters and buffers."""
+    """A copy of the modules of `model`, with shared parameters and buffers."""
     return copy.deepcopy(model, kept_in_copies(model))
 
 
 def kept_in_copies(model: nn.Module) -> dict[int, Any]:
-    """The memo of a copy that holds the same tensors: parameters, buffers, and what hooks compute of them.
+    """The memo of a copy with shared tensors: parameters, buffers, and tensors computed by hooks.
 
     Results of a computation, as the weights of `torch.nn.utils.prune` and of `weight_norm`, cannot be copied.
     """
@@ -366,7 +366,7 @@ def kept_in_copies(model: nn.Module) -> dict[int, Any]:
 
 
 def usual_copy(model: nn.Module) -> nn.Module:
-    """A copy of the modules of `model` with tensors that know gradients, in place of those of inference mode."""
+    """A copy of the modules of `model` with autograd tensors in place of inference-mode tensors."""
     every = (*model.parameters(), *model.buffers())
     tensors = [tensor for tensor in every if not is_lazy(tensor) and tensor.is_inference()]
     if not tensors:
@@ -377,7 +377,7 @@ def usual_copy(model: nn.Module) -> nn.Module:
 
 
 def _usual(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor of inference mode that knows gradients."""
+    """A copy of an inference-mode tensor, usable by autograd."""
     made = tensor.detach().clone()
     return (
         nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
@@ -385,12 +385,12 @@ def _usual(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def places(model: nn.Module, parameter: Tensor) -> list[tuple[dict[str, Any], str]]:
-    """Owners of a parameter: dictionaries of modules, and its name in each."""
+    """Owners of a parameter: dictionaries of modules, with the parameter's name in each."""
     return [(module._parameters, name) for module, name in owners(model, parameter)]
 
 
 def owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
-    """The modules that have a parameter, and its name in each."""
+    """The modules with a parameter, and its name in each."""
     return [
         (module, name)
         for module in model.modules()
@@ -400,7 +400,7 @@ def owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
 
 
 def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
-    """Puts a parameter in the place of another, under each of its names."""
+    """Replaces a parameter under each of its names."""
     found = owners(model, old)
     for module, name in found:
         module._parameters[name] = new  # type: ignore[assignment]
@@ -408,9 +408,9 @@ def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
 
 
 def renew_flat_weights(modules: Iterable[nn.Module]) -> None:
-    """Gives recurrent layers among some modules, which compute with a list of parameters, those that they have now.
+    """Updates the parameter lists of recurrent layers, the operands of their forward.
 
-    Assignments to attributes do that, entries of dictionaries do not.
+    Assignments to attributes update the lists, changes of dictionary entries do not.
     """
     for module in modules:
         names = vars(module).get("_flat_weights_names")

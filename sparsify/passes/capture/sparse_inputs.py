@@ -1,9 +1,8 @@
-"""Sparse tensors while a model is captured: coordinates and values that act like sparse tensors.
+"""Sparse tensors during capture: coordinates and values with the interface of sparse tensors.
 
-In: `torch.sparse.mm(adj, x)` inside a model, `adj` a `CapturedSparse`. Out: in the graph the one pattern
-that lifting knows, `zeros.index_add(0, rows, values[:, None] * x.index_select(0, columns))`.
-
-torch's own sparse tensors cannot be exported with dynamic shapes or with gradients; triples can.
+In: `torch.sparse.mm(adj, x)` inside a model, `adj` a `CapturedSparse`. Out: in the graph the one pattern known to
+lifting, `zeros.index_add(0, rows, values[:, None] * x.index_select(0, columns))`. torch's own sparse tensors cannot be
+exported with dynamic shapes or with gradients; triples can.
 """
 
 import sys
@@ -22,24 +21,24 @@ from sparsify.runtime.confined import substituted
 
 Table = dict[str, Callable[..., Any]]
 _EMPTY = torch.empty(0)
-# What matrices are stored as; only those of layouts that list entries row by row are known while capturing.
+# Storage arrays of matrices; during capture known only for layouts with entries listed row by row.
 ARRAYS: Final = frozenset({"crow_indices", "col_indices", "indices", "_indices", "values", "_values"})
 BY_ROWS: Final = (torch.sparse_coo, torch.sparse_csr)
-# What is known of tensors of more than two modes; every other operator takes them as dense ones.
+# Operators supported for tensors with more than two modes; every other operator takes a dense tensor.
 OF_ANY_RANK: Final = frozenset(
     (
         *(".layout", ".shape", ".device", ".dtype", ".is_cuda", ".requires_grad", ".is_sparse"),
         *(".is_sparse_csr", ".ndim", "size", "dim", "detach", "to_dense", "is_floating_point"),
     )
 )
-# The operators that took matrices as dense tensors in a capture.
+# Callback for operators that took matrices as dense tensors in a capture.
 _written_out: ContextVar[Callable[[str], None]] = ContextVar("written_out")
 
 
 class CapturedSparse(torch.Tensor):
     """A sparse matrix as coordinates and values, duplicates allowed.
 
-    Exists only while a model is captured. A tensor of more modes has coordinates between those of rows and columns.
+    Exists only during capture. A tensor with more modes has further coordinates between rows and columns.
     """
 
     rows: torch.Tensor
@@ -99,14 +98,14 @@ class CapturedSparse(torch.Tensor):
 
 
 def of_kind(matrix: CapturedSparse, kind: torch.layout) -> CapturedSparse:
-    """The same matrix under another layout name."""
+    """A matrix with its layout named `kind`."""
     return CapturedSparse.build(
         matrix.rows, matrix.columns, matrix.entries, matrix.extent, kind, matrix.is_sorted
     )
 
 
 def with_entries(matrix: CapturedSparse, entries: torch.Tensor) -> CapturedSparse:
-    """The same coordinates with other values."""
+    """A matrix with the coordinates of another one and new values."""
     return CapturedSparse.build(
         matrix.rows, matrix.columns, entries, matrix.extent, matrix.kind, matrix.is_sorted, matrix.between
     )
@@ -136,7 +135,7 @@ def product(left: Any, right: Any, reduce: str = "sum") -> Any:
         )
     vector = right.dim() == 1
     dense = right.unsqueeze(1) if vector else right
-    if left.extent[1] != dense.size(0):  # as torch's operator checks: the extents are one from here on
+    if left.extent[1] != dense.size(0):  # same check as torch's operator: the extents are equal from here on
         raise RuntimeError(f"matrices of {list(left.extent)} and {list(right.shape)} have no product")
     messages = left.entries.unsqueeze(1) * dense.index_select(0, left.columns)
     zeros = messages.new_zeros((left.extent[0], dense.size(1)))
@@ -177,7 +176,7 @@ def positions(matrix: CapturedSparse) -> torch.Tensor:
 
 
 def row_positions(matrix: CapturedSparse) -> torch.Tensor:
-    """Start of each row; only matrices that come from outside the model are sorted by row."""
+    """Start of each row; only matrices from outside the model are sorted by row."""
     if not matrix.is_sorted:
         raise CaptureError("crow_indices of a sparse matrix that the model builds cannot be captured")
     lengths = matrix.rows.new_zeros((matrix.extent[0] + 1,)).index_add(
@@ -187,19 +186,19 @@ def row_positions(matrix: CapturedSparse) -> torch.Tensor:
 
 
 def dense(matrix: CapturedSparse, *_: Any) -> torch.Tensor:
-    """The matrix with its zeros written out."""
+    """The matrix as a dense tensor."""
     zeros = matrix.entries.new_zeros(matrix.extent)
     places = (matrix.rows, *matrix.between, matrix.columns)
     return zeros.index_put(places, matrix.entries, accumulate=True)
 
 
 def written_out(value: Any) -> Any:
-    """A captured matrix as a dense tensor, which passes must take away again; anything else as it is."""
+    """A captured matrix as a dense tensor, which passes must remove; other values are unchanged."""
     return dense(value) if isinstance(value, CapturedSparse) else value
 
 
 def is_pointwise_or_sum(name: str) -> bool:
-    """Whether an operator computes the same of a sparse matrix and of the dense one; a softmax or a write does not."""
+    """Whether an operator gives equal results for sparse and dense matrices; softmax and writes do not."""
     plain = name.strip("_").removeprefix("r")
     is_written = (name.endswith("_") and not name.endswith("__")) or plain in (
         "setitem",
@@ -261,7 +260,7 @@ PROPERTIES: Final = {name: getattr(torch.Tensor, name[1:]) for name in TABLE if 
 
 
 class Building(TorchFunctionMode):
-    """Makes captured matrices where the model builds sparse tensors, and plain products of dense ones."""
+    """Replaces sparse tensors built by the model by captured matrices, and dense sparse.mm by plain products."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -295,7 +294,7 @@ def geometric_matrix(kind: torch.layout) -> Callable[..., Any]:
     return build
 
 
-# PyG functions that branch on the data of a sparse matrix, and what stands in for them while capturing.
+# PyG functions that branch on the data of a sparse matrix, with their replacements during capture.
 REGISTRY: dict[str, Callable[..., Any]] = {
     "to_torch_coo_tensor": geometric_matrix(torch.sparse_coo),
     "to_torch_csr_tensor": geometric_matrix(torch.sparse_csr),
@@ -306,10 +305,10 @@ REGISTRY: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def capturing(written_out: Callable[[str], None]) -> Iterator[None]:
-    """Within this context sparse tensors that the model builds are captured matrices.
+    """A context in which sparse tensors built by the model are captured matrices.
 
     Args:
-        written_out: is told the operators that take matrices as dense tensors, which passes must take away.
+        written_out: callback for operators that take matrices as dense tensors, which passes must remove.
     """
     token = _written_out.set(written_out)
     home = sys.modules.get("torch_geometric.utils.sparse")
@@ -326,7 +325,7 @@ def capturing(written_out: Callable[[str], None]) -> Iterator[None]:
 
 
 class Contiguous(TorchFunctionMode):
-    """Within this context graphs have `contiguous` of contiguous tensors too, which torch answers unasked."""
+    """A mode that records `contiguous` of contiguous tensors, too, which torch skips otherwise."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.contiguous and not isinstance(args[0], CapturedSparse):

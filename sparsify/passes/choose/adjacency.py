@@ -1,12 +1,10 @@
-"""Alternatives to the kernel over an adjacency, timed: torch's products and operators.
+"""Timed alternatives to the kernel over an adjacency: torch's products and operators.
 
-In: the call of `Y[i,k] = relu(sum(j, A[i,j] * X[j,k]))`, its kernel ready, and the example's inputs. Out: the same
-call, which leaves calls like the example's to what was faster; a note with what each was expected to take, and took.
-
-Alternatives that are expected to take far longer are not timed. Where gradients are wanted, for other sizes, and where
-a model is traced with other tensors, the kernel runs.
-
-Half of `tune_seconds` is for alternatives where there are some, the other for schedules.
+In: the call of `Y[i,k] = relu(sum(j, A[i,j] * X[j,k]))` with a compiled kernel, and the example's inputs. Out: the same
+call, with a faster alternative for calls similar to the example; a note with the expected and measured time of each
+candidate. Alternatives with a far longer expected time are not timed. The kernel runs where gradients are wanted, for
+other sizes, and in traces with other tensors. With alternatives, half of `tune_seconds` is for them, the other half for
+schedules.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +35,7 @@ from sparsify.passes.region.sparse_operand import Matrix
 KIND: Final = "alternative"
 # How many times as long as a kernel torch's product takes, by the columns of the dense matrix.
 PRODUCT_RATIO: Final = Curve(((1, 1.0), (8, 1.3), (16, 1.6), (64, 3.0)))
-# How far results of an alternative may be from those of the kernel.
+# Tolerances between the results of an alternative and of the kernel.
 RTOL: Final = 1e-3
 ATOL: Final = 1e-4
 ROLES: Final = ("adjacency", "activation")
@@ -49,7 +47,7 @@ class Alternatives:
 
     Attributes:
         us: expected time of a call of the kernel.
-        all: the one first that is expected to be the fastest.
+        all: alternatives, fastest expected first.
     """
 
     us: float = 0.0
@@ -57,7 +55,7 @@ class Alternatives:
 
     @property
     def near(self) -> list[Alternative]:
-        """The ones that may be faster than the kernel."""
+        """The alternatives that may be faster than the kernel."""
         return [one for one in self.all if one.us <= THRESHOLDS[KIND].slower * self.us]
 
     def __str__(self) -> str:
@@ -66,7 +64,7 @@ class Alternatives:
 
 
 def alternatives_of(draft: Draft, region: Region, call: RegionCall, sizes: Sizes) -> Alternatives:
-    """The alternatives of a region; none where nothing is timed, or the kernel is expected to be quick."""
+    """The alternatives of a region; none without a tuning budget, or for a kernel expected to be fast."""
     us = estimated_us(draft, region, sizes) or 0.0
     is_off = draft.options.tune_seconds == 0 or draft.is_trainable
     if is_off or us < THRESHOLDS[KIND].least_us or not has_alternatives(region):
@@ -82,13 +80,13 @@ def tune_alternatives(
     offered: Alternatives,
     seconds: float,
 ) -> str:
-    """Leaves calls like the example's to what was faster than the kernel of a call that is ready; in words.
+    """Prefers the fastest alternative for calls similar to the example; returns the text of the decision.
 
     Args:
-        arguments: of the call.
-        sizes: of the example's operands.
+        arguments: argument nodes of the call.
+        sizes: sizes of the example's operands.
         offered: the alternatives.
-        seconds: for which the kernel and its alternatives are timed.
+        seconds: budget for timing the kernel and its alternatives.
     """
     tried = offered.near[: THRESHOLDS[KIND].most]
     if not tried:
@@ -97,7 +95,7 @@ def tune_alternatives(
 
 
 def has_alternatives(region: Region) -> bool:
-    """Whether a region reads adjacencies, and nothing that has alternatives of its own, as weights have."""
+    """Whether a region reads adjacencies, and no operand with alternatives elsewhere, such as weights."""
     is_own = region.layout is None and not region.backend and not region.is_contested
     return (
         is_own
@@ -110,7 +108,7 @@ def has_alternatives(region: Region) -> bool:
 
 
 def alternatives(draft: Draft, call: RegionCall, sizes: Sizes, kernel_us: float) -> Iterator[Alternative]:
-    """The alternatives to a region's kernel that the recipe allows."""
+    """The alternatives to a region's kernel allowed by the recipe."""
     machine, asked = calibrate.known(draft.options), draft.recipe.compile
     products = products_of(call.kernel)
     if products and asked.allows("torch_sparse"):
@@ -121,7 +119,7 @@ def alternatives(draft: Draft, call: RegionCall, sizes: Sizes, kernel_us: float)
 
 
 def further_us(product: Product, sizes: Sizes, machine: Machine) -> float:
-    """Microseconds by which torch's product, and what stands behind it, are expected to exceed the kernel's."""
+    """Expected microseconds of torch's product, with later operators, beyond the kernel's time."""
     program = product.step.program
     extents = known_extents(program, sizes.extents)
     stored = sizes.also(product.step.twins).stored
@@ -145,7 +143,7 @@ def timed_against(
     tried: Sequence[Alternative],
     seconds: float,
 ) -> str:
-    """Times of the kernel and its alternatives; the call prefers the fastest from now on."""
+    """Times the kernel and its alternatives, and makes the call prefer the fastest."""
     given: list[Any] = [example(draft, node) for node in arguments]
     rounded = {name: size or 0 for name, size in sizes.rounded(call.program)}
     names = [one.name for one in tried]
@@ -170,7 +168,7 @@ def timed_against(
 
 
 def candidates(call: RegionCall, arguments: Sequence[Any], tried: Sequence[Alternative]) -> list[Candidate]:
-    """The kernel, and the alternatives that compute the same.
+    """The kernel, and the alternatives with equal results.
 
     Raises:
         SparsifyError: the kernel fails for the example.
@@ -183,10 +181,10 @@ def candidates(call: RegionCall, arguments: Sequence[Any], tried: Sequence[Alter
 
 
 def is_right(one: Alternative, call: RegionCall, arguments: Sequence[Any], right: Result) -> bool:
-    """Whether an alternative computes the same as the kernel, but for the order of sums."""
+    """Whether an alternative's result equals the kernel's, up to the order of summation."""
     try:
         found = one.run(call, arguments)
-    except (RuntimeError, TypeError, SparsifyError):  # such as a library that torch was built without
+    except (RuntimeError, TypeError, SparsifyError):  # for example a library missing in this build of torch
         return False
     return all(
         own.shape == other.shape and torch.allclose(own, other, RTOL, ATOL, equal_nan=True)

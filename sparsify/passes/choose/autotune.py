@@ -1,11 +1,12 @@
-"""Autotuning: candidates for the same work timed in turns, the winner kept on disk.
+"""Autotuning: interleaved timing of candidates for the same work, with the winner kept on disk.
 
-In: a question, `"fastest call of ..."`, sizes, and candidates, the incumbent first. Out: a `Winner`: the time of each,
-and which takes the place of the incumbent. Another process with the same question finds the times without timing.
+In: a question, `"fastest call of ..."`, sizes, and candidates, the incumbent first. Out: a `Winner`: the time of each
+candidate, and the replacement of the incumbent if any. Another process with the same question reads the times without
+timing.
 
-Candidates run in turns until turns agree on the least time of each that may win, or the seconds are over. Within
-`shared_seconds` all share their seconds: once these are over each comparison has one turn. Times on which turns did
-not agree are known to this process alone.
+Candidates run in turns until turns agree on the least time of each possible winner, or the budget is spent. Within
+`shared_seconds` all comparisons share one budget: once spent, each comparison has one turn. Times without agreement are
+kept for this process alone.
 """
 
 import sys
@@ -27,17 +28,17 @@ from sparsify.options import Options
 from sparsify.progress import stage
 
 Call = Callable[[], Any]
-# Turns in which all contenders run, those that are not far behind, and only those that may still win, to a last turn.
+# Turns with all contenders, turns with the nearly fastest ones, and the limit of turns with possible winners alone.
 FIRST_TURNS: Final = 4
 ALL_TURNS: Final = 8
 MOST_TURNS: Final = 2000
 FAR: Final = 3.0
 HOPELESS: Final = 1.5
-# Calls that take longer are not called twice: their data does not stay in the caches.
+# Longer calls are not repeated for warm caches: their data does not stay in the caches.
 LONG_NS: Final = 5_000_000
-# Where the fastest takes longer than this, those far behind stop after a turn, and turns end as soon as they agree.
+# If the fastest takes longer, candidates far behind stop after a turn, and turns end as soon as they agree.
 SLOW_US: Final = 50_000.0
-# How many turns must agree on a least time, and by what share they may differ.
+# Number of turns that must agree on a least time, and their maximum relative difference.
 AGREEING: Final = 3
 APART: Final = 0.04
 DISTURBED: Final = " (other work disturbed it)"
@@ -45,14 +46,14 @@ DISTURBED: Final = " (other work disturbed it)"
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """When candidates of a kind are timed, and when one of them replaces the incumbent.
+    """When to time candidates of a kind, and when to replace the incumbent.
 
     Attributes:
-        gain: by what share of the incumbent's time the winner must be faster.
-        disturbed_gain: the same where turns disagree; 1 for a winner only where they agree.
+        gain: share of the incumbent's time by which the winner must be faster.
+        disturbed_gain: `gain` for disagreeing turns; 1 requires agreement for a winner.
         least_us: expected time of the incumbent below which nothing is timed.
-        slower: how many times as long as the best a candidate may be expected to take.
-        most: candidates that are timed beside the incumbent.
+        slower: maximum ratio of a candidate's expected time to the best.
+        most: maximum number of candidates timed in addition to the incumbent.
     """
 
     gain: float = 0.03
@@ -64,11 +65,12 @@ class Threshold:
 
 THRESHOLDS: Final = {
     "weight format": Threshold(slower=1.5, most=3),
-    # Kernels to compare take their time to compile.
+    # Each kernel compared has a compile time.
     "schedule": Threshold(disturbed_gain=1.0, least_us=100.0, most=4),
-    # The kernel runs for other sizes too: where other work disturbed the turns, three times as fast.
+    # The kernel runs for other sizes too: after disturbed turns, an alternative must be three times as fast.
     "alternative": Threshold(disturbed_gain=2 / 3, least_us=100.0, slower=1.5, most=3),
     "operator": Threshold(),
+    "rows": Threshold(),
     "convolution": Threshold(),
     "recurrent layer": Threshold(),
 }
@@ -76,12 +78,12 @@ THRESHOLDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to compute something.
+    """One implementation of a computation.
 
     Attributes:
-        name: in words.
-        call: computes it.
-        share: of the work that the call does; times are those of the whole.
+        name: name for reports.
+        call: function that runs the computation.
+        share: share of the whole work done by a call; times are scaled to the whole.
     """
 
     name: str
@@ -94,9 +96,9 @@ class Winner:
     """Times of candidates.
 
     Attributes:
-        kind: of the candidates, a key of `THRESHOLDS`.
+        kind: kind of the candidates, a key of `THRESHOLDS`.
         times: names and microseconds, the incumbent first.
-        is_agreed: whether turns agreed on the times of all that may win.
+        is_agreed: whether turns agreed on the times of all possible winners.
 
     >>> Winner("schedule", (("expected", 10.0), ("tiled", 5.0))).name
     'tiled'
@@ -108,7 +110,7 @@ class Winner:
 
     @property
     def name(self) -> str:
-        """The fastest candidate that gains enough on the incumbent; "" where the incumbent stays."""
+        """The fastest candidate with a sufficient gain over the incumbent; "" to keep the incumbent."""
         threshold = THRESHOLDS[self.kind]
         gain = threshold.gain if self.is_agreed else threshold.disturbed_gain
         name, us = min(self.times[1:], key=lambda one: one[1], default=("", inf))
@@ -120,12 +122,12 @@ class Winner:
         return self.times[0][1]
 
     def us_of(self, name: str) -> float:
-        """Microseconds of a candidate; endless for one that could not run."""
+        """Microseconds of a candidate; infinite for a failed one."""
         return dict(self.times).get(name, inf)
 
     @property
     def disturbed(self) -> str:
-        """The words for turns that did not agree."""
+        """The note for turns that did not agree."""
         return "" if self.is_agreed else DISTURBED
 
 
@@ -143,11 +145,11 @@ def autotune(
 
     Args:
         kind: a key of `THRESHOLDS`.
-        question: all that the times depend on besides sizes, machine and compiler.
-        candidates: makes them, the incumbent first; called only where times are not known.
-        sizes: of the operands.
-        options: the directory of kernels and the number of threads.
-        seconds: after which no further turn starts.
+        question: key of the times, in addition to sizes, machine and compiler.
+        candidates: factory of the candidates, the incumbent first; called only for unknown times.
+        sizes: sizes of the operands.
+        options: directory of kernels and number of threads.
+        seconds: budget after which no further turn starts.
         has_gradients: whether the calls compute gradients.
     """
     return recall(
@@ -171,11 +173,11 @@ def compare(
 
 
 class Shared:
-    """Seconds that comparisons share.
+    """A time budget shared by comparisons.
 
     Attributes:
-        seconds: of all of them.
-        spent: by those that are over.
+        seconds: whole budget.
+        spent: time of finished comparisons.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -183,11 +185,11 @@ class Shared:
 
     @property
     def left(self) -> float:
-        """The candidates that are left."""
+        """The remaining seconds."""
         return max(0.0, self.seconds - self.spent)
 
     def show(self) -> None:
-        """Shows how far races are, if they take long; nothing runs beside them."""
+        """Shows the progress of benchmarks that take long; nothing runs concurrently."""
         stage(f"timing what is fastest, {self.spent:.0f} s of at most {self.seconds:.0f}")
 
 
@@ -196,7 +198,7 @@ _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 
 @contextmanager
 def shared_seconds(seconds: float) -> Iterator[None]:
-    """Within this context comparisons take so many seconds in sum, beside the first turn of each."""
+    """A context in which comparisons share a budget of seconds, in addition to the first turn of each."""
     shared = Shared(seconds)
     token = _shared.set(shared)
     try:
@@ -205,18 +207,19 @@ def shared_seconds(seconds: float) -> Iterator[None]:
         _shared.reset(token)
 
 
-def race(calls: Sequence[Call], seconds: float) -> list[Least]:
-    """The least microseconds of each call, run in turns; those that cannot win stop early.
+def race(calls: Sequence[Call], seconds: float, *, is_warm: bool = False) -> list[Least]:
+    """The least microseconds of each call, run in turns; calls without a chance to win stop early.
 
     Args:
         calls: the contenders.
-        seconds: after which no further turn starts; sooner where those that races share are over.
+        seconds: budget after which no further turn starts, limited by the shared budget.
+        is_warm: whether all calls have run before.
     """
     shared = _shared.get() or Shared(seconds)
     shared.show()
     found = [Least(AGREEING, APART) for _ in calls]
-    for call in calls:
-        call()  # a first call packs weights and finds its way
+    for call in () if is_warm else calls:
+        call()  # a first call packs weights and fills caches
     begun = time.perf_counter()
     end = begun + min(seconds, shared.left)
     for turn in range(MOST_TURNS):
@@ -234,18 +237,18 @@ def race(calls: Sequence[Call], seconds: float) -> list[Least]:
 
 
 def contenders(found: Sequence[Least], behind: float = HOPELESS) -> Sequence[int]:
-    """The candidates whose least time is below so many times the least of all."""
+    """The candidates with a least time below `behind` times the least of all."""
     least = min(one.us for one in found)
     return [number for number, one in enumerate(found) if one.us <= behind * least]
 
 
 def is_agreed(found: Sequence[Least]) -> bool:
-    """Whether turns agree on the times of all that may win."""
+    """Whether turns agree on the times of all possible winners."""
     return all(found[number].is_agreed for number in contenders(found))
 
 
 def once_us(call: Call) -> float:
-    """The microseconds of a call whose own data, and not its neighbour's, is in the caches."""
+    """The microseconds of a call with its own data in the caches, not its neighbour's."""
     begun = time.perf_counter_ns()
     call()
     first = time.perf_counter_ns() - begun

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler import calibrate
-from sparsify.compiler.plan.contract import contract
+from sparsify.compiler.plan.products.contract import contract
 from sparsify.compiler.schedule.cost.statement import estimate_us
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.call.region_call import RegionCall
@@ -21,12 +21,12 @@ from sparsify.passes.region.region import Region, finish
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, SparseOperand
 from sparsify.storage.tensor import SparseTensor
 
-# Rows of an input whose size only a run can tell.
+# Assumed rows of an input of unknown size.
 UNKNOWN_ROWS: Final = 128
 
 
 def estimated_us(draft: Draft, region: Region, sizes: Sizes | None = None) -> float | None:
-    """The microseconds of one call; None where the sizes of the example are not known."""
+    """The microseconds of one call; None for unknown sizes of the example."""
     if region.program is None:
         finish(region)
     assert region.program is not None, "finish writes the program"
@@ -41,7 +41,7 @@ def estimated_us(draft: Draft, region: Region, sizes: Sizes | None = None) -> fl
 
 
 def expected_sizes(draft: Draft, region: Region) -> Sizes:
-    """Extents and stored entries of the operands, as far as the example tells."""
+    """Extents and stored entries of the operands, as far as known from the example."""
     assert region.program is not None, "finish writes the program"
     if region.layout is not None:
         return layout_sizes(draft, region)
@@ -59,7 +59,7 @@ def expected_sizes(draft: Draft, region: Region) -> Sizes:
 
 
 def fixed_extents(region: Region) -> Sizes:
-    """The extents of the operands that are the same in every call of the graph."""
+    """The extents of the operands that are equal in every call of the graph."""
     assert region.program is not None, "finish writes the program"
     if region.layout is not None:
         return Sizes(dict(region.program.extents))
@@ -67,7 +67,7 @@ def fixed_extents(region: Region) -> Sizes:
 
 
 def index_extents(region: Region) -> Iterator[tuple[str, Any]]:
-    """The index variables of the operands of a region, with numbers, symbols or nodes that compute their extents."""
+    """The index variables of a region's operands, with extents as numbers, symbols or nodes."""
     assert region.program is not None, "finish writes the program"
     for name, operand in region.operands.items():
         declared = region.program.declaration(region.names[name])
@@ -87,7 +87,7 @@ def layout_sizes(draft: Draft, region: Region) -> Sizes:
 
 
 def extents_of(operand: fx.Node | SparseOperand) -> tuple[Any, ...]:
-    """The extents of an operand, as numbers, symbols or nodes that compute them."""
+    """The extents of an operand, as numbers, symbols or nodes."""
     if isinstance(operand, PatternOperand):
         return operand.shape
     if isinstance(operand, Bags) or (isinstance(operand, Matrix) and operand.extents is not None):
@@ -115,7 +115,7 @@ def stored_entries(draft: Draft, matrix: Matrix | Bags) -> int | None:
 
 
 def example_sizes(draft: Draft, region: Region, call: RegionCall, arguments: Sequence[fx.Node]) -> Sizes:
-    """The sizes that the region's kernel meets in the example, patterns included where they are at hand."""
+    """The kernel's operand sizes in the example, with patterns if available."""
     values = [example_value(draft, node) for node in arguments]
     expected = expected_sizes(draft, region)
     if region.layout is not None:
@@ -134,14 +134,14 @@ def example_sizes(draft: Draft, region: Region, call: RegionCall, arguments: Seq
 
 
 def example_value(draft: Draft, node: fx.Node) -> Any:
-    """A tensor or a size of the example, None for what only a run computes."""
+    """A tensor or a size of the example, None for a value computed only at run time."""
     if operator_name(node) in ("sym_size", "size"):
         return known_size(node)
     return draft.known_tensor(node)
 
 
 def example(draft: Draft, node: fx.Node) -> Any:
-    """A tensor like the one that the example has there, a size as it is."""
+    """A tensor similar to the example's value of a node; a size as a number."""
     known = draft.known_tensor(node)
     if known is not None:
         return known.detach()

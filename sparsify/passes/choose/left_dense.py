@@ -1,10 +1,11 @@
-"""Readers of sparse tensors that stay dense, as the final graph has them: listed, warned of, and refused if strict.
+"""Dense readers of sparse tensors in the final graph: listed, warned of, and refused if strict.
 
 In: a graph with `%y = conv_transpose1d(%x, %w)` and a rule for `w`, after all other passes.
 Out: the same; `report.dense` has `conv_transpose1d` with its scope and the reason, `report.warnings` one line for all.
 
-Choices are listed alone: a format that would be slower or larger, a limit of the rule. The passes that choose call
-`choose_dense`. Tensors that nothing reads are listed and warned of; there is nothing dense that `strict` could refuse.
+Choices are only listed: a format that would be slower or larger, a limit of the rule. The deciding passes call
+`choose_dense`. Tensors without readers are listed and warned of, but not refused by `strict`: no dense computation
+remains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,19 +34,20 @@ ATTENTION: Final = "scaled_dot_product_attention"
 SIZES: Final = frozenset(["sym_size", "size", "sym_numel", "numel", "dim", "sym_stride", "stride"])
 PARTS: Final = frozenset(["getitem", "slice", "select", "split", "chunk", "narrow", "unbind"])
 FOLLOWED: Final = operators.VIEWS | operators.COPIES | operators.FILL_PRESERVING
-# The nodes that are tensors from outside, and how the report calls them.
+# Nodes that are external tensors, with their names in the report.
 TENSORS: Final = {"placeholder": "input", "get_attr": "param"}
-# How `drafted` lists modules of experts; all others are nodes, of which some are computed once, outside of the graph.
+# Entry kind of expert modules, listed by `drafted`; other entries are nodes, some of them memoized outside of the
+# graph.
 EXPERTS: Final = "experts"
-# Texts of so many readers are part of the warning.
+# Number of readers whose texts are part of the warning.
 SHOWN: Final = 3
 
 
 def left_dense(draft: Draft) -> Draft:
-    """The draft, whose report lists every reader of a sparse tensor that is no kernel.
+    """The draft, with every reader of a sparse tensor outside of kernels listed in its report.
 
     Raises:
-        UnsupportedOperatorError: with `strict`, some are not by choice.
+        UnsupportedOperatorError: with `strict`, a reader is dense without a choice.
     """
     for node in list(draft.graph.nodes):
         mark = info(node).mark
@@ -56,7 +58,7 @@ def left_dense(draft: Draft) -> Draft:
         elif mark.role != "gate" and not is_call(node) and not info(node).is_listed_dense:
             name = operator_name(node)
             reason = f"{name} has no sparse form"
-            if name in SCATTERS:  # a part of what became a kernel
+            if name in SCATTERS:  # part of a kernel already
                 reason = Choice(f"what {name} gives is read elsewhere, too")
             draft.report.left_dense(node.name, name, scope(node), reason)
     report_left(draft)
@@ -64,10 +66,10 @@ def left_dense(draft: Draft) -> Draft:
 
 
 def report_left(draft: Draft) -> None:
-    """Warns of all that the report lists as dense, but for choices and what a warning names already.
+    """Warns of all dense entries of the report, except choices and entries covered by a warning.
 
     Raises:
-        UnsupportedOperatorError: with `strict`, there is an operator among it.
+        UnsupportedOperatorError: with `strict`, an entry is an operator.
     """
     known = {node.name for node in draft.graph.nodes}
     is_there = [e.node in known or e.op in (*TENSORS.values(), EXPERTS) for e in draft.report.dense]
@@ -81,19 +83,19 @@ def report_left(draft: Draft) -> None:
 
 
 def choose_dense(draft: Draft, region: Region, node: fx.Node, reason: str) -> None:
-    """Lists `node` for all nodes of a region that is to stay dense because that is faster or smaller."""
+    """Lists `node` for all nodes of a region chosen to stay dense, as dense is faster or smaller."""
     draft.report.left_dense(node.name, operator_name(node), scope(node), Choice(reason))
     note_listed(region)
 
 
 def note_listed(region: Region) -> None:
-    """Notes on the nodes of a region that the report lists it as dense."""
+    """Marks the nodes of a region as listed in the report as dense."""
     for node in region.covered:
         set_info(node, is_listed_dense=True)
 
 
 def shown(entries: Iterable[DenseEntry]) -> str:
-    """The first reasons, each with its operator, and how many there are besides."""
+    """The first reasons, each with its operator, and the number of further ones."""
     reasons = list(dict.fromkeys(e.reason if e.op in e.reason else f"{e.op}: {e.reason}" for e in entries))
     rest = len(reasons) - SHOWN
     more = f"; and {rest} more, which `report.dense` lists" if rest > 0 else ""
@@ -111,17 +113,17 @@ def title(root: fx.Node) -> str:
 
 
 def list_readers(draft: Draft, root: fx.Node) -> None:
-    """Lists what reads an input or a parameter dense; the root itself where nothing reads its entries."""
+    """Lists the dense readers of an input or a parameter; the root itself if nothing reads its entries."""
     readers = [(operand, reader) for operand, reader in readers_of(root) if not is_recurrent(reader)]
     if not readers and any(name == root.target for name, _ in draft.stored):
-        return  # graphs of other calls read it
+        return  # read by graphs of other calls
     if not readers and not any(is_recurrent(reader) for _, reader in readers_of(root)):
         what = "only its shape is read" if root.users else "nothing reads it"
         draft.report.left_dense(root.name, TENSORS[root.op], scope(root), f"{title(root)}: {what}")
     sparsely = {reader for operand, reader in readers if is_call(reader) and is_read_sparse(reader, operand)}
     sparsely |= {reader for operand, reader in readers if is_sparse_product(reader, operand)}
     if is_index(root) and sparsely:
-        return  # edges and bags: what else reads them looks up rows
+        return  # edges and bags: other readers look up rows
     is_listed = any(entry.node == root.name for entry in draft.report.dense)
     for operand, reader in readers:
         if reader in sparsely or info(reader).is_listed_dense or (is_listed and is_call(reader)):
@@ -133,39 +135,39 @@ def list_readers(draft: Draft, root: fx.Node) -> None:
 
 
 def is_sparse_product(reader: fx.Node, operand: fx.Node) -> bool:
-    """Whether a reader is the kernel with which the operators of a `SparseTensor` compute, which export has met."""
+    """Whether a reader is the compute kernel of `SparseTensor` operators, captured by export."""
     return reader.target is torch.ops.sparsify.compute.default and isinstance(
         tensor_value(operand), SparseTensor
     )
 
 
 def is_recurrent(node: fx.Node) -> bool:
-    """Whether a node is a recurrent layer, which is listed with the reason why it is not taken step by step."""
+    """Whether a node is a recurrent layer, listed with a reason by the step-by-step capture."""
     return operator_name(node) in operators.RECURRENT
 
 
 def is_vector(draft: Draft, root: fx.Node) -> bool:
-    """Whether a tensor is a parameter of one mode that a rule takes with others, and does not name itself."""
+    """Whether a tensor is a parameter of one mode selected by a rule through a glob, not by its name."""
     value = tensor_value(root)
     is_small = root.op == "get_attr" and value is not None and value.dim() < prunable.MATRIX
     return is_small and not is_named(draft, root)
 
 
 def is_named(draft: Draft, root: fx.Node) -> bool:
-    """Whether a tensor is an input, or a parameter that its rule names itself, not among others."""
+    """Whether a tensor is an input, or a parameter named explicitly by its rule."""
     labels = {rule.id or f"rule {place + 1}": rule for place, rule in enumerate(draft.recipe.rules)}
     mark = info(root).mark
     return root.op != "get_attr" or mark is None or prunable.is_named(labels[mark.rule], str(root.target))
 
 
 def is_index(root: fx.Node) -> bool:
-    """Whether a tensor holds whole numbers or truth values."""
+    """Whether a tensor has an integer or bool dtype."""
     value = tensor_value(root)
     return value is not None and not value.is_floating_point() and not value.is_complex()
 
 
 def readers_of(root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The readers of a tensor with the operand that they read: the tensor, or a view of it."""
+    """The readers of a tensor or its views, each with the operand read."""
     waiting, seen = [root], {root}
     while waiting:
         operand = waiting.pop()
@@ -179,10 +181,10 @@ def readers_of(root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 
 def is_read_sparse(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether the call of a region reads the entries of an operand as a sparse tensor's, if it reads them at all."""
+    """Whether a region call reads the entries of an operand as a sparse tensor's, if at all."""
     call: RegionCall = call_of(node)
     if call.library is not None:
-        return True  # dense by choice, as a note of the region says
+        return True  # dense by choice, with a note on the region
     places = {place for place, argument in enumerate(node.args[1:]) if argument is operand}
     reading = [one for one in call.operands if places & {one.argument, *one.leaves}]
     is_sparse = any(one.structure is not None and is_matrix(one.structure, one.result) for one in reading)
@@ -190,12 +192,12 @@ def is_read_sparse(node: fx.Node, operand: fx.Node) -> bool:
 
 
 def is_matrix(structure: Structure, result: int) -> bool:
-    """Whether a result of a structure is a sparse tensor, and no tensor that is computed once."""
+    """Whether a result of a structure is a sparse tensor, not a memoized dense one."""
     return isinstance(structure.outputs[result], MatrixOutput | BagsOutput)
 
 
 def reason_of(reader: fx.Node, operand: fx.Node, root: fx.Node) -> str:
-    """Why a reader of a tensor, or of a view of it, stays dense."""
+    """The reason why a reader of a tensor, or of a view, stays dense."""
     name, what = operator_name(reader), title(root)
     if reader.op == "output":
         return f"{what} is returned, as a dense tensor"

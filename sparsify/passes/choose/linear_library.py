@@ -1,9 +1,8 @@
-"""Products of other libraries in place of a region's kernel: a linear layer whose weight a library packs once.
+"""Products of other libraries in place of a region's kernel: linear layers with prepacked weights.
 
-In: the nodes of `%y = relu(linear(%x, %w, %b))`. Out: a module of the same inputs that runs
-`onednn(%x, %w, %b, "relu")`, which packs W at its first call and again when W was written to.
-
-The dense weight stays, for gradients, states and whatever else reads it; the packed one lies beside it.
+In: the nodes of `%y = relu(linear(%x, %w, %b))`. Out: a module with the same inputs that runs `onednn(%x, %w, %b,
+"relu")`, which packs W at its first call and again after writes to W. The dense weight stays, for gradients, states and
+other readers, in addition to the packed one.
 """
 
 import warnings
@@ -23,13 +22,13 @@ from sparsify.storage.own_memory import PLAIN
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library that multiplies with a weight which it packs.
+    """A library with products of prepacked weights.
 
     Attributes:
-        name: in words.
-        pack: makes what it multiplies with, of a weight.
+        name: name for reports.
+        pack: function from a weight to its packed form.
         multiply: `multiply(x, packed, bias, activation, algorithm)`, the product of rows with a packed weight.
-        activations: that it computes in the same call.
+        activations: activations fused into the product.
     """
 
     name: str
@@ -42,9 +41,9 @@ class Product:
     """`linear(x, weight, bias)` by a library.
 
     Args:
-        library: that computes it.
-        activation: what follows in the same call, "none", "relu" or "gelu".
-        algorithm: of gelu, "none" or "tanh".
+        library: the library.
+        activation: activation fused into the call, "none", "relu" or "gelu".
+        algorithm: variant of gelu, "none" or "tanh".
     """
 
     def __init__(self, library: Library, activation: str, algorithm: str) -> None:
@@ -52,7 +51,7 @@ class Product:
         self.memory: Memo[Any] = Memo(are_weights=True)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The product; torch's where the library has none for such operands."""
+        """The product; torch's for operands unsupported by the library."""
         operands = (x, weight) if bias is None else (x, weight, bias)
         are_known = all(o.dtype is torch.float32 and type(o) in PLAIN and o.is_cpu for o in operands)
         if not are_known or x.numel() == 0:
@@ -61,7 +60,7 @@ class Product:
         return self.library.multiply(x.contiguous(), packed, bias, self.activation, self.algorithm)
 
     def plain(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same by torch."""
+        """The product and the activation by torch's operators."""
         result = functional.linear(x, weight, bias)
         if self.activation == "relu":
             return torch.relu(result)
@@ -75,13 +74,13 @@ class Product:
 
 
 def multiply_dense(x: Tensor, packed: Tensor, bias: Tensor | None, activation: str, algorithm: str) -> Tensor:
-    """oneDNN's product with a weight in blocks of its own."""
+    """oneDNN's product with a weight in oneDNN's blocks."""
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, activation, [], algorithm)
     return found
 
 
 def multiply_csr(x: Tensor, packed: Tensor, bias: Tensor | None, *_: str) -> Tensor:
-    """torch's product with a weight in CSR, by MKL where torch has it."""
+    """torch's product with a weight in CSR, by MKL if built in."""
     found = (packed @ x.reshape(-1, x.shape[-1]).t()).t()
     found = found if bias is None else found + bias
     return found.reshape(*x.shape[:-1], packed.shape[0]).contiguous()
@@ -97,12 +96,12 @@ LIBRARIES: Final = {
     "onednn": Library("oneDNN", pack_dense, multiply_dense, ("relu", "gelu")),
     "torch_sparse": Library("torch's CSR", Tensor.to_sparse_csr, multiply_csr),
 }
-# Those that multiply with dense weights.
+# Libraries with dense weights.
 DENSE: Final = ("onednn",)
 
 
 def by_library(module: fx.GraphModule, name: str) -> Callable[..., Tensor] | None:
-    """The nodes of a region, which this changes, with a library's product; `None` where there is not one product."""
+    """A region's nodes, changed in place, with a library's product; `None` unless exactly one product exists."""
     products = [node for node in module.graph.nodes if operator_name(node) == "linear"]
     if len(products) != 1 or products[0].kwargs:
         return None
@@ -118,7 +117,7 @@ def by_library(module: fx.GraphModule, name: str) -> Callable[..., Tensor] | Non
 
 
 def absorbed(node: fx.Node, known: tuple[str, ...]) -> tuple[str, str]:
-    """The activation after a product that the library computes with it; its node is gone then."""
+    """The activation after a product, if the library fuses it; the activation node is removed."""
     user = next(iter(node.users), None)
     if user is None or len(node.users) > 1 or operator_name(user) not in known:
         return "none", ""

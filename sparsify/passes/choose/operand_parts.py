@@ -1,7 +1,7 @@
-"""Parts of large operands, on which kernels are timed in the place of a whole call.
+"""Parts of large operands, to time kernels without a whole call.
 
-In: `Y[i,k] = sum(j, A[i,j] * T[j,k])` that is expected to take 240 ms, with A and T. Out: four ranges of rows of A, in
-sum a 24th of them, and T as it is: the rows that a kernel reads of it lie as far apart as in a whole call.
+In: `Y[i,k] = sum(j, A[i,j] * T[j,k])` with an expected time of 240 ms, and A and T. Out: four ranges of rows of A, in
+sum a 24th of all rows, and T unchanged: the rows of T read by a kernel have the same distances as in a whole call.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.storage.tensor import SparseTensor
 
 Operands = tuple[torch.Tensor, ...]
-# Parts take about so long; calls that are expected to take not even so many times as long are timed whole.
+# Target time of all parts; calls expected to take less than LEAST_PARTS times as long are timed whole.
 PART_US: Final = 10_000.0
 LEAST_PARTS: Final = 4
-# Ranges of neighbouring rows, evenly spread, and the rows that each has at least.
+# Number of evenly spread ranges of contiguous rows, and the minimum rows of each.
 RANGES: Final = 4
 LEAST_ROWS: Final = 512
 
@@ -28,8 +28,8 @@ class Parts:
     """Operands of a statement for ranges of one index.
 
     Attributes:
-        share: of the index that all ranges cover together, 1 for the whole.
-        operands: per range those of a call.
+        share: share of the index covered by all ranges, 1 for the whole.
+        operands: operands of a call for each range.
     """
 
     share: float
@@ -37,11 +37,11 @@ class Parts:
 
 
 def parts_of(step: GeneratedStep, operands: Operands, expected_us: float) -> Parts:
-    """The ranges on which a statement is timed; the whole where it is short, or no index divides its operands.
+    """The ranges for timing a statement; the whole for a short call, or without a divisible index.
 
     Args:
-        operands: of a whole call, in the order of `step.operands`.
-        expected_us: of a whole call.
+        operands: operands of a whole call, in the order of `step.operands`.
+        expected_us: expected time of a whole call.
     """
     whole = Parts(1.0, (operands,))
     index = divisible(step, operands) if expected_us >= LEAST_PARTS * PART_US else None
@@ -57,7 +57,7 @@ def parts_of(step: GeneratedStep, operands: Operands, expected_us: float) -> Par
 
 
 def divisible(step: GeneratedStep, operands: Sequence[torch.Tensor]) -> str | None:
-    """The index with the most entries that is the outermost mode of each operand that has it.
+    """The index with the most entries that is the outermost mode of all of its operands.
 
     `i` in `Y[i,k] = sum(j, A[i,j] * T[j,k])` with A by rows, `j` with A by columns.
     """
@@ -77,7 +77,7 @@ def divisible(step: GeneratedStep, operands: Sequence[torch.Tensor]) -> str | No
 
 
 def modes_of(step: GeneratedStep, index: str) -> list[int | None]:
-    """Per operand the mode that an index walks; None for those without it."""
+    """The mode of an index in each operand; None for operands without the index."""
     declared = [step.program.declaration(name).extents for name in step.program.inputs]
     return [extents.index(index) if index in extents else None for extents in declared]
 

@@ -1,13 +1,13 @@
-"""The formats of weights that never change: the fastest for their zeros, or dense where none is fast enough.
+"""The formats of constant weights: the fastest for their zeros, or dense if none is fast enough.
 
 In: the region of `Y[i,k] = relu(sum(j, X[i,j] * W[k,j]) + b[k])`, W frozen with 10 % of its entries, 128 rows.
-Out: the same with W stored `j/96: dense, i: dense, j%96: compressed(crd=int16)`; a region whose weight has few zeros
-is left to torch, and the report says so.
+Out: the same with W stored `j/96: dense, i: dense, j%96: compressed(crd=int16)`; a region with few zeros in its weight
+is left to torch, with a note in the report.
 
-Formats are ordered by what they are expected to cost; the best few, torch's product and those of other libraries are
-timed on inputs like the example's (`tune`). The candidates are the calls that would run, each with all that it takes
-beside its product. Layers that are alike share what was timed: it is kept for weights of this shape and density. A
-weight that no format makes smaller stays dense whatever a format takes: dense products alone are timed for it.
+Formats are ordered by expected cost; the best few, torch's product and other libraries' products are timed on inputs
+similar to the example's (`tune`). The candidates are the calls that would run, with all overhead. Similar layers share
+timings: the cache key is the shape and density of a weight. A weight that no format makes smaller stays dense
+regardless of times: only dense products are timed for it.
 """
 
 from collections.abc import Sequence
@@ -38,18 +38,18 @@ from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.recipe.schema import Compile
 
 KIND: Final = "weight format"
-# Weights whose densities differ by less than one in so many share what was found.
+# Resolution of densities in the cache key of timings.
 DENSITIES: Final = 40
 
 
 def fastest_format(winner: Winner) -> str:
-    """The fastest format as text, whatever torch takes; "" where dense products alone were timed."""
+    """The fastest format as text, ignoring torch's time; "" if only dense products were timed."""
     formats = [one for one in winner.times[1:] if one[0] not in LIBRARIES]
     return min(formats, key=lambda one: one[1], default=("", 0.0))[0]
 
 
 def described(winner: Winner) -> str:
-    """The timed formats in words, the fastest one first."""
+    """The text of the timed formats, the fastest one first."""
     best, dense = fastest_format(winner), rounded(winner.us)
     first = f"{rounded(winner.us_of(best))} us, torch's {dense}" if best else f"torch's {dense} us"
     libraries = [f", {LIBRARIES[name].name} {rounded(us)}" for name, us in winner.times if name in LIBRARIES]
@@ -59,16 +59,16 @@ def described(winner: Winner) -> str:
 
 
 def rounded(us: float) -> str:
-    """A time with the digits that count."""
+    """A time with its significant digits."""
     return f"{us:.0f}" if us >= 20 else f"{us:.1f}"
 
 
 def tune(
     draft: Draft, region: Region, name: str, found: Sequence[Packing], held: Packing | None = None
 ) -> Winner | None:
-    """The times of the best formats for the weight `name` of a region; `None` where nothing is to be timed.
+    """The times of the best formats for the weight `name` of a region; `None` if nothing needs timing.
 
-    The one that it is `held` in is timed whatever it is expected to take.
+    The `held` format is timed regardless of its expected cost.
 
     Raises:
         SparsifyError: a kernel cannot be built.
@@ -79,6 +79,7 @@ def tune(
     smaller = [one for one in found if one.is_smaller and one is not held]
     tried = [one for one in smaller if one.us <= threshold.slower * found[0].us][: threshold.most]
     tried += [held] if held is not None else []
+    tried = tried if not draft.why_undone(region.output) else []
     libraries = [library for library in LIBRARIES if draft.recipe.compile.allows(library)]
     if not tried:
         libraries = [library for library in libraries if library in DENSE]
@@ -107,7 +108,7 @@ def packed(region: Region, name: str, packing: Packing) -> Region:
 
 
 def rounded_sizes(draft: Draft, region: Region, packing: Packing) -> Sizes:
-    """The sizes that what was found is kept for: those of the operands, and about how dense the weight is."""
+    """The sizes in the cache key of timings: extents of the operands, and the rounded density of the weight."""
     assert region.program is not None, "packed writes the program"
     extents = {i: known_size(size, UNKNOWN_ROWS) or UNKNOWN_ROWS for i, size in index_extents(region)}
     return Sizes(extents, {"density": round(DENSITIES * packing.stored / max(1, packing.entries))})
@@ -116,7 +117,7 @@ def rounded_sizes(draft: Draft, region: Region, packing: Packing) -> Sizes:
 def candidates(
     draft: Draft, region: Region, trials: dict[str, Region], libraries: Sequence[str]
 ) -> list[Candidate]:
-    """The dense nodes, the region in each format, and the products of libraries that have one."""
+    """The dense nodes, the region in each format, and the products of supporting libraries."""
     own = [trial(draft, one) for one in trials.values()]
     compiled(own)
     named = [("torch", dense_trial(draft, region)), *zip(trials, own, strict=True)]
@@ -125,7 +126,7 @@ def candidates(
 
 
 def library_trial(draft: Draft, region: Region, name: str) -> Trial | None:
-    """The call of a region by a library; `None` where the library has nothing for it."""
+    """The call of a region by a library; `None` if the library does not support the region."""
     made = copied(region)
     made.backend = name
     regions.finish(made)
@@ -135,20 +136,21 @@ def library_trial(draft: Draft, region: Region, name: str) -> Trial | None:
             return None
         with torch.no_grad():
             found.call()
-    except (AttributeError, RuntimeError, TypeError, SparsifyError):  # torch was built without it
+    except (AttributeError, RuntimeError, TypeError, SparsifyError):  # not in this build of torch
         return None
     return found
 
 
-# Entries of a weight for which the machine is measured where nobody has yet.
+# Minimum size of a weight that triggers a measurement of the machine, if not measured yet.
 LARGE = 1 << 16
-# How much faster a format is that a packed weight gets beside the one that it has, and as what it is timed at least.
+# Speedup required for a second format of a packed weight, expected; with timing, the expected speedup required to be
+# timed.
 FAR = 1.25
 TIMED = 1.1
 
 
 def pack(draft: Draft) -> Draft:
-    """The draft with a format for each frozen weight whose rule leaves it to the compiler."""
+    """The draft with a format for each frozen weight whose rule leaves the format open."""
     if draft.is_trainable:
         return draft if not draft.trains_dense else trained_densely(draft)
     kept = []
@@ -159,19 +161,21 @@ def pack(draft: Draft) -> Draft:
         timed, chosen = choice(draft, region, weights)
         sources = {name: m.source for name, m in region.operands.items() if isinstance(m, Matrix)}
         is_open = len(chosen) == len(region.matrices) and not is_packed(draft, region)
-        if is_open and not is_worth_it(chosen, draft.recipe.compile, timed):
+        undone = draft.why_undone(region.output)
+        if is_open and (undone or not is_worth_it(chosen, draft.recipe.compile, timed)):
             if timed is not None and timed.name in LIBRARIES:
+                region.notes += [undone] if undone else []
                 kept.append(by_library(region, chosen, timed))
                 continue
             for name, packed in chosen.items():
                 gain = "faster" if packed.is_smaller else "smaller"
                 reason = f"the weight {sources[name]} is {gain} dense: {compared(packed, timed)}"
-                choose_dense(draft, region, region.output, reason)
+                choose_dense(draft, region, region.output, undone or reason)
             continue
         for name, packed in chosen.items():
             weight = region.operands[name]
             assert isinstance(weight, Matrix), "weights are sparse operands"
-            form = draft.formats.setdefault(key_of(weight), packed.format)  # one format for all who read it
+            form = draft.formats.setdefault(key_of(weight), packed.format)  # one format for all readers
             region.operands[name] = replace(weight, packed=form)
             region.notes.append(f"{weight.source} packed: {compared(packed, timed)}")
         regions.finish(region)
@@ -181,7 +185,7 @@ def pack(draft: Draft) -> Draft:
 
 
 def trained_densely(draft: Draft) -> Draft:
-    """The draft whose trained weights are left to torch, which is faster."""
+    """The draft with trained weights left to torch, which is faster."""
     kept = []
     for region in draft.regions:
         weights = [m for m in region.matrices if m.dense is not None and m.dense.op == "get_attr"]
@@ -195,24 +199,24 @@ def trained_densely(draft: Draft) -> Draft:
 
 
 def packings(draft: Draft, region: Region) -> dict[str, list[Packing]]:
-    """The formats for each free weight of a region, the one first that is expected to be the fastest."""
+    """The candidate formats of each weight with an open format, fastest expected first."""
     weights = {name: m for name, m in region.operands.items() if isinstance(m, Matrix) and is_free(m)}
     found = {name: offered(draft, weight, packing(draft, region, weight)) for name, weight in weights.items()}
     return {name: formats for name, formats in found.items() if formats}
 
 
 def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]:
-    """The formats among some that a weight can have.
+    """The formats that a weight can have, out of some candidates.
 
-    That is the one that this graph has it in. Otherwise, where graphs for other numbers of rows have it packed, it is
-    the best of theirs, unless a further one is far better, or may be by what is timed, and all together are smaller
-    than the dense weight: then those, and the best of theirs last.
+    A format already chosen in this graph is the only one. Otherwise, if graphs for other numbers of rows have the
+    weight packed, the result is the best of their formats; further formats come first if far better (or possibly so,
+    before timing) and if all together are smaller than the dense weight.
     """
     key = key_of(weight)
     stored = draft.stored.get(key)
     if key not in draft.formats and stored is not None and found:
         known = [one for one in found if one.format in stored.formats]
-        # One that is not offered, as bits are for one row alone, is slow for as many rows as there are.
+        # A missing one (bits, for one row alone) counts as slow for the present number of rows.
         best = known[0] if known else replace(found[0], format=stored.formats[0], us=inf)
         room = found[0].dense_bytes - stored.bytes
         least = TIMED if draft.options.tune_seconds else FAR
@@ -226,9 +230,9 @@ def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]
 def choice(
     draft: Draft, region: Region, found: dict[str, list[Packing]]
 ) -> tuple[Winner | None, dict[str, Packing]]:
-    """A format for each weight, and what was timed for it.
+    """A format for each weight, with the timings if any.
 
-    Nothing is timed where memory decides or another region did, nor for several weights.
+    Nothing is timed if memory or another region decides, nor for several weights.
     """
     is_held = is_packed(draft, region) and not is_decided(draft, region)
     expected = {name: far_better(formats) if is_held else formats[0] for name, formats in found.items()}
@@ -240,7 +244,7 @@ def choice(
     held = formats[-1] if is_held else None
     try:
         timed = tune(draft, region, name, formats, held)
-    except SparsifyError:  # kernels cannot be built, as `emit` will say
+    except SparsifyError:  # kernels cannot be built: reported by `emit`
         return None, expected
     if timed is None:
         return None, expected
@@ -252,18 +256,18 @@ def choice(
 
 
 def far_better(formats: list[Packing]) -> Packing:
-    """The first of some formats where it is expected to be far faster than the last one, which is there; else that."""
+    """The first format if expected to be far faster than the last, existing one; otherwise the last."""
     return formats[0] if FAR * formats[0].us < formats[-1].us else formats[-1]
 
 
 def is_free(matrix: Matrix) -> bool:
-    """Whether a sparse operand is a weight whose format nobody chose."""
+    """Whether a sparse operand is a weight with an open format."""
     is_weight = matrix.dense is not None and (matrix.dense.op == "get_attr" or is_constant(matrix.dense))
     return is_weight and matrix.mark.format == "auto"
 
 
 def key_of(weight: Matrix) -> Key:
-    """The key of operands that are made of weights."""
+    """The key of operands made of a weight."""
     return weight.source, weight.transposed
 
 
@@ -273,13 +277,13 @@ def is_decided(draft: Draft, region: Region) -> bool:
 
 
 def is_packed(draft: Draft, region: Region) -> bool:
-    """Whether other regions or graphs have the weights of this one packed, whatever is chosen for it."""
+    """Whether other regions or graphs have the weights of a region packed already."""
     keys = [key_of(weight) for weight in region.matrices]
     return all(key in draft.formats or key in draft.stored for key in keys)
 
 
 def is_worth_it(chosen: dict[str, Packing], asked: Compile, timed: Winner | None) -> bool:
-    """Whether packed weights take less memory than dense ones and, unless that is all, are faster as far as known."""
+    """Whether packed weights are smaller than dense ones and, unless memory decides alone, known faster."""
     if not all(found.is_smaller for found in chosen.values()):
         return False
     if asked.memory == "compact" or not asked.allows("torch"):
@@ -290,7 +294,7 @@ def is_worth_it(chosen: dict[str, Packing], asked: Compile, timed: Winner | None
 
 
 def by_library(region: Region, chosen: dict[str, Packing], timed: Winner) -> Region:
-    """The region with a library's product, which was faster than torch's and than kernels that save memory."""
+    """The region with a library's product, faster than torch's and than memory-saving kernels."""
     region.backend = timed.name
     for name, packing in chosen.items():
         weight = region.operands[name]
@@ -310,7 +314,7 @@ def compared(found: Packing, timed: Winner | None) -> str:
 
 
 def packing(draft: Draft, region: Region, weight: Matrix) -> list[Packing]:
-    """The formats of a weight, the best first; none where it is not multiplied with rows that lie along its columns."""
+    """The formats of a weight, best first; none unless multiplied with rows along its columns."""
     assert weight.dense is not None, "weights are parameters"
     known = draft.known_tensor(weight.dense)
     product = next((p for _, _, value in region.statements if (p := product_with(value, weight.name))), None)
@@ -335,7 +339,7 @@ def packing(draft: Draft, region: Region, weight: Matrix) -> list[Packing]:
 
 
 def product_with(value: object, name: str) -> tuple[Access, Access] | None:
-    """The access to a matrix and what it is multiplied with in a sum of products of two."""
+    """The access to a matrix and the other factor in a sum of binary products."""
     for part in walk(value):  # type: ignore[arg-type]
         match part:
             case Reduce("sum", _, Call("mul", (Access() as left, Access() as right))):

@@ -1,13 +1,12 @@
-"""Regions that are expected to be slower than the operators of torch that they replace stay these operators.
+"""Cost model: regions expected to be slower than the replaced operators of torch stay dense.
 
 In: the region of `Y[i,j,l] = sum(k, X[i,j,k] * W[i,k,l])` with few zeros in W. Out: no region, a line in the report.
-Layers are timed for the formats of their weights, convolutions and embeddings of bags by themselves; what else the
-front end makes is compared by what is expected. A dense input that a rule declares sparse is read once a call, to tell
-whether its entries have changed: what the regions that read it gain together must be more than that.
 
-What torch's operators take is told before they run: products are as fast as torch's are on the machine, everything else
-as its memory. `index_add(zeros, 0, rows, index_select(x, 0, columns))` over 88,000 edges and 64 features takes about 20
-ms; a scatter adds messages one by one.
+Layers are timed for the formats of their weights, convolutions and embeddings of bags separately; all other regions of
+the front end are compared by expected times. A dense input declared sparse by a rule is read once a call, to detect
+changed entries: the total gain of its regions must exceed this cost. Times of torch's operators are predicted: products
+at the speed of torch's products on the machine, all other operators at the speed of memory. `index_add(zeros, 0, rows,
+index_select(x, 0, columns))` over 88,000 edges and 64 features takes about 20 ms; a scatter adds messages one by one.
 """
 
 from math import inf, prod
@@ -26,15 +25,15 @@ from sparsify.passes.region.region import Region
 from sparsify.passes.rules.scatters import BAGS
 
 PRODUCTS: Final = frozenset(("mm", "addmm", "linear", "matmul", "bmm", "baddbmm", "mv"))
-# Those whose first operand is added to the product.
+# Products whose first operand is a summand.
 BIASED: Final = frozenset(("addmm", "baddbmm"))
 GATHERS: Final = frozenset(("index_select", "index", "gather", "embedding"))
 SCATTERS: Final = frozenset(("index_add", "scatter_add", "scatter_reduce", "index_put", "scatter"))
 # The number of a mode of bags of rows.
 EXTREMA: Final = 2
-# What adding a row of messages takes beside its memory.
+# Time to add a row of messages, in addition to memory traffic.
 SCATTERED_US: Final = 0.05
-# Time of torch for an entry of a row in a bag whose largest entries are wanted.
+# Time of torch per entry of a row in a bag reduced by maximum.
 COMPARED_US: Final = 0.0015
 
 
@@ -50,7 +49,7 @@ def operator_us(node: fx.Node, machine: Machine) -> float:
     name, result = operator_name(node), tensor_value(node)
     if name == BAGS:
         return machine.torch_us + bags_us(node, machine)
-    if result is None:  # several results, as of extrema and their places
+    if result is None:  # several results, such as extrema and their positions
         moved = sum(map(bytes_of, node.all_input_nodes))
         return machine.torch_us + moved / machine.reads_all.at(moved)
     if name in PRODUCTS:
@@ -83,7 +82,7 @@ def bags_us(node: fx.Node, machine: Machine) -> float:
 
 
 def einsum_products(node: fx.Node) -> int:
-    """The products of numbers that an einsum computes: one for each coordinate of all its index variables."""
+    """The scalar products of an einsum: one per coordinate of all its index variables."""
     equation, operands = node.args[:2]
     terms = str(equation).replace(" ", "").partition("->")[0].split(",")
     sizes: dict[str, int] = {}
@@ -98,7 +97,7 @@ def einsum_products(node: fx.Node) -> int:
 
 
 def bilinear_products(node: fx.Node) -> int:
-    """The products of numbers that a bilinear form computes."""
+    """The scalar products of a bilinear form."""
     first, second = (extents(arg)[-1] for arg in node.args[:2])
     return numbers(node) * first * second
 
@@ -130,7 +129,7 @@ CONTRACTIONS: Final = {
 
 
 def is_computed(node: fx.Node) -> bool:
-    """Whether a node computes numbers, and is not another view of them."""
+    """Whether a node computes numbers, not just a view."""
     return (
         node.op in ("call_function", "call_method")
         and (tensor_value(node) is not None or isinstance(node.meta.get("val"), tuple | list))
@@ -139,7 +138,7 @@ def is_computed(node: fx.Node) -> bool:
 
 
 def message(scatter: fx.Node) -> Any:
-    """The tensor that a scatter adds."""
+    """The tensor added by a scatter."""
     return scatter.all_input_nodes[-1]
 
 
@@ -188,7 +187,7 @@ def price(draft: Draft) -> Draft:
 
 
 def gain_us(draft: Draft, region: Region) -> float:
-    """Expected gain of a region; infinite where it is timed instead, or not known."""
+    """Expected gain of a region; infinite if timed instead, or unknown."""
     is_timed = region.is_layer or region.is_contested
     us = None if region.equations is None or is_timed else estimated_us(draft, region)
     if us is None:
@@ -200,7 +199,7 @@ def gain_us(draft: Draft, region: Region) -> float:
 
 
 def inputs_told_apart(region: Region) -> list[fx.Node]:
-    """The dense inputs that a region reads as sparse operands, and that a recipe does not call static."""
+    """The dense inputs read as sparse operands by a region, without a `static` declaration in the recipe."""
     read = [matrix.dense for matrix in region.matrices if not matrix.mark.static]
     return [node for node in read if node is not None and node.op == "placeholder"]
 

@@ -1,11 +1,8 @@
-"""The schedules of a region's kernels timed: the expected one, and those that differ from it in one decision.
+"""Timing of schedules for a region's kernels: the expected one, and its neighbours by one decision.
 
-In: the call of `Y[i,k] = sum(j, A[i,j] * T[j,k])`, its kernel compiled, and the example's inputs. Out: the same call
-whose kernel has the schedule that was fastest on them, and a note that says so.
-
-Where a call takes long, ranges of its rows are timed in its place.
-
-Times are kept by statement and about the sizes of its operands, which may be adjacencies, weights or dense.
+In: the call of `Y[i,k] = sum(j, A[i,j] * T[j,k])` with a compiled kernel, and the example's inputs. Out: the same call
+with the fastest schedule for the example, and a note. In long calls, ranges of rows are timed instead. Times are kept
+by statement and rounded sizes of the operands (adjacencies, weights or dense tensors).
 """
 
 from collections.abc import Sequence
@@ -40,12 +37,12 @@ def tune_schedules(
     sizes: Sizes,
     seconds: float,
 ) -> None:
-    """Gives the kernels of a call that is ready the schedules that are fastest for the example, and notes them.
+    """Sets the fastest schedules for the example in the kernels of a compiled call, with notes.
 
     Args:
-        arguments: of the call.
-        sizes: of the example's operands.
-        seconds: for which they are timed, 0 for not at all.
+        arguments: argument nodes of the call.
+        sizes: sizes of the example's operands.
+        seconds: budget, 0 for no timing.
     """
     options = draft.options
     expected_us = estimated_us(draft, region, sizes) or 0.0
@@ -81,7 +78,7 @@ def tune_schedules(
                 seconds=seconds / len(call.kernel.generated),
             )
         except SparsifyError as error:
-            # Such as operands that the example lacks.
+            # For example operands missing in the example.
             region.notes.append(f"schedules of {step.result} not timed, the expected one stays: {error}")
             continue
         if found.name:
@@ -91,7 +88,7 @@ def tune_schedules(
 
 
 def described(step: GeneratedStep, found: Winner) -> str:
-    """The measured times, in words."""
+    """The text of the measured times."""
     timed = f"{len(found.times)} schedules of {step.result} timed"
     if not found.is_agreed:
         return f"{timed}: other work disturbed it, the expected one stays"
@@ -101,18 +98,18 @@ def described(step: GeneratedStep, found: Winner) -> str:
 
 
 def candidates(step: GeneratedStep, operands: Any, sizes: Sizes, expected_us: float) -> list[Candidate]:
-    """The statement by the expected schedule, and by those near it, for these operands or ranges of their rows.
+    """A statement with the expected schedule and its neighbours, for operands or ranges of their rows.
 
     Raises:
         SparsifyError: the operands cannot be computed.
     """
     tensors = operands()
     parts = parts_of(step, tuple(tensors[name] for name in step.operands), expected_us)
-    usual = step.with_schedule(None)  # without what was measured before
+    usual = step.with_schedule(None)  # without earlier measurements
     usual.prepare(sizes)
     expected = usual.stages.schedule
     steps = compiled(usual, expected, sizes)
-    if len(parts.operands) > 1:  # whose sizes may have another schedule
+    if len(parts.operands) > 1:  # sizes of a range may have another schedule
         usual = step.with_schedule(expected)
         usual.prepare(sizes)
     return [
@@ -127,7 +124,7 @@ def computed(step: GeneratedStep, ranges: Sequence[Operands]) -> list[Any]:
 
 
 def compiled(step: GeneratedStep, expected: Schedule, sizes: Sizes) -> dict[Schedule, GeneratedStep]:
-    """The statement by schedules near the expected one, as far as they fit it, compiled side by side."""
+    """The statement with valid schedules near the expected one, compiled in parallel."""
     near = list(islice(neighbours(expected, sizes.extents), THRESHOLDS[KIND].most))
     made = {schedule: step.with_schedule(schedule) for schedule in near}
     outcomes = side_by_side([partial(one.prepare, sizes) for one in made.values()])

@@ -1,7 +1,7 @@
-"""A region and the call that will take its place, and the same before it is decided that it will: for timing.
+"""A region with its replacement call, also before the replacement is decided: for timing.
 
 In: a region and the bindings of its operands. Out: `Site(region, call, arguments, once, sizes)`; `trial(draft, region)`
-is a call without arguments that does what the emitted call would do with the example's inputs.
+is a call without arguments that behaves as the emitted call on the example's inputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ from sparsify.report import Report
 
 @dataclass(frozen=True)
 class Site:
-    """A region and the call that will take its place.
+    """A region and its replacement call.
 
     Attributes:
-        arguments: of the call, as the graph was before any region was replaced.
-        once: the nodes from which operands are computed once, by name.
-        sizes: that the kernel meets in the example.
+        arguments: argument nodes of the call, from the graph before any replacement.
+        once: source nodes of memoized operands, by name.
+        sizes: operand sizes of the kernel in the example.
     """
 
     region: Region
@@ -45,7 +45,7 @@ class Site:
 
 
 def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | SparsifyError:
-    """The call that computes a region, its kernel not built yet; or why there is none."""
+    """The call that computes a region, with its kernel not built yet; or the reason for none."""
     arguments: list[fx.Node] = []
 
     def at(node: fx.Node) -> int:
@@ -88,13 +88,13 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
 
 
 def read_besides(region: Region, arguments: list[fx.Node]) -> list[fx.Node]:
-    """The inputs and parameters that the nodes of a region read besides its arguments, as for shapes alone."""
+    """The inputs and parameters read by a region's nodes in addition to its arguments, as for shapes alone."""
     behind = operators.ancestors(region.outputs, lambda node: node not in arguments)
     return [node for node in behind if node.op in ("placeholder", "get_attr") and node not in arguments]
 
 
 def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, ...]:
-    """Per mode of a result its extent, or the argument that is its extent."""
+    """The extent of each mode of a result, or the argument with the extent."""
     shape: list[int | SizeAt] = []
     value = tensor_value(node)
     assert value is not None, "regions compute tensors"
@@ -119,7 +119,7 @@ def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, 
 
 
 def extent_before(region: Region, extent: Any) -> fx.Node | None:
-    """The size of an input that is an extent, or a number that the graph has by then; no tensor is made for it."""
+    """The node of an extent that exists before the region: an input's size or a number; None otherwise."""
     found = canonicalize.input_of_extent(region.output.graph, extent)
     if found is not None:
         return canonicalize.size_node(*found, extent, region.output)
@@ -130,7 +130,7 @@ def extent_before(region: Region, extent: Any) -> fx.Node | None:
 
 
 def operand_of_extent(region: Region, extent: Any) -> tuple[fx.Node, int] | None:
-    """An operand of a region and the mode of it that has this extent, as the rows of several modes have."""
+    """An operand of a region and its mode with a given extent, for symbolic extents such as products."""
     for source in region.inputs:
         value = tensor_value(source)
         for mode, other in enumerate(value.shape if value is not None else ()):
@@ -140,9 +140,9 @@ def operand_of_extent(region: Region, extent: Any) -> tuple[fx.Node, int] | None
 
 
 def operand_of_index(region: Region, number: int, mode: int) -> tuple[fx.Node, int] | None:
-    """An operand and the mode of it that the index variable of a mode of the result of this number runs over, too.
+    """An operand and its mode over the same index variable as a mode of a result.
 
-    Extents that the data decides, as of `x[mask]`, may be equal under different symbols.
+    Data-dependent extents, as of `x[mask]`, may be equal under different symbols.
     """
     assert region.program is not None, "regions have programs"
     extents = region.program.declaration(region.program.outputs[number]).extents
@@ -159,9 +159,9 @@ class Trial:
     """A call of a region with the example's inputs.
 
     Attributes:
-        call: runs it.
-        kernel: of its own, `None` where nodes or a library compute it.
-        sizes: of the kernel's operands.
+        call: function that runs the call.
+        kernel: kernel of the call, `None` if nodes or a library compute it.
+        sizes: sizes of the kernel's operands.
     """
 
     call: Callable[[], Any]
@@ -170,7 +170,7 @@ class Trial:
 
 
 def scratch_site(draft: Draft, region: Region) -> Site:
-    """The call of a region with the nodes of its arguments; its kernel is not compiled yet.
+    """The call of a region with its argument nodes; the kernel is not compiled yet.
 
     Raises:
         SparsifyError: the region cannot be called.
@@ -184,7 +184,7 @@ def scratch_site(draft: Draft, region: Region) -> Site:
 
 
 def trial(draft: Draft, region: Region) -> Trial:
-    """The call of a region with the example's inputs; its kernel is not compiled yet.
+    """The call of a region with the example's inputs; the kernel is not compiled yet.
 
     Raises:
         SparsifyError: the region cannot be called.
@@ -197,7 +197,7 @@ def trial(draft: Draft, region: Region) -> Trial:
 
 
 def dense_trial(draft: Draft, region: Region) -> Trial:
-    """The call of the nodes of a region as they are."""
+    """The call of the unchanged nodes of a region."""
     module = extract(draft.graph, region.read, [region.output])
     return Trial(partial(module.forward, *(example(draft, node) for node in region.read)))
 

@@ -1,10 +1,10 @@
-"""Products with sparsified results of operators: kernels that skip zeros where these are faster, as timed.
+"""Products with sparsified results of operators: kernels that skip zeros, if timed faster.
 
-In: the region of `Y[i,k] = sum(j, A[i,j] * W[k,j]) + b[k]`, A a result that a rule sparsifies.
-Out: the region, with what both took for the example as a note; or none, and the report says so with the times.
+In: the region of `Y[i,k] = sum(j, A[i,j] * W[k,j]) + b[k]`, A a result sparsified by a rule.
+Out: the region, with both times for the example as a note; or no region, with the times in the report.
 
-The example says how many entries stay: the operand is made of what the graph computes for it, and each turn makes it
-anew, as calls do.
+The example determines the number of kept entries: the operand is computed from the graph, and built anew in each turn,
+as in calls.
 """
 
 import time
@@ -26,14 +26,14 @@ from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.region.region import Region
 from sparsify.report import Choice
 
-# Turns of both ways, and by what share of torch's time a kernel must be faster.
+# Number of interleaved turns, and share of torch's time by which a kernel must be faster.
 TURNS: Final = 8
 GAIN: Final = 0.05
 STORED: Final = "its entries that a sparsifier drops are zeros of a dense tensor"
 
 
 def skip_zeros(draft: Draft) -> Draft:
-    """The draft without the regions that read sparsified results and are slower than torch's operators."""
+    """The draft without regions that read sparsified results and are slower than torch's operators."""
     values: dict[fx.Node, Any] = {}
     kept = []
     for region in draft.regions:
@@ -63,13 +63,13 @@ def skip_zeros(draft: Draft) -> Draft:
 
 
 def is_activation(node: fx.Node | None) -> bool:
-    """Whether a node is a result that a rule sparsifies."""
+    """Whether a node is a result sparsified by a rule."""
     mark = None if node is None else info(node).mark
     return isinstance(mark, Mark) and mark.outputs is not None and not mark.derived
 
 
 def list_dense(draft: Draft) -> None:
-    """Lists the sparsified results that no region reads: they are dense tensors with zeros."""
+    """Lists the sparsified results read by no region: dense tensors with zeros."""
     read = {matrix.dense for region in draft.regions for matrix in region.matrices}
     for node in draft.graph.nodes:
         if is_activation(node):
@@ -80,13 +80,13 @@ def list_dense(draft: Draft) -> None:
 
 
 def densities(region: Region, values: dict[fx.Node, Any]) -> list[float]:
-    """The shares of entries that the example has in the sparsified results that a region reads."""
+    """The densities of the sparsified results read by a region, for the example."""
     found = [values[matrix.dense] for matrix in region.matrices if matrix.dense in values]
     return [float(torch.count_nonzero(value)) / max(1, value.numel()) for value in found]
 
 
 def timed(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> tuple[float, float]:
-    """The times of a region and of its nodes, in microseconds, for the example, in turns; in training with gradients.
+    """Interleaved times of a region and of its nodes for the example, in us; in training with gradients.
 
     Raises:
         SparsifyError: no kernel, or an example without values.
@@ -106,7 +106,7 @@ def timed(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> tuple[flo
 
 
 def call_alone(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
-    """A function without arguments that calls another with these."""
+    """A function without arguments that calls another one with fixed arguments."""
 
     def step(way: Callable[..., Any]) -> None:
         with torch.no_grad():
@@ -116,7 +116,7 @@ def call_alone(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
 
 
 def with_gradients(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
-    """The same, with the gradients of all arguments."""
+    """A step that runs a function and computes the gradients of all arguments."""
     leaves = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
     wanted = [v.requires_grad_() for v in leaves if isinstance(v, torch.Tensor) and v.is_floating_point()]
 
@@ -133,7 +133,7 @@ def value_of(draft: Draft, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     """The value of a node for the example.
 
     Raises:
-        SparsifyError: an input that the example has not.
+        SparsifyError: an input without an example.
     """
     if node not in values:
         known = draft.known_tensor(node) if tensor_value(node) is not None else None

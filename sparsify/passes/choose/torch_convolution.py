@@ -1,11 +1,12 @@
-"""Convolutions that stay torch's, with what follows them: in the form that torch computes fastest.
+"""Chains of torch's convolutions with their following operators, in the form fastest in torch.
 
 In:  `%c = conv2d(%x, %w, None, [2, 2], [3, 3]); %n = batch_norm(%c, ...); %r = relu(%n); %m = max_pool2d(%r, [3, 3])`.
-Out: the same graph; where it runs without gradients, one function for all four nodes: a convolution whose weights have
-     the normalisation in them, over pixels whose channels are neighbours if that is faster, and the rest in its memory.
+Out: the same graph; without gradients, one function runs all four nodes: a convolution with the normalisation folded
+into its weights, in channels-last layout if faster, and the other operators in place.
 
-Where images or a weight come with channels as neighbours the nodes run as they are: results then lie so, too.
-Each chain is timed as it is and in both forms; without seconds for that it stays as it is. Traces see the graph.
+Where images or a weight arrive in channels-last layout, the unchanged nodes run: their results are channels-last, too.
+Each chain is timed unchanged and in both forms; without a tuning budget it stays unchanged. Traces see the unchanged
+graph.
 """
 
 from collections.abc import Collection, Sequence
@@ -43,20 +44,20 @@ from sparsify.storage.own_memory import PLAIN
 FORMS: Final = {"rows": torch.contiguous_format, "channels": torch.channels_last}
 AS_IT_IS: Final = "as it is"
 POOLING: Final = "max_pool2d"
-# Weights that have a normalisation in them, for so many copies of a model.
+# Maximum number of memoized folded weights, for copies of a model.
 PACKED: Final = 2
 
 
 @dataclass
 class Chain:
-    """A convolution and the operators behind it that torch computes with it.
+    """A convolution and the following operators fused with it.
 
     Attributes:
         node: the convolution.
-        covered: its nodes in order.
+        covered: nodes of the chain in order.
         norm: the normalisation.
-        added: what is added to the result.
-        activation: what is applied to it, "" for nothing.
+        added: summand of the result.
+        activation: activation of the result, "" for none.
     """
 
     node: fx.Node
@@ -67,27 +68,27 @@ class Chain:
 
     @property
     def learned(self) -> tuple[Any, ...]:
-        """The running mean and variance of the normalisation, its weight and its bias; nothing without one."""
+        """Running mean and variance of the normalisation, its weight and its bias; empty without a normalisation."""
         return () if self.norm is None else (*self.norm.args[3:5], *self.norm.args[1:3])
 
     @property
     def last(self) -> fx.Node:
-        """The node whose value is the result."""
+        """The result node of the chain."""
         return self.covered[-1]
 
 
 class Folded:
-    """A convolution with what follows it.
+    """A convolution fused with its following operators.
 
     Args:
-        chain: its nodes.
-        form: the name of the layout of images.
-        has_pool: whether it computes the largest of neighbours, too, where nothing else reads the rest.
-        entry: where it is reported how often weights are laid out.
+        chain: nodes of the chain.
+        form: name of the image layout.
+        has_pool: whether to fuse a following max pooling, if the only reader.
+        entry: report entry that counts the conversions of weights.
 
     Attributes:
-        inputs: the nodes that it reads: images, what is added, and parameters.
-        covered: the nodes that it computes.
+        inputs: input nodes: images, the summand, and parameters.
+        covered: fused nodes.
     """
 
     def __init__(
@@ -119,18 +120,18 @@ class Folded:
         self.__name__ = f"folded_{node.name}"
 
     def remember(self, entry: ConversionEntry) -> None:
-        """Begins to remember weights in this form."""
+        """Sets up the memo of converted weights."""
         self.structure = Structure(self.pack, (0, 1), entry, most=PACKED)
 
     def __call__(self, *arguments: Tensor) -> Tensor:
-        """The result; by the nodes as they are where gradients or anything else follow them."""
+        """The result; by the unchanged nodes under autograd, transforms or modes."""
         if is_free(arguments):
             return self.computed(arguments)
         found: Tensor = self.plain(*arguments)[0]
         return found
 
     def computed(self, arguments: Sequence[Tensor]) -> Tensor:
-        """The result in this form, in memory as torch has it."""
+        """The result in the chosen form, in torch's default memory layout."""
         weight, bias = self.structure(tuple([None if at is None else arguments[at] for at in self.leaves]))
         found = conv2d(arguments[self.image], weight, bias, *self.how)
         if self.added is not None:
@@ -143,7 +144,7 @@ class Folded:
         return found if found.is_contiguous() else recycled(tuple(found.shape), found).copy_(found)
 
     def pack(self, weight: Tensor, bias: Tensor | None, *norm: Any) -> list[Any]:
-        """The weight and bias with the normalisation in them, the weight laid out as images are."""
+        """The weight and bias with the normalisation folded in, the weight in the layout of images."""
         if norm:
             mean, variance, scale, shift = norm
             weight, bias = fuse_conv_bn_weights(weight, bias, mean, variance, self.eps, scale, shift)
@@ -152,9 +153,9 @@ class Folded:
 
 
 def fold(draft: Draft) -> Draft:
-    """The draft whose convolutions of torch know the fastest form of their chains.
+    """The draft with the fastest form recorded for each chain of torch's convolutions.
 
-    With `memory: compact` all stay as they are: other forms have copies of weights.
+    With `memory: compact` all stay unchanged: other forms copy weights.
     """
     if draft.options.tune_seconds == 0 or draft.is_trainable or draft.recipe.compile.memory == "compact":
         return draft
@@ -191,7 +192,7 @@ def described(chain: Chain, found: Winner) -> ChainEntry:
 
 
 def copied_bytes(draft: Draft, chain: Chain, form: str) -> int:
-    """The bytes of a weight and bias in a form, 0 where they are the model's own."""
+    """The bytes of a weight and bias in a form, 0 if shared with the model."""
     weight = draft.known_tensor(parameters_of(chain)[0])
     assert weight is not None, "weights of chains are parameters"
     if chain.norm is None:
@@ -200,13 +201,13 @@ def copied_bytes(draft: Draft, chain: Chain, form: str) -> int:
 
 
 def folded(graph: fx.Graph) -> list[Folded]:
-    """The chains of a graph that are faster in another form."""
+    """The chains of a graph with a faster form."""
     known = [(chain, info(chain.node).form) for chain in chains(graph)]
     return [Folded(at, how.form, entry=how.entry) for at, how in known if how]
 
 
 def chains(graph: fx.Graph) -> list[Chain]:
-    """The convolutions of images with what follows them, in order; each node is in one of them."""
+    """The convolutions of images with their following operators, in order; the chains are disjoint."""
     taken: set[fx.Node] = set()
     written = overwritten(graph)
     found = []
@@ -220,12 +221,12 @@ def chains(graph: fx.Graph) -> list[Chain]:
 def chain_at(
     node: fx.Node, taken: Collection[fx.Node], written: Collection[fx.Node], can_add: bool = True
 ) -> Chain | None:
-    """The chain of a convolution of images, `None` where its parameters or its images may change in between.
+    """The chain of a convolution of images, `None` if an in-place write may change its operands in between.
 
     Args:
-        taken: nodes that belong to other chains.
-        written: nodes that may be in memory that an operator writes into.
-        can_add: whether something may be added to the result.
+        taken: nodes of other chains.
+        written: nodes that may alias memory overwritten by an operator.
+        can_add: whether a summand may be fused.
     """
     if operator_name(node) != "conv2d":
         return None
@@ -243,11 +244,11 @@ def chain_at(
 
 
 def chain_of(node: fx.Node, taken: Collection[fx.Node], can_add: bool) -> Chain:
-    """The convolution with the operators behind it, each the only reader of the one before.
+    """The convolution with the operators after it, each the only reader of its predecessor.
 
     Args:
-        taken: nodes that belong to other regions.
-        can_add: whether something may be added to the result there.
+        taken: nodes of other regions.
+        can_add: whether a summand may be fused.
     """
     chain = Chain(node, [node])
     while len(chain.last.users) == 1 and not chain.activation:
@@ -268,7 +269,7 @@ def chain_of(node: fx.Node, taken: Collection[fx.Node], can_add: bool) -> Chain:
 
 
 def is_fixed(norm: fx.Node) -> bool:
-    """Whether a normalisation is by what was learned, in the dtype of what it normalises."""
+    """Whether a normalisation uses learned statistics, in the dtype of its operand."""
     parts = [tensor_value(part) for part in norm.args[1:5]]
     value = tensor_value(norm)
     assert value is not None, "normalisations give tensors"
@@ -278,7 +279,7 @@ def is_fixed(norm: fx.Node) -> bool:
 
 
 def summand(add: fx.Node, one: fx.Node) -> fx.Node | None:
-    """The summand beside `one`, a tensor of the same shape; `None` for others, or more than once."""
+    """The other summand, a tensor of the same shape; `None` for other operators, and for `one` added twice."""
     others = [arg for arg in add.args[:2] if arg is not one]
     if len(others) != 1 or argument(add, 2, "alpha", 1) != 1 or not isinstance(others[0], fx.Node):
         return None
@@ -299,14 +300,14 @@ def parameters_of(chain: Chain) -> list[Any]:
 
 
 def pool_behind(chain: Chain) -> fx.Node | None:
-    """The only reader of a chain where that takes the largest of neighbours."""
+    """The only reader of a chain, if a max pooling."""
     readers = list(chain.last.users)
     is_pool = len(readers) == 1 and operator_name(readers[0]) == POOLING
     return readers[0] if is_pool and readers[0].all_input_nodes == [chain.last] else None
 
 
 def asked(chain: Chain) -> str:
-    """The key of a contest: the operators with their numbers, and the shapes that they read."""
+    """The cache key of a benchmark: operators with their constants, and the shapes of their inputs."""
     nodes = Folded(chain, "rows")
     shapes = [extents(node) for node in nodes.inputs]
     calls = [(str(n.target), [a for a in n.args if not isinstance(a, fx.Node)]) for n in nodes.covered]
@@ -314,7 +315,7 @@ def asked(chain: Chain) -> str:
 
 
 def candidates(draft: Draft, chain: Chain) -> list[Candidate]:
-    """The nodes as they are, and the chain in all forms."""
+    """The unchanged nodes, and the chain in all forms."""
     forms = {name: Folded(chain, name) for name in FORMS}
     first = next(iter(forms.values()))
     arguments = [example(draft, node) for node in first.inputs]
@@ -323,7 +324,7 @@ def candidates(draft: Draft, chain: Chain) -> list[Candidate]:
 
 
 def is_free(arguments: Sequence[Tensor]) -> bool:
-    """Whether only the result of a call matters: nothing follows its tensors, plain ones with entries, by rows."""
+    """Whether a fused call is unobserved: no autograd or modes, and plain non-empty row-major tensors."""
     if torch.is_grad_enabled() and any(value.requires_grad for value in arguments):
         return False
     if torch.is_autocast_enabled("cpu") or not is_unseen():
@@ -339,15 +340,15 @@ def is_free(arguments: Sequence[Tensor]) -> bool:
 
 
 def is_by_rows(images: Tensor) -> bool:
-    """Whether images or a weight lie pixel by pixel, also where extents of 1 leave that to the strides.
+    """Whether images or a weight have row-major layout, also where extents of 1 leave strides ambiguous.
 
-    Of others torch's convolution gives channels as neighbours, on which what follows may rely.
+    For other layouts torch's convolution returns channels-last results, on which later operators may rely.
     """
     return images.is_contiguous() and images.stride(3) < images.stride(1) * images.shape[1]
 
 
 def is_expected_by_rows(node: fx.Node) -> bool:
-    """Whether a node gives images or a weight that lie so in the example, or anything else."""
+    """Whether a node is row-major in the example, or no 4-mode tensor."""
     value = tensor_value(node)
     if value is None or value.dim() != 4:
         return True

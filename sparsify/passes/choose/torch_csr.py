@@ -1,12 +1,12 @@
-"""torch's product of a sparse and a dense matrix in place of a kernel's, with what comes before and behind it.
+"""torch's product of a sparse and a dense matrix in place of a kernel's, with adjacent statements.
 
 In: the kernel of `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
-Out: a function of its operands, `relu(A @ T + b)` with A in torch's CSR; the products with dense matrices stay as they
-are.
+Out: a function of its operands, `relu(A @ T + b)` with A in torch's CSR; the products with dense matrices are
+unchanged.
 
-`A @ T` is MKL's product where torch has it. `torch.sparse.mm` with `reduce` runs loops of torch's own and is left out:
-on one thread of an AMD Zen 5 it took 2.2 to 20 times as long as kernels for sums over PubMed and over a mesh, and 1.5
-to 7 times as long for largest entries.
+`A @ T` is MKL's product if built into torch. `torch.sparse.mm` with `reduce` runs torch's own loops and is left out: on
+one thread of an AMD Zen 5 it took 2.2 to 20 times as long as kernels for sums over PubMed and over a mesh, and 1.5 to 7
+times as long for maxima.
 """
 
 import warnings
@@ -26,7 +26,7 @@ from sparsify.passes.operands.content_memo import Memo
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
-# What may stand behind a product, by the names of einsum programs.
+# Functions allowed after a product, named as in einsum programs.
 FUNCTIONS: Final = (
     *("add", "sub", "mul", "div", "min", "max", "neg", "abs", "square", "sqrt", "exp"),
     *("relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
@@ -36,13 +36,13 @@ DTYPES: Final = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A statement whose value is made of one product of a sparse and a dense operand.
+    """A statement with one product of a sparse and a dense operand.
 
     Attributes:
-        step: of the kernel.
+        step: step of the kernel.
         matrix, dense: the operands, `A[i,j]` and `X[j,k]`, `X[k,j]` or `x[j]`.
-        value: what is made of the product and of dense operands.
-        names: the index variables of the result.
+        value: expression of the product and of dense operands.
+        names: index variables of the result.
     """
 
     step: GeneratedStep
@@ -53,12 +53,12 @@ class Product:
 
     @property
     def columns(self) -> str:
-        """The index variable of the result's columns, "" where it is a vector."""
+        """The index variable of the result's columns, "" for a vector."""
         return self.names[1] if len(self.names) == 2 else ""
 
     @property
     def passes(self) -> int:
-        """The number of functions that are applied to the product."""
+        """The number of functions applied to the product."""
         return sum(part is not self.product.body for part in find(self.value, Call))
 
     @property
@@ -68,11 +68,11 @@ class Product:
 
 
 class TorchProducts:
-    """The results of a kernel whose products with sparse matrices torch computes.
+    """The results of a kernel, with torch's products in place of its sparse products.
 
     Args:
-        kernel: what they stand for.
-        products: of all of its statements that read sparse operands.
+        kernel: the replaced kernel.
+        products: products of all statements that read sparse operands.
     """
 
     def __init__(self, kernel: Kernel, products: Sequence[Product]) -> None:
@@ -101,7 +101,7 @@ class TorchProducts:
         return applied(product.value, given, self.in_torch(matrix) @ dense, product.names)
 
     def in_torch(self, matrix: SparseTensor) -> torch.Tensor:
-        """A matrix in torch's CSR, remembered for its values, while they are the same, at their coordinates."""
+        """A matrix in torch's CSR, memoized by its values and version, if the pattern is equal."""
         pattern = matrix._pattern.validated()
 
         def make() -> tuple[Pattern, torch.Tensor]:
@@ -114,7 +114,7 @@ class TorchProducts:
 
 
 def products_of(kernel: Kernel) -> list[Product]:
-    """The products with sparse operands of a kernel; none where one of its steps does something else with them."""
+    """The products with sparse operands of a kernel; none if a step uses sparse operands in any other way."""
     program = kernel.program
     sparse = {d.name for d in program.declarations if not d.format.is_dense}
     readers = [step for step in kernel.steps if sparse & {step.result, *step.operands}]
@@ -125,7 +125,7 @@ def products_of(kernel: Kernel) -> list[Product]:
 
 
 def product_of(step: object) -> Product | None:
-    """The product that a step computes, `None` where it is anything else than `f(sum(j, A[i,j] * X[j,k]), ...)`."""
+    """The product computed by a step, `None` unless of the form `f(sum(j, A[i,j] * X[j,k]), ...)`."""
     if not isinstance(step, GeneratedStep) or len(step.program.statements) != 1 or step.output.pattern_of:
         return None
     (statement,) = step.program.statements
@@ -155,7 +155,7 @@ def product_of(step: object) -> Product | None:
 
 
 def is_known(value: Expr, product: Reduce, matrix: str, names: tuple[str, ...]) -> bool:
-    """Whether torch has all that is made of a product."""
+    """Whether torch has all functions applied to a product."""
     match value:
         case Const():
             return True
@@ -170,7 +170,7 @@ def is_known(value: Expr, product: Reduce, matrix: str, names: tuple[str, ...]) 
 def applied(
     value: Expr, operands: dict[str, torch.Tensor], product: torch.Tensor, names: tuple[str, ...]
 ) -> torch.Tensor:
-    """The value of an expression over `names`, with a product that is computed already."""
+    """The value of an expression over `names`, given the computed product."""
     match value:
         case Call(function, args):
             found: torch.Tensor = TORCH[function](*[applied(arg, operands, product, names) for arg in args])
@@ -183,7 +183,7 @@ def applied(
 
 
 def spread(tensor: torch.Tensor, own: tuple[str, ...], names: tuple[str, ...]) -> torch.Tensor:
-    """A tensor over its own index variables as one that broadcasts over `names`.
+    """A broadcastable view of a tensor over the index variables `names`.
 
     >>> spread(torch.zeros(3), ("k",), ("i", "k")).shape, spread(torch.zeros(3, 2), ("k", "i"), ("i", "k")).shape
     (torch.Size([1, 3]), torch.Size([2, 3]))

@@ -1,13 +1,13 @@
-"""Regions for which torch, or another library, has one operator of its own, timed against it: the faster one runs.
+"""Benchmark of regions against a single operator of torch, or of another library.
 
-In: the region of an embedding of bags, which torch computes in one fast loop, too. Out: the region, with what both took
-as a note; or none, the operator as it was, and the report says why. Convolutions compete in all forms of torch's.
+In: the region of an embedding of bags, which torch computes in one fast loop, too. Out: the region, with both times as
+a note; or the original operator, with the reason in the report.
 
-Mixtures of experts in halves compete with transformers' own experts: kernels multiply halves as float32, and where the
-CPU has faster instructions for bfloat16, the grouped products of transformers use them.
-
-Every turn converts bags anew, as calls with other bags do; pruned weights of convolutions stay packed. Of a model in
-training a turn has gradients.
+Convolutions compete with all forms of torch's. In training mixtures of experts compete with transformers' own experts
+at the example's number of tokens: kernels copy tiles of each expert's matrices, which does not pay off for few tokens,
+and multiply half precision as float32, where CPUs may have faster instructions; otherwise each call decides by its
+tokens, see `row_ranges`. Every turn converts bags anew, as calls
+with new bags do; pruned weights of convolutions stay packed. For a model in training a turn includes gradients.
 """
 
 import sys
@@ -28,22 +28,23 @@ from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.choose.autotune import Candidate, Winner, autotune
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example, expected_sizes
 from sparsify.passes.choose.left_dense import choose_dense
+from sparsify.passes.choose.row_ranges import products_of
 from sparsify.passes.choose.site import scratch_site
 from sparsify.passes.choose.torch_convolution import FORMS, Folded, chain_at
 from sparsify.passes.graph.operators import known_size, operator_name, overwritten, scope, tensor_value
-from sparsify.passes.lift.experts.mixture import BY_EXPERT, HALVES, MIXTURE
+from sparsify.passes.lift.experts.mixture import BY_EXPERT, MIXTURE
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 
-# Experts of a token where a module does not say how many.
+# Experts per token for a module without this number.
 CHOSEN: Final = 2
 
 
 def module_of(draft: Draft, region: Region) -> nn.Module | None:
-    """The stacked experts of transformers that a region in halves computes; `None` for other regions."""
+    """The stacked experts of transformers computed by a region; `None` for other regions."""
     value = tensor_value(region.output)
-    if MIXTURE not in region.notes or value is None or value.dtype not in HALVES:
+    if MIXTURE not in region.notes or value is None or not value.dtype.is_floating_point:
         return None
     names = {scope(node).partition("@")[0] for node in region.covered}
     named = dict(draft.model.named_modules())
@@ -96,12 +97,13 @@ KIND: Final = "operator"
 
 
 def contest(draft: Draft) -> Draft:
-    """The draft without the regions that torch's own operator is faster than; nothing is timed without seconds."""
+    """The draft without undone regions, and without regions slower than torch's operator, as far as timed."""
+    undo(draft)
     if draft.options.tune_seconds == 0:
         return draft
     kept = []
     for region in draft.regions:
-        module = module_of(draft, region)
+        module = module_of(draft, region) if products_of(draft, region) is None else None
         found = outcome(draft, region) if region.is_contested or module is not None else None
         if found is None or not found.name:
             region.notes += [] if found is None else [described(found)]
@@ -115,8 +117,18 @@ def contest(draft: Draft) -> Draft:
     return draft
 
 
+def undo(draft: Draft) -> None:
+    """Drops the regions excluded from kernels of this package, except regions of libraries."""
+    reasons = [(region, draft.why_undone(region.output)) for region in draft.regions if not region.backend]
+    for region, why in reasons:
+        if why:
+            choose_dense(draft, region, region.covered[0] if region.is_contested else region.shown, why)
+    undone = {id(region) for region, why in reasons if why}
+    draft.regions = [region for region in draft.regions if id(region) not in undone]
+
+
 def outcome(draft: Draft, region: Region) -> Winner | None:
-    """The times of a region and of torch for the example; `None` where nothing can be timed, which a note says."""
+    """The times of a region and of torch for the example; `None`, with a note, if they cannot be timed."""
     try:
         return autotune(
             KIND,
@@ -133,13 +145,13 @@ def outcome(draft: Draft, region: Region) -> Winner | None:
 
 
 def described(found: Winner) -> str:
-    """The measured times, in words."""
+    """The text of the measured times."""
     dense_us = min(us for _, us in found.times[1:])
     return f"timed {found.us:.0f} us, torch's {dense_us:.0f}{found.disturbed}"
 
 
 def asked(draft: Draft, region: Region) -> str:
-    """The key of a contest: the program, the operators in its place, and the images of a convolution."""
+    """The cache key of a benchmark: program, replaced operators, and the images of a convolution."""
     what = "a step of training" if draft.is_trainable else "a call"
     operators = ", ".join(str(node.target) for node in region.covered)
     if module_of(draft, region) is not None:
@@ -167,7 +179,7 @@ def candidates(draft: Draft, region: Region) -> list[Candidate]:
 
 
 def forms(draft: Draft, region: Region) -> list[Candidate]:
-    """Torch's convolution in the forms that take its place where it is faster; none for other operators."""
+    """Torch's convolution in its replacement forms; none for other operators."""
     if region.layout is None:
         return []
     chain = chain_at(region.covered[0], (), overwritten(draft.graph), can_add=region.layout.example.is_whole)
@@ -186,7 +198,7 @@ def forms(draft: Draft, region: Region) -> list[Candidate]:
 
 
 def wanting(arguments: Sequence[Any], draft: Draft) -> list[Any]:
-    """Arguments that want gradients where those of a model in training do, none elsewhere; parameters as they are."""
+    """Arguments with `requires_grad` as in training, without it otherwise; parameters keep theirs in training."""
 
     def asked(arg: Any) -> Any:
         if not isinstance(arg, torch.Tensor) or not arg.is_floating_point():
@@ -199,7 +211,7 @@ def wanting(arguments: Sequence[Any], draft: Draft) -> list[Any]:
 
 
 def anew(call: RegionCall, *arguments: Any) -> Result:
-    """A call that remembers no operand but packed weights."""
+    """A call without memoized operands, except packed weights."""
     for operand in call.operands:
         if operand.structure is not None and operand.structure.weight is None:
             operand.structure.memory.clear()
@@ -207,7 +219,7 @@ def anew(call: RegionCall, *arguments: Any) -> Result:
 
 
 def step(call: Callable[..., Any], arguments: Sequence[Any]) -> Callable[[], Any]:
-    """A call without arguments; with the gradients of all of them where some require it."""
+    """A call without arguments; with the gradients of all arguments that require grad."""
     wanted = [arg for arg in arguments if isinstance(arg, torch.Tensor) and arg.requires_grad]
 
     def run() -> Any:

@@ -1,4 +1,4 @@
-"""Decisions about a model program: formats of its tensors, and which statements become regions.
+"""Decisions about a model program: formats of its tensors, and the cut into regions.
 
 Read `infer`, then `cut`.
 """

@@ -1,11 +1,11 @@
-"""Convolutions with pruned weights, with the entrywise statements behind them.
+"""Convolutions with pruned weights, with their entrywise epilogues.
 
 In:  `%c = conv2d(%x, %w, %b, [2, 2], [1, 1]); %n = batch_norm(%c, ...); %r = silu(%n)`.
 Out: a region over the packed weight and flat images: `Y[n,o,p] = silu(s[o] * sum(k, W[o,k] * F[n,k+p]) + b[o])`.
 
-Windows are products: `sum(c, r, s, w[o,c,r,s] * x[n,c,2*y+r-1,2*x+s-1]) = sum(k, W[o,k] * F[n,k+p])`, where images lie
-flat and W has the entries of w at their places in them. The results of an image are one mode p then, for statements
-behind it, too, which read vectors over outputs or tensors of the same shape.
+Windows become products: `sum(c, r, s, w[o,c,r,s] * x[n,c,2*y+r-1,2*x+s-1]) = sum(k, W[o,k] * F[n,k+p])`, with flat
+images, and with the entries of w in W at their offsets in an image. The results of an image are one mode p then, also
+in the epilogue, which reads vectors over outputs or tensors of the result's shape.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,27 +36,27 @@ from sparsify.passes.rewrite.row_factors import RowFactors
 from sparsify.passes.rewrite.windows import PRODUCT, Windowed, windowed
 from sparsify.recipe.schema import Compile
 from sparsify.report import Choice
-from sparsify.sparsification.rounding import rounded, scale_dtype
+from sparsify.sparsification.rules.rounding import rounded, scale_dtype
 
 DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
-# The section of the table that has convolutions.
+# The section of the table with convolutions.
 WINDOW: Final = "window"
 # The indices of an entry of the result, and of a vector over outputs.
 ENTRY: Final = (Index("n"), Index("o"), Index("p"))
 ROW: Final = (Index("o"),)
-# Stands for the sum over windows among the tensors of a graph, none of which is called so.
+# Placeholder name for the sum over windows, distinct from all tensor names of a graph.
 SUM: Final = "sum over windows"
 
 
 def convolution_regions(
     draft: Draft, program: ModelProgram, apart: Collection[str], taken: Collection[fx.Node]
 ) -> list[Region]:
-    """The regions of convolutions with weights that rules reach; why there is none is noted where there is none.
+    """The regions of convolutions with marked weights; refusals are noted on the nodes.
 
     Args:
-        program: of the graph.
-        apart: tensors that are not computed together with what reads them.
-        taken: nodes that other regions compute.
+        program: program of the graph.
+        apart: tensors that must not be fused with their readers.
+        taken: nodes of other regions.
     """
     made: list[Region] = []
     weights = marked_weights(draft.graph)
@@ -74,7 +74,7 @@ def convolution_regions(
 
 
 def marked_weights(graph: fx.Graph) -> dict[fx.Node, Mark]:
-    """The parameters of windows that rules reach, with their marks."""
+    """The window parameters matched by rules, with their marks."""
     marks = ((node, info(node).mark) for node in graph.find_nodes(op="get_attr"))
     return {node: mark for node, mark in marks if isinstance(mark, Mark) and has_windows(node)}
 
@@ -93,7 +93,7 @@ def region_behind(
     apart: Collection[str],
     taken: Collection[fx.Node],
 ) -> Region | str | None:
-    """The region that begins with a node that reads a weight, or why there is none; `None` for other operators."""
+    """The region that begins with a reader of a weight, or the refusal; `None` for other operators."""
     row = ROWS.get(operator_name(node))
     if node.name not in program.statements:
         return program.opaque.get(node.name) if row is not None and row.section == WINDOW else None
@@ -105,7 +105,7 @@ def region_behind(
 
 
 def reason_against(node: fx.Node, weight: fx.Node, image: fx.Node, mark: Mark) -> str:
-    """Why a convolution has no kernel, "" when it has one."""
+    """The reason why a convolution has no kernel, "" if it has one."""
     value = tensor_value(node)
     assert value is not None, "convolutions give tensors"
     if value.dtype not in DTYPES or {weight.meta["val"].dtype, image.meta["val"].dtype} != {value.dtype}:
@@ -124,7 +124,7 @@ def convolution(
     apart: Collection[str],
     taken: Collection[fx.Node],
 ) -> Region | str:
-    """The region of a sum over windows and what follows it, or why there is none."""
+    """The region of a sum over windows and its epilogue, or the refusal."""
     mark = info(weight).mark
     assert mark is not None, "rules reach it"
     why = reason_against(node, weight, found.image, mark)
@@ -155,13 +155,13 @@ def convolution(
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight as it would be held.
+    """A weight in its packed form.
 
     Attributes:
-        share: of its entries that are stored.
-        bytes: that it takes with what lies beside it.
-        dense_bytes: that it takes as it is.
-        keeps_places: whether the places of its entries in images are listed once, and not in each call.
+        share: share of stored entries.
+        bytes: memory of the packed weight with its additional arrays.
+        dense_bytes: memory of the dense weight.
+        keeps_places: whether the positions of entries in images are listed once, not in each call.
     """
 
     share: float
@@ -171,16 +171,16 @@ class Packed:
 
     @property
     def is_smaller(self) -> bool:
-        """Whether it takes less memory than the weight as it is."""
+        """Whether the packed form is smaller than the dense weight."""
         return self.bytes < self.dense_bytes
 
 
 def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool) -> Packed:
-    """Storage that a weight would have, places listed once where that is smaller than the dense weight.
+    """Packed storage of a weight, with positions listed once if still smaller than the dense weight.
 
     Args:
-        dtype: of its values, "same" for their own.
-        is_compact: whether places are never kept.
+        dtype: dtype of the packed values, "same" for the weight's own.
+        is_compact: whether positions are never kept.
     """
     stored = int(torch.count_nonzero(weight))
     value_bytes = weight.itemsize if dtype == "same" else getattr(torch, dtype).itemsize
@@ -194,7 +194,7 @@ def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool) -> Packed:
 
 
 def is_rounded(draft: Draft, parameter: fx.Node, weight: Tensor, dtype: str) -> bool:
-    """Whether a weight is what values of a dtype hold, with its scales beside it."""
+    """Whether a weight is representable in a dtype, with registered scales for int8."""
     if dtype == "int8":
         owner, _, name = str(parameter.target).rpartition(".")
         if not hasattr(draft.model.get_submodule(owner), f"{name}{SCALES}"):
@@ -204,16 +204,16 @@ def is_rounded(draft: Draft, parameter: fx.Node, weight: Tensor, dtype: str) -> 
 
 @dataclass
 class Product:
-    """A convolution as a product, and what may be computed with it.
+    """A convolution as a product, with the checks of its epilogue.
 
     Attributes:
-        program: of the graph.
+        program: program of the graph.
         node: the convolution.
-        weight: of it.
+        weight: its weight.
         windowed: its sum over windows.
-        mark: of its weight.
+        mark: mark of the weight.
         grid: its windows, over the example's images.
-        packed: how the weight will be held.
+        packed: packed form of the weight.
     """
 
     program: ModelProgram
@@ -233,10 +233,10 @@ class Product:
 
     @property
     def own(self) -> Expr:
-        """The value of its statement, with its sum over windows as one tensor.
+        """The value of its statement, with the sum over windows as one tensor.
 
         Raises:
-            Refusal: it reads something else than a vector over outputs.
+            Refusal: the statement reads something other than a vector over outputs.
         """
         statement = self.program.statements[self.node.name]
 
@@ -250,10 +250,10 @@ class Product:
         return found
 
     def read(self, access: Access, statement: Assign) -> Access:
-        """The access of a statement behind it to another tensor, with the results of an image as one mode.
+        """The access of an epilogue to another tensor, with the results of an image as one mode.
 
         Raises:
-            Refusal: it is neither a vector over outputs nor a tensor of the same shape without gaps between rows.
+            Refusal: neither a vector over outputs nor a tensor of the same shape without gaps between rows.
         """
         value = tensor_value(self.program.nodes.get(access.tensor))
         if value is None or value.dtype not in (self.value.dtype, torch.bool):
@@ -276,11 +276,11 @@ class Text:
     """The statements of a region.
 
     Attributes:
-        values: by tensor its value: temporaries, and Y.
-        rows: the nodes that vectors follow from.
-        added: the nodes of the shape of the result, Z.
-        vectors: by the expression of a vector over outputs its name.
-        ranks: by name the number of modes of a row.
+        values: value of each tensor: temporaries, and Y.
+        rows: nodes that determine the vectors.
+        added: nodes of the shape of the result, Z.
+        vectors: name of each vector over outputs, by expression.
+        ranks: number of modes of a row, by name.
     """
 
     values: dict[str, Expr]
@@ -314,11 +314,11 @@ def text_of(product: Product, computed: Mapping[fx.Node, Expr], scales: fx.Node 
 
 
 def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], asked: Compile) -> Region:
-    """The region of a convolution that has a program.
+    """The region of a convolution, with its program.
 
     Args:
-        computed: its nodes, with the value of each.
-        asked: what memory and which libraries the recipe allows.
+        computed: value of each fused node.
+        asked: memory policy and libraries allowed by the recipe.
     """
     mark, grid, held = product.mark, product.grid, product.packed
     x, weight, value = product.windowed.image, product.weight, product.value
@@ -363,7 +363,7 @@ def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], asked
 
 
 def program_of_rows(text: Text, vectors: Sequence[str], dtype: str, outputs: int) -> Program | None:
-    """The program of the vectors of a convolution, None where it has none."""
+    """The program of the vectors of a convolution, None without vectors."""
     named = {name: expr for expr, name in text.vectors.items()}
     statements = [Assign(Access(name, ROW), None, named[name]) for name in vectors]
     operands = {name: Operand(dense_format(rank), dtype) for name, rank in text.ranks.items()}
@@ -374,10 +374,10 @@ def program_of(text: Text, vectors: Sequence[str], dtype: str, stored: str, coun
     """The program of a convolution.
 
     Args:
-        vectors: over its outputs, in order.
-        dtype: of images and results.
-        stored: of the values of the weight.
-        count: of results in an image.
+        vectors: vectors over its outputs, in order.
+        dtype: dtype of images and results.
+        stored: dtype of the weight's values.
+        count: number of results per image.
     """
     operands = {
         "F": Operand(dense_format(2), dtype),

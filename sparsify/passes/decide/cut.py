@@ -1,9 +1,8 @@
-"""The cut of a model program into regions: their statements, and where each ends.
+"""The cut of a model program into regions: selection and extent of fusion groups.
 
-In: a program, and how its tensors are stored. Out: cuts, in an order in which they can be computed: statements that
-touch something sparse, with dense ones behind them that compute each entry from the same entry of a result.
-
-Cuts are convex: nothing that a cut reads follows from what it computes.
+In: a program, and the storage of its tensors. Out: cuts in topological order: statements with sparse tensors, followed
+by dense statements that compute each entry from the same entry of a result. Cuts are convex: no operand of a cut
+depends on its results.
 """
 
 from collections.abc import Collection
@@ -23,11 +22,11 @@ LINEAR: Final = frozenset(("mul", "add"))
 
 @dataclass
 class Cut:
-    """Statements that one region computes.
+    """Statements computed by one region.
 
     Attributes:
-        statements: in order.
-        outputs: the names of the tensors that are read outside.
+        statements: statements in order.
+        outputs: names of the tensors with outside readers.
     """
 
     statements: list[Assign]
@@ -35,19 +34,19 @@ class Cut:
 
     @property
     def names(self) -> list[str]:
-        """The tensors that it computes."""
+        """The computed tensors."""
         return [statement.target.tensor for statement in self.statements]
 
     @property
     def operands(self) -> list[str]:
-        """The tensors that it reads and does not compute."""
+        """The tensors read but not computed."""
         own = set(self.names)
         read = dict.fromkeys(a.tensor for s in self.statements for a in find(s.value, Access))
         return [name for name in read if name not in own]
 
 
 def kept(program: ModelProgram) -> set[str]:
-    """The tensors that opaque operators or the caller read."""
+    """The tensors read by opaque operators or by the caller."""
     waiting = [node.name for node in program.graph.output_node().all_input_nodes]
     found, seen = set(waiting), set[str]()
     while waiting:
@@ -63,16 +62,16 @@ def kept(program: ModelProgram) -> set[str]:
 
 
 def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: int) -> list[Cut]:
-    """The regions of a program; none where nothing touches a sparse tensor.
+    """The regions of a program; none without sparse tensors.
 
     Args:
-        alone: tensors that no region computes together with what reads them.
-        most: statements of a region.
+        alone: tensors that must not be fused with their readers.
+        most: maximum number of statements in a region.
     """
     cuts: list[Cut] = []
-    place: dict[str, Cut] = {}  # by name the cut that computes a tensor
-    edges: dict[int, set[int]] = {}  # by cut those that it reads from
-    behind: dict[str, set[int]] = {}  # by name those that a tensor outside of cuts follows from
+    place: dict[str, Cut] = {}  # cut of each computed tensor, by name
+    edges: dict[int, set[int]] = {}  # cuts read by each cut
+    behind: dict[str, set[int]] = {}  # cuts that a tensor outside of cuts depends on, by name
 
     def reached(numbers: set[int]) -> set[int]:
         found, waiting = set(numbers), list(numbers)
@@ -125,21 +124,21 @@ def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: i
 
 
 def is_layer(program: ModelProgram, storage: Storage, name: str) -> bool:
-    """Whether a statement is a product with a weight, and its epilogue: a region by itself, for which it is packed."""
+    """Whether a statement is a weight product with epilogue: a separate region with a packed weight."""
     sums = find(program.statements[name].value, Reduce)
     return not storage.is_sparse(name) and any(is_multilinear(p) and program.reads_weight(p) for p in sums)
 
 
 def sparse_inputs(program: ModelProgram, storage: Storage, read: list[str]) -> set[str]:
-    """The sparse inputs of the model among some tensors: one region reads them for several results."""
+    """The sparse inputs of the model among some tensors, shared by all results of one region."""
     leaves = (name for name in read if name in storage.leaves)
     return {name for name in leaves if name in program.relations or program.nodes[name].op != "get_attr"}
 
 
 def touches_sparse(program: ModelProgram, storage: Storage, name: str) -> bool:
-    """Whether a statement leaves something out: its own fill, or terms of a reduction.
+    """Whether a statement omits anything: its own fill, or terms of a reduction.
 
-    `sum(k, square(x[i,k] - w[j,k]))` reads a sparse w and leaves out nothing.
+    `sum(k, square(x[i,k] - w[j,k]))` reads a sparse w and omits nothing.
     """
     if storage.is_sparse(name):
         return True
@@ -148,15 +147,15 @@ def touches_sparse(program: ModelProgram, storage: Storage, name: str) -> bool:
 
 
 def is_dense(sparsity: Sparsity) -> bool:
-    """Whether an expression has a value of its own at each coordinate."""
+    """Whether an expression has an individual value at each coordinate."""
     return sparsity.fill is None or sparsity.is_number
 
 
 def is_gathered(statement: Assign, found: Cut, storage: Storage) -> bool:
-    """Whether a statement reads a dense result of a cut at other entries than its own: all of it must be there first.
+    """Whether a statement gathers from a dense result of a cut, which must be complete first.
 
-    `sum(j, A[i,j] * T[j,k])` with T of a first layer is a region of its own: kernels cannot share their loops.
-    Vectors, such as degrees, are small enough to be computed before.
+    `sum(j, A[i,j] * T[j,k])` with T of a first layer is a separate region: kernels cannot share their loops. Vectors,
+    such as degrees, are small enough to be computed before.
     """
     dense = {name for name in found.names if not storage.is_sparse(name)}
     own = {name for name in dense if len(storage.program.sizes[name]) > 1}
@@ -174,13 +173,13 @@ def is_epilogue(statement: Assign, found: Cut, storage: Storage) -> bool:
 
 
 def dependencies(program: ModelProgram, name: str) -> list[str]:
-    """All that a tensor follows from, whether its statement or its node computes it."""
+    """All dependencies of a tensor, by its statement and by its node."""
     read = program.reads(name) if name in program.statements else []
     return list(dict.fromkeys([*read, *program.node_inputs(name)]))
 
 
 def in_order(program: ModelProgram) -> list[str]:
-    """The names of statements and nodes, each after all that it follows from."""
+    """The names of statements and nodes in topological order."""
     done: dict[str, None] = {}
 
     def put(name: str) -> None:
@@ -196,9 +195,9 @@ def in_order(program: ModelProgram) -> list[str]:
 
 
 def is_free(name: str, found: Cut, place: dict[str, Cut], storage: Storage) -> bool:
-    """Whether a tensor that another cut computes, and nothing else, may move: the cuts read no sparse input together.
+    """Whether a tensor, alone in another cut, may move: the cuts share no sparse input.
 
-    `A @ (X @ W)` with X and A sparse has the order that is cheaper; `A @ (A @ X)` is two regions.
+    `A @ (X @ W)` with X and A sparse is ordered by cost; `A @ (A @ X)` is two regions.
     """
     other, program = place[name], storage.program
     return (
@@ -211,10 +210,10 @@ def is_free(name: str, found: Cut, place: dict[str, Cut], storage: Storage) -> b
 
 
 def take_products(program: ModelProgram, found: Cut, apart: Collection[str]) -> list[str]:
-    """Adds to a cut the products of matrices, `x @ w + b`, that it alone reads, but those that stay apart.
+    """Adds products of matrices, `x @ w + b`, to the cut that is their only reader, unless kept apart.
 
     Returns:
-        the products.
+        the added products.
     """
     readers, own, taken = program.readers(), set(found.names), []
     for name in found.operands:
@@ -230,7 +229,7 @@ def take_products(program: ModelProgram, found: Cut, apart: Collection[str]) -> 
 
 
 def is_multiplied(program: ModelProgram, found: Cut, name: str) -> bool:
-    """Whether all that reads a tensor in a cut are sums of products: their order may be another one.
+    """Whether all readers of a tensor in a cut are sums of products, which may be reordered.
 
     A weight is packed for the product with its own rows.
     """
@@ -241,7 +240,7 @@ def is_multiplied(program: ModelProgram, found: Cut, name: str) -> bool:
 
 
 def complete(program: ModelProgram, found: Cut) -> None:
-    """Adds to a cut the statements that it reads and that no node of the graph computes by itself."""
+    """Adds the missing statements read by a cut that correspond to no node of the graph."""
     while missing := [
         name for name in found.operands if name in program.statements and name not in program.nodes
     ]:
@@ -251,7 +250,7 @@ def complete(program: ModelProgram, found: Cut) -> None:
 
 
 def note_outputs(program: ModelProgram, cuts: list[Cut], place: dict[str, Cut]) -> None:
-    """Writes into cuts which of their tensors are read outside, and leaves out what nothing needs then."""
+    """Records the outputs of cuts, the tensors with outside readers, and removes dead statements."""
     outputs: dict[str, None] = {}
     seen: set[str] = set()
     waiting = [node.name for node in program.graph.output_node().all_input_nodes]
@@ -271,7 +270,7 @@ def note_outputs(program: ModelProgram, cuts: list[Cut], place: dict[str, Cut]) 
 
 
 def needed(found: Cut, outputs: list[str]) -> Cut:
-    """The statements of a cut that some of its tensors follow from."""
+    """The statements of a cut on which some of its tensors depend."""
     wanted = set(outputs)
     statements: list[Assign] = []
     for statement in reversed(found.statements):

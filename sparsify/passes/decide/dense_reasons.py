@@ -1,4 +1,4 @@
-"""Why nodes that a rule reached are in no region, in words.
+"""Texts of refusals: why nodes reached by a rule are in no region.
 
 In: `%y = conv_transpose1d(%x, %w)` with a sparse w. Out: "conv_transpose1d has no sparse form for w".
 """
@@ -21,7 +21,7 @@ FLOATS: Final = (torch.float32, torch.float64)
 
 
 def reason_to_stay_dense(node: fx.Node) -> str:
-    """Why a node that a rule reached is no einsum, "" when no rule reached it."""
+    """The reason why a node reached by a rule is no einsum, "" for a node reached by no rule."""
     name, value = operator_name(node), tensor_value(node)
     if node.op not in ("call_function", "call_method") or value is None:
         return ""
@@ -52,7 +52,7 @@ def reason_to_stay_dense(node: fx.Node) -> str:
         return f"{computed.name} becomes sparse at run time; only inputs and parameters are packed"
     mark = info(node).mark
     if isinstance(mark, Mark) and mark.outputs is not None:
-        return ""  # the report says of it which readers skip zeros
+        return ""  # the report lists the readers that skip zeros
     if isinstance(mark, Mark) and mark.role == "gate" and not mark.derived:
         return "it is no gate: nothing weights the results of experts with it and sums them"
     if isinstance(mark, Mark) and not mark.derived:
@@ -64,7 +64,7 @@ def reason_to_stay_dense(node: fx.Node) -> str:
 
 
 def has_no_edges(graph: fx.Graph) -> bool:
-    """Whether an input of whole numbers has no entries, as the edges of a graph without some."""
+    """Whether an integer input has no entries, such as the edge index of a graph without edges."""
     values = [tensor_value(node) for node in graph.find_nodes(op="placeholder")]
     return any(
         value is not None and not value.is_floating_point() and value.dim() > 1 and 0 in sizes_of(value)
@@ -73,12 +73,12 @@ def has_no_edges(graph: fx.Graph) -> bool:
 
 
 def has_units(node: fx.Node) -> bool:
-    """Whether a tensor has a mode of extent 1, which programs leave out."""
+    """Whether a tensor has a mode of extent 1, omitted in programs."""
     return 1 in sizes_of(node.meta["val"])
 
 
 def sums_rows(node: fx.Node, operand: fx.Node | None, matrix: Matrix) -> bool:
-    """Whether a product sums over the rows of the weight that its operand is, or is the transpose of."""
+    """Whether a product sums over the rows of a weight operand, direct or transposed."""
     name = operator_name(node)
     if name not in PRODUCTS:
         return False
@@ -87,7 +87,7 @@ def sums_rows(node: fx.Node, operand: fx.Node | None, matrix: Matrix) -> bool:
 
 
 def is_computed(node: fx.Node) -> bool:
-    """Whether the node's zeros follow from those of a marked input."""
+    """Whether the node's zeros follow from a marked input."""
     mark = info(node).mark
     return isinstance(mark, Mark) and mark.derived and not is_transposition(node)
 
@@ -99,5 +99,5 @@ def is_larger_weight(node: fx.Node) -> bool:
 
 
 def is_transposition(node: fx.Node) -> bool:
-    """Whether the node only turns its operand; the product behind it takes the operand itself."""
+    """Whether a node only transposes its operand; the product after it reads the operand directly."""
     return operator_name(node) in ("t", "transpose", "permute")

@@ -1,9 +1,8 @@
-"""Regions of what has no road of its own: the graph in index notation, sparsity inferred, cut into programs.
+"""General front end: regions of all further operators, by index notation, sparsity inference and cuts.
 
-In: a draft with the regions of other roads, and marked tensors that further operators read, `a * (x @ x.T)` with a
-sparse.
-Out: the same with a region for each part of the graph that touches such a tensor: `Y[i,k] = A[i,k] * sum(j, X[i,j] *
-X[k,j])`. What has no program stays torch's, for the reasons that the report lists.
+In: a draft with the regions of recognisers, and marked tensors with further readers, `a * (x @ x.T)` with a sparse.
+Out: the same with a region for each part of the graph over such a tensor: `Y[i,k] = A[i,k] * sum(j, X[i,j] * X[k,j])`.
+Operators without a program are left to torch, with reasons in the report.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,12 +16,12 @@ from torch import fx
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.nodes import Access, Call, Program, Reduce
 from sparsify.compiler.ir.node import find
-from sparsify.compiler.plan.contract import contract
+from sparsify.compiler.plan.products.contract import contract
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes
 from sparsify.passes.decide.convolution import convolution_regions, marked_weights
-from sparsify.passes.decide.cut import cut, is_layer, kept
+from sparsify.passes.decide.cut import Cut, cut, is_layer, kept
 from sparsify.passes.decide.dense_reasons import PRODUCTS, reason_to_stay_dense
 from sparsify.passes.decide.gates import finish_mixture, gate_operand, gates_of_slots
 from sparsify.passes.decide.leaves import (
@@ -69,21 +68,21 @@ from sparsify.report import Choice
 
 # Rounds of inference and demand: each restricts one tensor.
 ROUNDS: Final = 64
-# The share of entries from which on a product of a sparse factor is written as a dense tensor.
+# Density from which a product with a sparse factor is written as a dense tensor.
 FULL: Final = 0.5
 WHOLE_ROWS: Final = (
     "rows of it are read whole for the entries of the other matrix: to look for what both store is slower"
 )
-# Functions that are finite for finite operands, whatever is not stored.
+# Functions that are finite for finite operands, also at unstored coordinates.
 FINITE: Final = frozenset(
     ("mul", "add", "sub", "neg", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "abs", "square")
 )
 
 
 def front_end(draft: Draft) -> Draft:
-    """The draft with regions of all operators that touch a marked tensor and have no region yet."""
+    """The draft with regions of all operators that read a marked tensor and have no region yet."""
     draft.regions = in_order(draft, [*draft.regions, *windows(draft), *pattern_regions(draft)])
-    # Gates of mixtures are computed as they were, and then read sparse.
+    # Gates of mixtures are computed by their own nodes, then read sparse.
     gates = {node for region in draft.regions for node in region.inputs}
     gates |= {part for region in draft.regions for matrix in region.matrices for part in matrix.parts}
     note_reasons(draft, lambda node: operator_name(node) not in PRODUCTS and node not in gates)
@@ -104,7 +103,7 @@ def windows(draft: Draft) -> list[Region]:
 
 
 def note_reasons(draft: Draft, which: Callable[[fx.Node], bool]) -> None:
-    """Says of some nodes outside of regions that rules reached why they stay dense, where nothing has said so."""
+    """Records the reason to stay dense on nodes reached by rules outside of regions, unless recorded."""
     covered = covered_by(draft.regions)
     for node in draft.graph.nodes:
         if node not in covered and info(node).dense_reason is None and which(node):
@@ -112,20 +111,20 @@ def note_reasons(draft: Draft, which: Callable[[fx.Node], bool]) -> None:
 
 
 def leaves_of(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
-    """The sparse operands by name that operators outside of regions read: marked tensors and gates of experts."""
+    """The sparse operands read outside of regions, by name: marked tensors and gates of experts."""
     marked = marked_leaves(draft, covered)
     return marked | gates_of(draft.graph, covered)
 
 
 def gates_of(graph: fx.Graph, covered: Collection[fx.Node]) -> dict[str, Matrix]:
-    """The gates of experts that rules mark and that no region reads, as sparse operands by name."""
+    """The marked gates of experts without a region, as sparse operands by name."""
     rest = (node for node in graph.nodes if not covered_all(node, covered))
     found = {node.name: gate_operand(node) for node in rest}
     return {name: matrix for name, matrix in found.items() if matrix is not None}
 
 
 def covered_all(node: fx.Node, covered: Collection[fx.Node]) -> bool:
-    """Whether regions compute all that reads a node."""
+    """Whether regions compute all readers of a node."""
     return all(user in covered for user in node.users)
 
 
@@ -135,7 +134,7 @@ def reads_gate(region: Region) -> bool:
 
 
 def has_bags(region: Region) -> bool:
-    """Whether a region computes one result of bags of rows, for which torch has an operator of its own."""
+    """Whether a region computes a single result from bags of rows, an operator of torch."""
     return len(region.outputs) == 1 and any(operator_name(node) == BAGS for node in region.covered)
 
 
@@ -146,7 +145,7 @@ def in_order(draft: Draft, regions: Iterable[Region]) -> list[Region]:
 
 
 def edges_of(graph: fx.Graph, covered: set[fx.Node]) -> set[fx.Node]:
-    """The inputs, with the marks of adjacencies or behind scatters with marks, that places are made of."""
+    """The index inputs marked as adjacencies, or read by marked scatters."""
     found = set[fx.Node]()
     for node in graph.nodes:
         if operator_name(node) in (*SCATTERS, BAGS) and node not in covered:
@@ -157,7 +156,7 @@ def edges_of(graph: fx.Graph, covered: set[fx.Node]) -> set[fx.Node]:
 
 
 def places_of(scatter: fx.Node) -> list[fx.Node]:
-    """The tensors of whole numbers that a scatter reads, without the views that repeat them."""
+    """The integer tensors read by a scatter, without the views that repeat them."""
     found = []
     for node in scatter.all_input_nodes:
         value = tensor_value(node)
@@ -170,12 +169,12 @@ def places_of(scatter: fx.Node) -> list[fx.Node]:
 
 
 def covered_by(regions: Iterable[Region]) -> set[fx.Node]:
-    """The nodes that regions replace."""
+    """The nodes replaced by regions."""
     return {node for region in regions for node in region.covered}
 
 
 def general_regions(draft: Draft) -> list[Region]:
-    """The regions of all that reads marked tensors and that other regions do not cover."""
+    """The regions of all readers of marked tensors not covered by other regions."""
     covered = covered_by(draft.regions) | settled(draft.graph)
     marked = leaves_of(draft, covered)
     apart = covered | {n for n in draft.graph.nodes if n.name in marked}
@@ -220,7 +219,7 @@ def general_regions(draft: Draft) -> list[Region]:
         if not isinstance(region, str):
             made.append(region)
         else:
-            note_refusal([program.nodes[name] for name in found.names if name in program.nodes], region)
+            note_refusal(program, found, gates, region)
     if not draft.has_general:
         made = [region for region in made if is_product(region) or reads_gate(region)]
     for region in made:
@@ -237,18 +236,18 @@ def general_regions(draft: Draft) -> list[Region]:
 
 
 def gates_among(marked: Mapping[str, Matrix]) -> set[str]:
-    """The sparse operands that choose experts."""
+    """The sparse operands that are gates of experts."""
     return {name for name, matrix in marked.items() if matrix.mark.role == "gate"}
 
 
 def program_of(
     draft: Draft, apart: Collection[fx.Node], marked: dict[str, Matrix], weights: set[str]
 ) -> ModelProgram:
-    """The program of a graph, in which mixtures of experts have no biases behind them, no slots and a mode for tokens.
+    """The program of a graph; in mixtures of experts biases are split off, and slots become one token mode.
 
     Args:
         apart: nodes that stay opaque.
-        marked: the sparse operands; gates of tokens take the place of weights of slots among them.
+        marked: sparse operands; gates of tokens replace weights of slots in place.
         weights: sparse parameters.
     """
     gates = gates_among(marked)
@@ -271,7 +270,7 @@ def program_of(
 
 
 def note_readers(program: ModelProgram, names: Iterable[str], covered: Collection[fx.Node]) -> None:
-    """Says of opaque operators that read sparse leaves why they are; relations are read by what they are made of."""
+    """Records refusals on opaque readers of sparse leaves; relations have their readers at their sources."""
     for name in names:
         for reader in program.nodes[name].users:
             is_left = reader.name in program.opaque and reader not in covered
@@ -281,7 +280,7 @@ def note_readers(program: ModelProgram, names: Iterable[str], covered: Collectio
 
 
 def note_scatters(program: ModelProgram, covered: Collection[fx.Node]) -> None:
-    """Says of scatters that rules select why they have no program."""
+    """Records refusals on scatters selected by rules."""
     for node in program.graph.nodes:
         mark = info(node).mark
         is_scatter = operator_name(node) in (*SCATTERS, BAGS)
@@ -301,7 +300,7 @@ def note_scatters(program: ModelProgram, covered: Collection[fx.Node]) -> None:
 
 
 def unbounded(program: ModelProgram) -> set[fx.Node]:
-    """The nodes whose results may not be finite where their operands are, as `0 / 0` is."""
+    """The nodes whose results may be infinite or NaN for finite operands, as in `0 / 0`."""
     calls = {name: find(statement.value, Call) for name, statement in program.statements.items()}
     return {
         program.source[name] for name, found in calls.items() if any(c.function not in FINITE for c in found)
@@ -309,7 +308,7 @@ def unbounded(program: ModelProgram) -> set[fx.Node]:
 
 
 def is_product(region: Region) -> bool:
-    """Whether all that a region reads sparse are matrices of its products, which recognisers would have made."""
+    """Whether all sparse reads of a region are matrix operands of products, the case of recognisers."""
     assert region.program is not None, "the front end writes programs"
     sums = [part for part in find(region.program, Reduce) if is_multilinear(part)]
     within = [access for part in sums for access in find(part, Access)]
@@ -319,9 +318,9 @@ def is_product(region: Region) -> bool:
 
 
 def put_dense_products_first(draft: Draft, region: Region) -> None:
-    """`Y = sum(j, f, A X W) -> T = sum(f, X W); Y = sum(j, A T)` where that is the order by cost, of gradients as well.
+    """`Y = sum(j, f, A X W) -> T = sum(f, X W); Y = sum(j, A T)` if cheaper, gradients included.
 
-    Products with a sparse factor are left to the compiler, which keeps their zeros, but for those that have few.
+    Products with a sparse factor are left to the compiler, which preserves their zeros, except nearly full ones.
     """
     sizes, equations, program = expected_sizes(draft, region), region.equations, region.program
     assert isinstance(equations, Text) and program is not None, "the front end makes regions with both"
@@ -345,7 +344,7 @@ def coordinates(program: Program, name: str, sizes: Sizes) -> int:
 
 
 def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
-    """Lists every node that a rule reached and that no region computes."""
+    """Lists every node reached by a rule without a region."""
     for node in draft.graph.nodes:
         why = info(node).dense_reason
         if why and node not in covered:
@@ -353,19 +352,22 @@ def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
 
 
 def settled(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that recognisers leave dense as that is faster, and convolutions, which have roads of their own."""
+    """The nodes that recognisers leave dense for speed, and convolutions, which have their own recogniser."""
     reasons = {node: info(node).dense_reason for node in graph.nodes if info(node).dense_reason is not None}
     return {n for n, why in reasons.items() if isinstance(why, Choice) or operator_name(n).startswith("conv")}
 
 
-def note_refusal(nodes: list[fx.Node], reason: str) -> None:
-    """Says of the first of some nodes why they stay dense, where none says so itself."""
-    if not any(info(node).dense_reason is not None for node in nodes):
+def note_refusal(program: ModelProgram, found: Cut, gates: set[str], reason: str) -> None:
+    """Records a refusal on the gates that a cut reads, else on its first node, unless a node has a reason already."""
+    for name in gates & {*found.operands}:
+        set_info(program.nodes[name], dense_reason=reason)
+    nodes = [program.nodes[name] for name in found.names if name in program.nodes]
+    if gates.isdisjoint(found.operands) and not any(info(node).dense_reason is not None for node in nodes):
         set_info(nodes[0], dense_reason=reason)
 
 
 def sources_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Some nodes, and all that they are computed from."""
+    """Some nodes, and all of their ancestors."""
     found, waiting = set[fx.Node](), list(nodes)
     while waiting:
         node = waiting.pop()
@@ -376,7 +378,7 @@ def sources_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def kept_alone(draft: Draft, program: ModelProgram) -> set[str]:
-    """The tensors that the recipe keeps apart from readers: all, sums that sums read, or what other modules read."""
+    """Tensors that the recipe keeps apart from readers: all, nested sums, or those read by other modules."""
     asked, readers = draft.recipe.fuse, program.readers()
     sums = {name for name, statement in program.statements.items() if find(statement.value, Reduce)}
     found = set()
@@ -393,9 +395,9 @@ def kept_alone(draft: Draft, program: ModelProgram) -> set[str]:
 
 
 def reads_rounded(value: torch.Tensor | None, result: torch.Tensor | None) -> bool:
-    """Whether numbers in half precision count in another dtype: as torch rounds them, kernels have to round them.
+    """Whether a half-precision value is read in another dtype: kernels have to round it as torch does.
 
-    Kernels compute half precision in float32, and round what they write.
+    Kernels compute half precision in float32, and round only their results.
     """
     if value is None or result is None:  # parts of a tensor, sizes, the caller
         return False
@@ -410,21 +412,21 @@ def canonical(
     gates: Collection[str] = (),
     results: Collection[str] = (),
 ) -> Storage:
-    """Rewrites a program, in place: views are inlined, and what is needed under a pattern alone is restricted to it.
+    """Rewrites a program in place: inlines views, and restricts tensors to the patterns that need them.
 
     Args:
         apart: tensors that stay.
         gates: leaves that choose experts.
-        results: sums over what these restrict.
+        results: sums over the tensors restricted by gates.
 
     Returns:
-        how its tensors are stored.
+        the storage of the program's tensors.
     """
     inline(program, infer(program, leaves, shares), apart, is_view)
     distribute(program, infer(program, leaves, shares), apart)
     restrict(
         program, leaves, shares, apart
-    )  # before products of sums are joined: sampled ones stay by themselves
+    )  # before products of sums are joined: sampled products stay separate
     inline(program, infer(program, leaves, shares), apart)
     normalise(program, set(apart))
     restrict(program, leaves, shares, apart)
@@ -447,7 +449,7 @@ def restrict(
     shares: Mapping[str, float],
     apart: Collection[str],
 ) -> None:
-    """Restricts tensors to the patterns under which they are needed, one after the other."""
+    """Restricts tensors to the patterns that need them, one after the other."""
     for _ in range(ROUNDS):
         if not demand(program, infer(program, leaves, shares), apart):
             return

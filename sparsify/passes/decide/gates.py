@@ -1,7 +1,7 @@
-"""Gates of experts as sparse operands, and the regions that read them.
+"""Gates of experts as sparse operands, and the regions over gates.
 
-In: a node `%gate` [.., tokens, experts] that a rule marks as a gate, and the cut of a mixture. Out: an operand that
-lists tokens by expert, decided in each call, and the region with one mode for all tokens, `G[t,e]`.
+In: a node `%gate` [.., tokens, experts] marked by a rule, and the cut of a mixture. Out: an operand that lists tokens
+by expert, decided in each call, and the region with one mode for all tokens, `G[t,e]`.
 """
 
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ MATRIX: Final = 2
 
 
 def gate_operand(node: fx.Node) -> Matrix | None:
-    """A node that a rule marks as a gate, as a sparse operand; `None` for other nodes.
+    """A node marked as a gate, as a sparse operand; `None` for other nodes.
 
-    Programs leave out modes of extent 1; the pattern of a gate with groups has a level for each mode.
+    Programs omit modes of extent 1; the pattern of a gate with groups has one level per mode.
     """
     mark, value = info(node).mark, tensor_value(node)
     if not isinstance(mark, Mark) or mark.role != "gate" or mark.derived or value is None:
@@ -53,7 +53,7 @@ def gate_operand(node: fx.Node) -> Matrix | None:
 
 
 def gates_of_slots(program: ModelProgram, gates: Sequence[str]) -> dict[str, fx.Node | None]:
-    """By weights of slots the gate that takes their place in a program; `None` where a reason is noted why none does.
+    """The gate that replaces the weights of slots, by their name; `None` after a recorded refusal.
 
     `y[s,o] = sum(e, c, C[s,e,c] * z[e,c,o]) -> y[s,o] = sum(e, G[s,e] * z[s,e,o])`.
     """
@@ -75,7 +75,7 @@ def gates_of_slots(program: ModelProgram, gates: Sequence[str]) -> dict[str, fx.
 
 
 def gate_in_graph(program: ModelProgram, slots: Slots, weights: fx.Node) -> fx.Node | str:
-    """The gate of slots as a node, or why there is none."""
+    """The gate of slots as a node, or the refusal."""
     assert slots.choice is not None, "tokens are sent to slots"
     choice, at = slots.choice
     if choice not in program.nodes:
@@ -95,9 +95,9 @@ class Tokens:
     """A mixture of experts with one mode for all tokens.
 
     Attributes:
-        gate: the node of the gate, [.., tokens, experts]; `None` for a cut without one.
-        statements: of the cut, with a mode t in place of all modes of tokens: of none, where there is one token.
-        flat: the tensors that have it, as they are in the program.
+        gate: node of the gate, [.., tokens, experts]; `None` for a cut without one.
+        statements: statements of the cut, with a mode t in place of all token modes (none for a single token).
+        flat: tensors with the mode t, by their names in the program.
     """
 
     gate: fx.Node | None
@@ -120,7 +120,9 @@ class Tokens:
         return len(self.weights.meta["val"].shape) - 1
 
     def operand(self, node: fx.Node, readers: list[fx.Node]) -> fx.Node:
-        """An operand with one mode for all tokens; the nodes of a region read it through that."""
+        """An operand with one mode for all tokens; the region's nodes are redirected to it."""
+        if any(units := units_around(node, self.weights)):
+            return self.without_units(node, *units, readers)
         if self.groups == 1:
             return node
         with node.graph.inserting_after(max(node, self.weights)):
@@ -132,7 +134,7 @@ class Tokens:
         return rows
 
     def result(self, node: fx.Node) -> fx.Node:
-        """A result with one mode for all tokens; what reads it gets the modes back."""
+        """A result with one mode for all tokens; its readers get the original modes."""
         if self.groups == 1:
             return node
         readers = list(node.users)
@@ -145,8 +147,22 @@ class Tokens:
         set_info(rows, shown=node)
         return rows
 
+    def without_units(self, node: fx.Node, before: int, behind: int, readers: list[fx.Node]) -> fx.Node:
+        """An operand [1, .., tokens, 1, ..] as [tokens, ..]; the region's nodes read a view with all modes."""
+        with node.graph.inserting_after(max(node, self.weights)):
+            rows = call(aten.flatten.using_ints, node, 0, before + self.groups + behind - 1)
+        with node.graph.inserting_after(rows):
+            whole = self.in_groups(rows) if self.groups > 1 else rows
+        for place in (*(self.groups,) * behind, *(0,) * before):
+            with node.graph.inserting_after(whole):
+                whole = call(aten.unsqueeze.default, whole, place)
+        for reader in readers:
+            reader.replace_input_with(node, whole)
+        set_info(rows, shown=node)
+        return rows
+
     def in_groups(self, rows: fx.Node) -> fx.Node:
-        """Rows of tokens with all modes of tokens again."""
+        """Rows of tokens, reshaped to all modes of tokens."""
         return call(in_groups, rows, self.weights, list(range(self.groups)))
 
     def matrix(self, matrix: Matrix) -> Matrix:
@@ -168,7 +184,7 @@ class Tokens:
 
 
 def tokens_of(program: ModelProgram, found: Cut, gates: Sequence[str]) -> Tokens | str:
-    """A mixture with one mode for all tokens, or why it has none; a cut without a gate as it is.
+    """A mixture with one mode for all tokens, or the refusal; a cut without a gate is unchanged.
 
     `r[b,t,e,h] = g[b,t,e] * sum(d, x[b,t,d] * w[e,h,d]) -> r[t,e,h] = g[t,e] * sum(d, x[t,d] * w[e,h,d])`.
     """
@@ -218,21 +234,41 @@ def tokens_of(program: ModelProgram, found: Cut, gates: Sequence[str]) -> Tokens
 
 
 def is_of_tokens(program: ModelProgram, access: Access, gate: fx.Node) -> bool:
-    """Whether a tensor of the graph starts with the modes of a gate's tokens, and has no others of extent 1."""
+    """Whether a tensor's modes are a gate's tokens, possibly between modes of extent 1, and then larger modes."""
     if access.tensor not in program.nodes:
         return False
-    shape, tokens = sizes_of(program.nodes[access.tensor].meta["val"]), sizes_of(gate.meta["val"])[:-1]
-    rest = shape[len(tokens) :]
+    node = program.nodes[access.tensor]
+    before, behind = units_around(node, gate)
+    tokens = sizes_of(gate.meta["val"])[:-1]
+    shape = sizes_of(node.meta["val"])[before:]
+    rest = shape[len(tokens) + behind :]
     known = [program.known(size) for size in shape[: len(tokens)]]
     return known == [program.known(size) for size in tokens] and 1 not in rest and bool(rest)
 
 
+def units_around(node: fx.Node, gate: fx.Node) -> tuple[int, int]:
+    """The numbers of modes of extent 1 before and behind the tokens of a tensor.
+
+    For a gate [n, e], `x[1, n, d]` has one before them; `x[n, 1, d]`, n texts of one token, has one behind them.
+    """
+    shape, tokens = sizes_of(node.meta["val"]), sizes_of(gate.meta["val"])[:-1]
+    before = 0
+    while len(shape) - before > len(tokens) + 1 and shape[before] == 1:
+        if shape[before : before + len(tokens)] == tokens:
+            break
+        before += 1
+    behind = 0
+    while len(shape) - before - behind > len(tokens) + 1 and shape[before + len(tokens) + behind] == 1:
+        behind += 1
+    return before, behind
+
+
 def finish_mixture(region: Region) -> None:
-    """Notes on a region of a mixture what decides its gate."""
+    """Adds the notes about the gate to a region of a mixture."""
     (gate,) = (matrix for matrix in region.matrices if matrix.mark.role == "gate")
     region.notes.append(MIXTURE)
     node = gate.parts[0] if gate.parts else gate.dense
     assert node is not None, "gates are dense tensors"
-    set_info(node, dense_reason=None)  # it is computed as it was, and then read sparse
+    set_info(node, dense_reason=None)  # computed by its own node, then read sparse
     if gate.places is None:
         region.notes.append(f"gradients are of all experts: {node.name} is 0 where its values say so")

@@ -1,7 +1,7 @@
-"""Sparse operands of a model program: what rules mark among its inputs and parameters.
+"""Sparse operands of a model program: marked inputs and parameters.
 
-In: a placeholder `a` with a mark, or `zeros.index_put((rows, columns), values)` of marked values, which a dense
-stand-in of a sparse input is. Out: `Matrix("a", ...)`, and how programs read it: `Operand(csr, float32)`.
+In: a placeholder `a` with a mark, or `zeros.index_put((rows, columns), values)` of marked values, the dense stand-in of
+a sparse input. Out: `Matrix("a", ...)`, and its declaration in programs: `Operand(csr, float32)`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ from torch import fx
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.nodes import Stored
 from sparsify.compiler.ir.node import find
-from sparsify.compiler.plan.expand_blocks import whole
+from sparsify.compiler.plan.prepare.expand_blocks import whole
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
@@ -36,7 +36,7 @@ from sparsify.passes.operands.cached_operands import Joins
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import By, ModelProgram, Relation, Size, sizes_of
 from sparsify.passes.region.sparse_operand import HALVES, Bags, Matrix, scales_of
-from sparsify.sparsification.streaming import ScalarThreshold
+from sparsify.sparsification.rules.streaming import ScalarThreshold
 from sparsify.storage.format import Format
 
 aten: Final = torch.ops.aten
@@ -44,23 +44,23 @@ aten: Final = torch.ops.aten
 RELATION: Final = Format("dense, compressed, singleton")
 VECTOR: Final = Format("compressed")
 MATRIX: Final = 2
-# What edges between the same nodes become together, by what the entries of a relation are.
+# Reduction of duplicate edges, by the kind of a relation's entries.
 JOINS: Final[dict[By, Joins]] = {"logarithms": "logsumexp", "distinct": "nothing"}
-# Products by the place of their left operand.
+# Position of the left operand of each product.
 LEFT: Final = {"linear": 0, "mm": 0, "matmul": 0, "addmm": 1}
 # The roles of sparse inputs.
 INPUTS: Final = ("adjacency", "activation")
-# Of marked tensors that programs read.
+# Dtypes of marked tensors readable by programs.
 DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool)
-# Operators have marks, too, which are for kernels of attention or experts.
+# Marks of operators are for kernels of attention or experts.
 LEAVES: Final = ("placeholder", "get_attr")
 
 
 def marked_leaves(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
-    """The marked tensors that operators outside of regions read, as sparse operands by name.
+    """The marked tensors read outside of regions, as sparse operands by name.
 
-    They are inputs and parameters, and dense tensors that the graph makes of coordinates and marked values. Steps with
-    torch's products of half precision are faster than those with sparse weights that get gradients.
+    Inputs and parameters, and dense tensors built in the graph from coordinates and marked values. In training with
+    half precision, torch's products are faster than products with trained sparse weights, which are left out.
     """
     found = {}
     for node in list(draft.graph.nodes):
@@ -77,7 +77,7 @@ def marked_leaves(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
 
 
 def declared(node: fx.Node) -> Matrix | None:
-    """An input or a parameter that a rule declares sparse."""
+    """An input or a parameter declared sparse by a rule."""
     mark, value = info(node).mark, tensor_value(node)
     if not isinstance(mark, Mark) or mark.derived or mark.mask is not None or value is None:
         return None
@@ -98,9 +98,9 @@ def declared(node: fx.Node) -> Matrix | None:
 
 
 def activation(draft: Draft, node: fx.Node) -> Matrix | None:
-    """The result of an operator that a rule sparsifies, as a sparse operand of products.
+    """An operator result sparsified by a rule, as a sparse operand of products.
 
-    In training its zeros get no gradients, or it stays dense.
+    In training only if its zeros get no gradients; otherwise dense.
     """
     mark, value = info(node).mark, tensor_value(node)
     if not isinstance(mark, Mark) or mark.outputs is None or mark.derived or value is None:
@@ -120,9 +120,9 @@ def activation(draft: Draft, node: fx.Node) -> Matrix | None:
 
 
 def has_gradients_at_zeros(node: fx.Node) -> bool:
-    """Whether entries of a sparsified result that are 0 may get gradients.
+    """Whether zero entries of a sparsified result may get gradients.
 
-    relu has none where its result is 0, and a threshold above 0 keeps no zeros.
+    relu has no gradient where its result is 0, and a threshold above 0 keeps no zeros.
     """
     if node.target is sparse_gradient:
         thin, kept, sparsifiers = node.args
@@ -138,7 +138,7 @@ def has_gradients_at_zeros(node: fx.Node) -> bool:
 
 
 def is_dense_product(node: fx.Node, left: fx.Node) -> bool:
-    """Whether a node is a product with a left operand, and nothing else that it reads is sparse by a rule."""
+    """Whether a node is a product with a given left operand and no other marked operand."""
     others = [read for read in node.all_input_nodes if read is not left]
     place = LEFT.get(operator_name(node))
     is_left = place is not None and node.args[place] is left and len(others) == len(node.all_input_nodes) - 1
@@ -153,7 +153,7 @@ def is_single_row(node: fx.Node) -> bool:
 
 
 def program_operand(matrix: Matrix | Bags) -> Operand:
-    """How the program of a model reads a sparse operand: a weight of one row is a vector there."""
+    """The access of a model's program to a sparse operand: a weight of one row is a vector."""
     if isinstance(matrix, Bags):
         return matrix.declared
     is_row = matrix.dense is not None and matrix.dense.op == "get_attr" and is_single_row(matrix.dense)
@@ -161,7 +161,7 @@ def program_operand(matrix: Matrix | Bags) -> Operand:
 
 
 def written_out(node: fx.Node) -> Matrix | None:
-    """`zeros.index_put((rows, .., columns), values, accumulate=True)`: entries of which some are marked."""
+    """`zeros.index_put((rows, .., columns), values, accumulate=True)` with marked operands."""
     value = tensor_value(node)
     if operator_name(node) != "index_put" or value is None or value.dim() < 2 or value.dtype not in DTYPES:
         return None
@@ -185,12 +185,12 @@ def written_out(node: fx.Node) -> Matrix | None:
 
 
 def is_free(matrix: Matrix) -> bool:
-    """Whether a sparse operand is a parameter whose format its rule leaves open."""
+    """Whether a sparse operand is a parameter with a format left open by its rule."""
     return matrix.dense is not None and matrix.dense.op == "get_attr" and matrix.mark.format == "auto"
 
 
 def computed_weights(program: ModelProgram, storage: Storage) -> dict[str, Matrix]:
-    """Sparse tensors that follow from frozen parameters alone, such as `w * mask`, as operands that are made once."""
+    """Sparse tensors computed from frozen parameters, such as `w * mask`, as memoized operands."""
     found: dict[str, Matrix] = {}
     for name in program.statements:
         node = program.nodes.get(name)
@@ -211,7 +211,7 @@ def computed_weights(program: ModelProgram, storage: Storage) -> dict[str, Matri
 
 
 def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]:
-    """Whether a rule selects a scatter: its node, or an input from which the places of edges are made."""
+    """A predicate of scatters selected by a rule: by node, or by the input that indices of edges come from."""
 
     def is_wanted(name: str, places: set[str]) -> bool:
         node = program.source.get(name)
@@ -222,7 +222,7 @@ def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]
 
 
 def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | None:
-    """The mark of a scatter, else that of an adjacency behind its places, or of the values of a sparse input."""
+    """The mark of a scatter, else of the adjacency of its indices, or of a sparse input's values."""
     own = None if node is None else info(scatter_of(node)).mark
     if isinstance(own, Mark):
         return own
@@ -235,7 +235,7 @@ def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | Non
 
 
 def scatter_of(node: fx.Node) -> fx.Node:
-    """The operator that gives a tensor: that of a part of several results is what has them all."""
+    """The operator that computes a tensor; for an element of several results, the operator with all results."""
     return node.all_input_nodes[0] if operator_name(node) == "getitem" else node
 
 
@@ -258,7 +258,7 @@ def relation_operands(program: ModelProgram) -> dict[str, Matrix | Bags]:
 
 
 def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.Node]) -> Matrix | Bags:
-    """A relation as a sparse operand: its coordinates are tensors of the graph."""
+    """A relation as a sparse operand, with coordinates from tensors of the graph."""
     nodes = [program.nodes[name] for name in relation.inputs]
     place = {node: number for number, node in enumerate(program.graph.nodes)}
     first = min(users, key=place.__getitem__)
@@ -278,7 +278,7 @@ def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.N
 
 
 def unpadded_format(program: ModelProgram, name: str, mark: Mark) -> Format | None:
-    """The format of a relation that statements ask for its edges, where the one of the rule would store others.
+    """The unpadded format of a relation whose edges are tested, if the rule's format has padding.
 
     `min(j, where(stored(A[i,j]), x[j], inf))` of an A in blocks would read the padding of blocks as edges.
     """
@@ -293,7 +293,7 @@ def unpadded_format(program: ModelProgram, name: str, mark: Mark) -> Format | No
 
 
 def bags_operand(program: ModelProgram, relation: Relation, nodes: list[fx.Node], mark: Mark) -> Bags:
-    """A relation whose edges come in the order of their ends, which bounds say."""
+    """A relation with edges sorted by receiver, delimited by bounds."""
     bounds, indices, *values = nodes
     receivers, _, rows = program.sizes[relation.name]
     (count,), (edges,) = (node.meta["val"].shape for node in (bounds, indices))
@@ -305,7 +305,7 @@ def bags_operand(program: ModelProgram, relation: Relation, nodes: list[fx.Node]
 
 
 def vector(node: fx.Node, user: fx.Node) -> fx.Node:
-    """A tensor over edges, whose other modes have extent 1, as a vector: before `user`, or where it is made."""
+    """A tensor over edges with unit modes as a vector, inserted before `user` or after its definition."""
     shape = node.meta["val"].shape
     units = [mode for mode, extent in enumerate(shape) if type(extent) is int and extent == 1]
     where = user if node < user else node.next
@@ -313,7 +313,7 @@ def vector(node: fx.Node, user: fx.Node) -> fx.Node:
 
 
 def numbers_of(rows: fx.Node, count: Any, user: fx.Node) -> fx.Node:
-    """The numbers of the edges that these rows belong to."""
+    """The edge numbers for some edge rows."""
     with user.graph.inserting_before(user):
         node = user.graph.call_function(aten.arange.default, (count,))
     node.meta["val"] = rows.meta["val"].new_empty(rows.meta["val"].shape, dtype=torch.int64)
@@ -321,7 +321,7 @@ def numbers_of(rows: fx.Node, count: Any, user: fx.Node) -> fx.Node:
 
 
 def extent_node(program: ModelProgram, size: Size, edges: fx.Node, user: fx.Node) -> Any:
-    """An extent as a number, or as a node in front of `user` that computes it."""
+    """An extent as a number, or as a node inserted before `user`."""
     if isinstance(size, int):
         return size
     known = input_of_expression(program.graph, size)
@@ -332,7 +332,7 @@ def extent_node(program: ModelProgram, size: Size, edges: fx.Node, user: fx.Node
 
 
 def storage_format(mark: Mark, rank: int) -> Format | None:
-    """The format of a marked tensor of this rank; `None` where the rule names one for another rank."""
+    """The format of a marked tensor of a rank; `None` if the rule names one for another rank."""
     if mark.format == "auto":
         return Format("csr") if rank == 2 else Format(", ".join(["dense"] * (rank - 1) + ["compressed"]))
     try:

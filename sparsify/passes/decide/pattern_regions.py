@@ -1,10 +1,10 @@
-"""Regions of operators that read the pattern of a rule: their statements over what the pattern stores.
+"""Regions of attention under the pattern of a rule: statements over the stored coordinates.
 
 In: `%m = attention_mask(bigbird, (block, 64), %n, %n); %p = safe_softmax(where(%m, %s, -inf), -1)` between products.
 Out: a region of `S[h,i,j] = where(stored(M[i,j]), 0.125 * sum(k, Q[h,i,k] * K[h,j,k]), -inf)` and the softmax and sum
 of the same rows, over `Q`, `K`, `V` and the pattern `M`.
 
-Views of operands stay torch's, but those that repeat entries: heads that share keys read the same ones.
+Views of operands are left to torch, except views that repeat entries: heads with shared keys read the same entries.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Expr, Index, Reduce
-from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.decide.cut import Cut, needed
@@ -44,7 +44,7 @@ from sparsify.passes.rewrite.attention import (
 from sparsify.passes.rewrite.masks import from_factors, in_order
 from sparsify.passes.rewrite.pattern import by_patterns
 from sparsify.passes.rewrite.split import Joined, Pair, joined, split
-from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.sparsification.masks.mask_spec import MaskSpec
 
 SDPA: Final = torch.ops.aten.scaled_dot_product_attention.default
 # How the note of a region begins.
@@ -53,7 +53,7 @@ BIASED: Final = "its bias is read by distance; wanted gradients of that are thos
 
 
 def pattern_regions(draft: Draft) -> list[Region]:
-    """The regions of attention under patterns; why there is none is noted where there is none."""
+    """The regions of attention under patterns; refusals are noted on the nodes."""
     patterns = {n.name: pattern_of(n) for n in draft.graph.nodes if n.target is attention_mask}
     if not patterns:
         return []
@@ -62,7 +62,7 @@ def pattern_regions(draft: Draft) -> list[Region]:
             set_info(node, dense_reason=reason_against(node))
     softmaxes = [node for node in draft.graph.nodes if node.target is safe_softmax]
     program = translate(draft.graph, [n for n in draft.graph.nodes if n.name in patterns])
-    # Gradients of a vector over distances have no fast kernel: where they are wanted, biases stay as they are.
+    # Gradients of a vector over distances have no fast kernel: in training, biases are unchanged.
     distances = Distances(draft.graph, are_looked_for=not draft.is_trainable)
     own, results = set[str](), {}
     for softmax in softmaxes:
@@ -102,7 +102,7 @@ def pattern_regions(draft: Draft) -> list[Region]:
 def with_small_masks(
     program: ModelProgram, found: Attention, distances: Distances, patterns: Mapping[str, PatternOperand]
 ) -> Attention:
-    """Attention whose masks are computed from what they are made of, where that is smaller."""
+    """Attention with masks computed from smaller sources where possible."""
     i, j = program.statements[found.scores].target.indices[-2:]
     shape = tuple(map(str, program.nodes[found.scores].meta["val"].shape[-2:]))
 
@@ -127,7 +127,7 @@ def with_small_masks(
 def share_keys(
     program: ModelProgram, found: Attention, own: Collection[str], patterns: Collection[str]
 ) -> None:
-    """Heads of queries that share keys and values read the same ones, in place, but under patterns of their own."""
+    """Lets heads of queries read shared keys and values in place, except under per-head patterns."""
     target = program.statements[found.scores].target
     for access in found.factors:
         known = joined(program.nodes[access.tensor])
@@ -143,7 +143,7 @@ def share_keys(
 
 
 def is_shared(program: ModelProgram, known: Joined) -> bool:
-    """Whether a tensor repeats entries for the second of the modes that it joins."""
+    """Whether a tensor repeats entries along the second of its joined modes."""
     base = program.statements.get(known.base.name)
     if known.is_repeated or base is None or not isinstance(base.value, Access):
         return known.is_repeated
@@ -159,7 +159,7 @@ def fits(program: ModelProgram, found: Attention, known: Joined) -> bool:
 def split_mode(
     program: ModelProgram, found: Attention, own: Collection[str], mode: int, sizes: tuple[Size, Size]
 ) -> None:
-    """Writes attention with two modes in place of one of its scores', with views of operands and the result."""
+    """Splits one mode of attention's scores in two, with views of the operands and the result."""
     result = program.nodes[found.result]
 
     def leaf(access: Access, place: int, pair: Pair) -> Access:
@@ -192,12 +192,12 @@ def split_mode(
 
 
 def whole_mode(node: fx.Node, mode: int) -> int:
-    """The mode of a tensor that programs, which leave out those of extent 1, have at another place."""
+    """The position, in the graph's tensor, of a mode in its program, which omits modes of extent 1."""
     return [place for place, size in enumerate(sizes_of(node.meta["val"])) if size != 1][mode]
 
 
 def in_one_dtype(program: ModelProgram, found: Attention) -> Attention:
-    """Attention with operands of one dtype and under names of their own."""
+    """Attention with operands of one dtype and distinct names."""
     result, known = program.nodes[found.result], list[fx.Node]()
     dtype = widest([node for node in operands_of(program, found) if node.target is not attention_mask])
 
@@ -230,7 +230,7 @@ def in_one_dtype(program: ModelProgram, found: Attention) -> Attention:
 
 
 def finished(region: Region) -> Region:
-    """A region with its notes; its formats and kernels are in no contest, as rules ask for patterns."""
+    """A region with its notes; excluded from format and kernel benchmarks, as rules require patterns."""
     specs = [operand.spec for operand in region.operands.values() if isinstance(operand, PatternOperand)]
     region.notes += [f"{UNDER}{spec}" for spec in dict.fromkeys(specs)]
     region.densely = by_distance(region)
@@ -240,14 +240,14 @@ def finished(region: Region) -> Region:
 
 
 def pattern_of(node: fx.Node) -> PatternOperand:
-    """The pattern that a node makes dense, as an operand."""
+    """The pattern of a node with a dense mask, as an operand."""
     kind, arguments, rows, columns, stamp = node.args
     spec = MaskSpec(kind, arguments, stamp)  # type: ignore[arg-type]
     return PatternOperand(f"M_{node.name}", spec, (rows, columns), spec.example().format)
 
 
 def by_distance(region: Region) -> tuple[str, ...]:
-    """The operands that a region reads at sums of index variables: kernels add up gradients of these slowly."""
+    """The operands read at sums of index variables: kernels add up their gradients slowly."""
     assert region.program is not None, "the front end writes programs"
     read = [access for s in region.program.statements for access in find(s.value, Access)]
     shifted = {a.tensor for a in read if not all(isinstance(index, Index) for index in a.indices)}

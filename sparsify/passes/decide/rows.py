@@ -1,12 +1,12 @@
-"""Products with a weight over all rows at once: the leading modes of a tensor as one mode, whatever they are.
+"""Weight products over all rows at once: the leading modes of a tensor collapsed to one mode.
 
 In: `y[b,t,k] = relu(sum(j, x[b,t,j] * w[k,j]) + b[k])` of nodes with x [2, 5, 8].
 Out: `y[r,k] = relu(sum(j, x[r,j] * w[k,j]) + b[k])` of the same nodes over `reshape(x, [-1, 8])`, and a view of their
-result for what reads it.
+result for its readers.
 
-Packed weights are for products with rows: a batch of sentences is one matrix of tokens, and a row by itself, whose mode
-programs leave out, a matrix of one row. The nodes of a layer compute matrices then, as its kernel does; a layer behind
-another one reads the matrix, not the view.
+Packed weights are for products with rows: a batch of sentences is one matrix of tokens, and a single row, whose mode
+programs omit, a matrix of one row. The nodes of a layer compute matrices then, as its kernel does; the next layer reads
+the matrix, not the view.
 """
 
 from collections.abc import Collection
@@ -28,7 +28,7 @@ from sparsify.passes.program.model import MATRIX, ModelProgram, sizes_of
 
 aten: Final = torch.ops.aten
 RESHAPES: Final = (aten.view.default, aten.reshape.default)
-# Products of rows with a matrix, and the places of what has the rows.
+# Products of rows with a matrix, and the positions of their row operands.
 PRODUCTS: Final = {"linear": 0, "matmul": 0, "mm": 0, "addmm": 1}
 
 
@@ -37,10 +37,10 @@ class Rows:
     """A cut with one mode for all rows.
 
     Attributes:
-        statements: of the cut.
-        like: the node whose leading modes the rows are, `None` for a cut without rows.
-        flat: the tensors that have the mode of rows.
-        nodes: that compute rows.
+        statements: statements of the cut.
+        like: node whose leading modes are collapsed, `None` for a cut without rows.
+        flat: tensors with the collapsed mode.
+        nodes: nodes that compute rows.
     """
 
     statements: list[Assign]
@@ -49,10 +49,10 @@ class Rows:
     nodes: list[fx.Node]
 
     def flatten(self, matrix: fx.Node) -> fx.Node:
-        """Makes the nodes compute matrices of rows, with a view of the result for what reads it.
+        """Makes the nodes compute matrices of rows, with a view of the result for its readers.
 
         Returns:
-            the view; the result where it is a matrix as it is.
+            the view; the result itself if it is a matrix already.
         """
         value = matrix.meta["val"]
         if value.dim() == MATRIX:
@@ -76,7 +76,7 @@ class Rows:
 
 
 def matrix_of(node: fx.Node) -> fx.Node:
-    """A tensor as a matrix of rows: itself, the matrix that it is a view of, or `reshape(node, [-1, n])`."""
+    """A tensor as a matrix of rows: itself, the base matrix of a view, or `reshape(node, [-1, n])`."""
     if info(node).matrix is not None or node.meta["val"].dim() == MATRIX:
         return info(node).matrix or node
     columns = int(node.meta["val"].shape[-1])
@@ -87,14 +87,14 @@ def matrix_of(node: fx.Node) -> fx.Node:
             return node
     for user in node.users:
         if user.target is aten.reshape.default and user.args[1] == [-1, columns]:
-            node.append(user)  # the model may have it behind the readers of rows
+            node.append(user)  # in the model it may come after the readers of rows
             return user
     with node.graph.inserting_after(node):
         return insert.call(aten.reshape.default, node, [-1, columns])
 
 
 def rows_of(program: ModelProgram, storage: Storage, found: Cut) -> Rows:
-    """A cut whose only statement is a product with a weight, with one mode for all rows; others as they are."""
+    """A single-statement cut of a weight product, with one mode for all rows; other cuts are unchanged."""
     as_it_is = Rows(found.statements, None, set(), [])
     name, *more = found.names
     if more or not is_layer(program, storage, name):
@@ -150,34 +150,34 @@ def rows_of(program: ModelProgram, storage: Storage, found: Cut) -> Rows:
 
 
 def x_of(program: ModelProgram, read: Access, product: fx.Node) -> str:
-    """The tensor of rows that the node of a product reads: `transpose(x)`, where its statement reads x."""
+    """The tensor of rows read by a product's node: `transpose(x)`, where its statement reads x."""
     node = product.args[PRODUCTS[operator_name(product)]]
     assert isinstance(node, fx.Node), "products are of tensors"
     return read.tensor if program.nodes.get(read.tensor) is node else program.leaf(node)
 
 
 def is_of_one_column(program: ModelProgram, tensor: str, column: Expr) -> bool:
-    """Whether a tensor has the mode of an index variable with one coordinate, which programs leave out."""
+    """Whether a tensor has the mode of a unit index variable, omitted in programs."""
     node = program.nodes.get(tensor)
     return node is not None and program.extents[str(column)] == 1 == (*sizes_of(node.meta["val"]), 0)[-2]
 
 
 def is_one_row(program: ModelProgram, tensor: str) -> bool:
-    """Whether a tensor is a row [1, n]; one of a single mode is no row but the same for all."""
+    """Whether a tensor is a row [1, n]; a vector [n] is none, but broadcast to all rows."""
     node = program.nodes.get(tensor)
     shape = () if node is None else sizes_of(node.meta["val"])
     return len(shape) >= MATRIX and set(shape[:-1]) == {1}
 
 
 def is_of_rows(program: ModelProgram, tensor: str, last: Expr) -> bool:
-    """Whether the last mode of a tensor of the graph is the one that is no mode of its rows."""
+    """Whether the last mode of a graph tensor is the column index, not a row mode."""
     node = program.nodes.get(tensor)
     shape = () if node is None else sizes_of(node.meta["val"])
     return bool(shape) and program.known(shape[-1]) == program.known(program.extents[str(last)])
 
 
 def computes_rows(program: ModelProgram, node: fx.Node, nodes: list[fx.Node], flat: Collection[str]) -> bool:
-    """Whether a node of a layer computes the same of matrices of rows: a product, or entry by entry."""
+    """Whether a node of a layer can compute matrices of rows: it is a product or entrywise."""
     rows = {program.nodes[tensor] for tensor in flat}
     shape, read = sizes_of(node.meta["val"]), [arg for arg in node.all_input_nodes if arg not in nodes]
     if operator_name(node) in PRODUCTS:

@@ -1,4 +1,4 @@
-"""Statements of a cut under the names that textbooks use.
+"""Statements of a cut with textbook names.
 
 In: `mul[i4,i5] = a[i4,i5] * sum(i9, x[i4,i9] * x[i5,i9])`. Out: `Y[i,k] = A[i,k] * sum(j, X[i,j] * X[k,j])`.
 """
@@ -25,11 +25,11 @@ SUM_NAMES: Final = ("j", "f", "g", "h", "n", "p", "q", "r")
 
 @dataclass(frozen=True)
 class Text:
-    """Statements as people read them.
+    """Statements in readable form.
 
     Attributes:
-        names: by name in the model program the name in the text.
-        sizes: by index variable the extents that every call has.
+        names: names in the text, by name in the model program.
+        sizes: extents fixed in every call, by index variable.
     """
 
     statements: tuple[Assign, ...]
@@ -43,7 +43,7 @@ def textbook(
     outputs: Sequence[str],
     operands: Mapping[str, SparseOperand | fx.Node],
 ) -> Text:
-    """The statements of a cut: A sparse, X and W matrices, b vectors, T temporaries, Y results; i and k their modes."""
+    """The statements of a cut: A sparse, X and W matrices, b vectors, T temporaries, Y results; modes i, k."""
     statements = unified(program, found.statements)
     indices = index_texts(statements, outputs, program.letters)
     names = tensor_texts(found, outputs, operands, program.letters)
@@ -55,7 +55,7 @@ def textbook(
 
 
 def unified(program: ModelProgram, statements: Sequence[Assign]) -> list[Assign]:
-    """Statements with one index variable for a mode: a reader has those of the statement, or of the first reader."""
+    """Statements with one index variable per mode, from the defining statement or the first reader."""
     modes: dict[str, tuple[str, ...]] = {}
     made = []
     for statement in statements:
@@ -80,7 +80,7 @@ def unified(program: ModelProgram, statements: Sequence[Assign]) -> list[Assign]
 
 
 def unread_indices(statements: Sequence[Assign]) -> list[str]:
-    """The index variables whose extents no operand gives, as it is read at an expression of them."""
+    """The index variables without an operand of their extent, as operands are read at expressions."""
     own = {statement.target.tensor for statement in statements}
     every = dict.fromkeys(name for statement in statements for name in index_names(statement))
     read = (access for s in statements for access in find(s.value, Access) if access.tensor not in own)
@@ -91,7 +91,7 @@ def unread_indices(statements: Sequence[Assign]) -> list[str]:
 def index_texts(
     statements: Sequence[Assign], outputs: Sequence[str], letters: Mapping[str, str]
 ) -> dict[str, str]:
-    """Short names of index variables: their letters, those of the first result, then others."""
+    """Short names of index variables: fixed letters, the first result's modes, then others."""
     first = next(s for s in statements if s.target.tensor == outputs[0])
     every = dict.fromkeys(name for statement in statements for name in index_names(statement))
     given = {letters[name]: name for name in reversed(every) if name in letters}
@@ -127,7 +127,7 @@ def tensor_texts(
 
 
 def letter_of(operand: SparseOperand | fx.Node, rank: int) -> str:
-    """The letter of an operand that is read at so many index variables."""
+    """The letter of an operand read with `rank` index variables."""
     if isinstance(operand, PatternOperand):
         return "M"
     if isinstance(operand, Bags):

@@ -1,8 +1,7 @@
-"""Cuts of a model program to regions: named as textbooks do, with operands of the graph.
+"""Cuts of a model program to regions: with textbook names and operands of the graph.
 
-In: the cut `mul[i4,i5] = a[i4,i5] * sum(i9, x[i4,i9] * x[i5,i9])`. Out: the region of `Y[i,k] = A[i,k] * sum(j,
-X[i,j] * X[k,j])`, or why there is none. Modes of extent 1, which programs do not have, are left out of operands and put
-back into results.
+In: the cut `mul[i4,i5] = a[i4,i5] * sum(i9, x[i4,i9] * x[i5,i9])`. Out: the region of `Y[i,k] = A[i,k] * sum(j, X[i,j]
+* X[k,j])`, or the refusal. Modes of extent 1, absent in programs, are removed from operands and restored in results.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,14 +32,14 @@ from sparsify.passes.region.region import Region, declare_equations
 from sparsify.passes.region.sparse_operand import Matrix, PatternOperand, SparseOperand
 
 aten: Final = torch.ops.aten
-# Views that may leave out a mode of extent 1.
+# Views that may drop a mode of extent 1.
 SQUEEZES: Final = ("squeeze", "select", "view", "reshape", "flatten")
 
 
 def region_of(
     program: ModelProgram, storage: Storage, found: Cut, marked: Mapping[str, SparseOperand]
 ) -> Region | str:
-    """The region of a cut, or why there is none."""
+    """The region of a cut, or the refusal."""
     if not any(name in marked for name in found.operands):
         return "no sparse operand is read"
     matrices = {n: matrix for n in found.operands if isinstance(matrix := marked.get(n), Matrix)}
@@ -96,14 +95,14 @@ def region_of(
 
 
 def declared_in(program: ModelProgram, name: str, source: SparseOperand | fx.Node, rank: int) -> Operand:
-    """How the program of a region reads an operand."""
+    """The declaration of an operand in the program of a region."""
     if isinstance(source, fx.Node):
         return replace(dense_operand(program, name), format=dense_format(rank))
     return source.declared
 
 
 def before_squeeze(program: ModelProgram, storage: Storage, found: Cut) -> Cut:
-    """A layer of one column without its last view: `squeeze(sigmoid(x W), 1)` is the view of `sigmoid(x W)` [n, 1]."""
+    """A one-column layer without its last view: `squeeze(sigmoid(x W), 1) -> sigmoid(x W)` [n, 1]."""
     name, *more = found.names
     if more or not is_layer(program, storage, name):
         return found
@@ -125,7 +124,7 @@ def before_squeeze(program: ModelProgram, storage: Storage, found: Cut) -> Cut:
 def operand_in(
     tokens: Tokens, rows: Rows, name: str, node: fx.Node, readers: list[fx.Node], rank: int
 ) -> fx.Node:
-    """A dense tensor with the modes that the program of a region reads it with; its nodes read it so, too."""
+    """A dense tensor with the modes of its access in a region's program; the region's nodes read it so, too."""
     if name in tokens.flat:
         return tokens.operand(node, readers)
     if name in rows.flat:
@@ -134,7 +133,7 @@ def operand_in(
 
 
 def result_in(program: ModelProgram, tokens: Tokens, rows: Rows, name: str) -> fx.Node:
-    """A result with the modes that the program of a region computes; what reads it gets all modes."""
+    """A result with the modes computed by the region's program; its readers get all modes."""
     node = program.nodes[name]
     if name in rows.flat:
         program.nodes[name] = rows.flatten(node)
@@ -145,7 +144,7 @@ def result_in(program: ModelProgram, tokens: Tokens, rows: Rows, name: str) -> f
 
 
 def nodes_behind(program: ModelProgram, name: str, source: SparseOperand | fx.Node) -> list[fx.Node]:
-    """The nodes that an operand is made of."""
+    """The source nodes of an operand."""
     if isinstance(source, PatternOperand):
         return source.size_nodes
     if isinstance(source, Matrix) and source.parts:
@@ -156,7 +155,7 @@ def nodes_behind(program: ModelProgram, name: str, source: SparseOperand | fx.No
 
 
 def is_product(program: ModelProgram, storage: Storage, found: Cut) -> bool:
-    """Whether a cut is one product of matrices, or of a vector, with a weight and its epilogue."""
+    """Whether a cut is one product of a matrix or vector with a weight, and its epilogue."""
     if len(found.names) > 1 or not is_layer(program, storage, found.names[0]):
         return False
     read = [a for part in find(found.statements[0].value, Reduce) for a in find(part, Access)]
@@ -169,7 +168,7 @@ def nodes_of(
     outputs: Iterable[str],
     operands: Mapping[str, SparseOperand | fx.Node],
 ) -> list[fx.Node]:
-    """The nodes that compute tensors from others, which they read where these stand for what they read now."""
+    """The nodes between operands and outputs of a region; readers of a base tensor read the operand's rows."""
     read = [node for name, source in operands.items() for node in nodes_behind(program, name, source)]
     bases = {node.all_input_nodes[0]: node for node in read if info(node).rows_of is not None}
     inside = between([program.nodes[name] for name in outputs], [*read, *bases])
@@ -182,7 +181,7 @@ def nodes_of(
 def read_through(
     node: fx.Node, readers: list[fx.Node], bare: fx.Node, whole: fx.Node | None = None
 ) -> fx.Node:
-    """A tensor with the modes that it has in a region; some nodes read it so, or a view of that with all modes."""
+    """A tensor with the modes of a region, read by some nodes directly or through a view with all modes."""
     for reader in readers if bare is not node else ():
         if reader is not bare:
             reader.replace_input_with(node, whole or bare)
@@ -190,7 +189,7 @@ def read_through(
 
 
 def apart(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """`squeeze(node)` and `unsqueeze(squeeze(node))`, equal to the node; the node twice where no mode has extent 1."""
+    """`squeeze(node)` and an equal `unsqueeze(squeeze(node))`; the node twice without modes of extent 1."""
     shape = node.meta["val"].shape
     units = [mode for mode, extent in enumerate(shape) if type(extent) is int and extent == 1]
     if not units:
@@ -202,10 +201,10 @@ def apart(node: fx.Node) -> tuple[fx.Node, fx.Node]:
 
 
 def made_once(node: fx.Node, target: Any, argument: Any) -> fx.Node:
-    """The call of a view of a node, which is there where the node is the result of another region."""
+    """The call of a view of a node, reused if another region has created it."""
     for user in node.users:
         if user.target is target and user.args[1:] == (argument,):
-            node.append(user)  # the model may have it behind those that read it now
+            node.append(user)  # in the model it may come after its new readers
             return user
     with node.graph.inserting_after(node):
         made = insert.call(target, node, argument)

@@ -1,7 +1,7 @@
-"""Dense weights whose columns the entries of a sparse operand gather are read transposed, made once for each version.
+"""Transposed copies of dense weights gathered by column, made once per version.
 
 In: `Y[i,k] = sum(j, X[i,j] * W[k,j])`, X sparse, W a parameter. Out: `Y[i,k] = sum(j, X[i,j] * W[j,k])` over
-`contiguous(t(W))`: an entry of X reads a row of it.
+`contiguous(t(W))`: an entry of X reads a contiguous row.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ aten: Final = torch.ops.aten
 
 
 def transpose_weights(region: Region) -> None:
-    """`sum(j, X[i,j] * W[k,j]) -> sum(j, X[i,j] * W[j,k])` for each weight that is read so alone, in place."""
+    """`sum(j, X[i,j] * W[k,j]) -> sum(j, X[i,j] * W[j,k])`, in place, for weights only read this way."""
     assert isinstance(region.equations, Text), "the front end makes regions with a text"
     sparse = {region.names[matrix.name] for matrix in region.matrices}
     for name, operand in list(region.operands.items()):
@@ -82,7 +82,7 @@ def with_transposed(statement: Assign, name: str) -> Assign:
 
 
 def transposed(weight: fx.Node) -> fx.Node:
-    """The transpose of a weight, in row-major order; `emit` computes it once per version of the weight."""
+    """The transpose of a weight in row-major order, memoized by `emit` per version of the weight."""
     for view in weight.users:
         for copy in view.users if operator_name(view) == "t" else ():
             if operator_name(copy) == "contiguous":

@@ -1,7 +1,7 @@
 """The backend of `torch.compile`.
 
-In: the graphs that Dynamo captures. Out: sparse models of them. Read `torch_compile.py`; `pieces.py` runs a model that
-no graph holds whole by the same graphs.
+In: the graphs captured by Dynamo. Out: sparse models of the graphs. Read `torch_compile.py`; `pieces.py` runs a model
+that no single graph holds, by the same graphs.
 """
 
 from sparsify.passes.dynamo.torch_compile import backend

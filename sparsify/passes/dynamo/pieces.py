@@ -1,7 +1,7 @@
-"""The pieces of a model that no graph holds whole: the graphs that Dynamo finds, each captured as a whole model.
+"""The pieces of a model that no single graph holds: Dynamo's graphs, each captured as a whole model.
 
 In: a sparse model whose source model prints between two layers. Out: `compilers(module)`, whose `compiled(model)` runs
-the code of the model with a `SparseModule` in the place of each graph that has regions and is faster with them.
+the code of the model with a `SparseModule` in place of each graph that has regions and is faster with kernels.
 """
 
 import functools
@@ -27,7 +27,7 @@ from sparsify import options as settings
 from sparsify.errors import CaptureError, RecipeError, SparsifyError
 from sparsify.passes.capture import calls
 from sparsify.passes.dynamo.torch_compile import Compiled, is_cut, packed_or_copied, part_of
-from sparsify.passes.module.operator_graph import seconds
+from sparsify.passes.module.check.operator_graph import seconds
 from sparsify.passes.module.prune_and_capture import Source, sparse_module
 from sparsify.progress import working
 from sparsify.report import PieceEntry, Report
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 TURNS: Final = 5
 NOISE: Final = 1.05
-# After so many seconds of captures the pieces of a model that come next are as the model has them.
+# Budget of captures in seconds; later pieces run the model's own operators.
 CAPTURING_S: Final = 30.0
-# A search for pieces that takes longer ends, and the source model runs.
+# Time limit of a search for pieces, after which the source model runs.
 FINDING_S: Final = 60.0
 MESSAGES: Final = frozenset(("op:message_passing",))
-# Parts of the names of functions that sum over edges, or make sparse tensors.
+# Substrings of the names of functions that sum over edges, or make sparse tensors.
 SCATTERS: Final = (
     "index_add",
     "index_put",
@@ -59,16 +59,16 @@ SCATTERS: Final = (
 MOST_NUMBERS: Final = 256
 # An option of later versions of torch.
 OWN_CACHE: Final = "isolate_recompiles"
-# Operators whose results have sizes that the data decides are part of pieces first, then between them.
+# Operators with data-dependent result sizes are part of pieces in the first attempt, between pieces in the second.
 WITH_DATA_SIZES: Final = (True, False)
-# What torch calls a module by: frames that they call are those of the model.
+# Code objects by which torch calls a module: their callees are frames of the model.
 MODULE_CALLS: Final = frozenset((nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__))
-# Loggers that tell of graph breaks, and of errors that the model raises in a trace.
+# Loggers of graph breaks, and of model errors in a trace.
 LOGGERS: Final = ("torch._dynamo", "torch._subclasses.fake_tensor")
 
 
 def compilers(module: "SparseModule") -> Iterator["PieceCompiler"]:
-    """The compilers that cut a model into pieces, the one with the fewest first; equal pieces are captured once."""
+    """The compilers that cut a model into pieces, fewest pieces first; equal pieces are captured once."""
     made: dict[Any, Chosen] = {}
     clock = Clock()
     for has_data_sizes in WITH_DATA_SIZES:
@@ -76,11 +76,11 @@ def compilers(module: "SparseModule") -> Iterator["PieceCompiler"]:
 
 
 class Clock:
-    """The time that the search for pieces of a model has taken, of all compilers together.
+    """The time of the search for a model's pieces, over all compilers.
 
     Attributes:
-        capturing: seconds that captures of pieces have taken.
-        until: when the search has to end; None where there is none.
+        capturing: seconds spent in captures of pieces.
+        until: end of the present search; None outside of a search.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Clock:
         """Raises where a search takes too long.
 
         Raises:
-            CaptureError: it does.
+            CaptureError: the time limit has passed.
         """
         if self.until is not None and time.monotonic() > self.until:
             raise CaptureError(f"its pieces are not all found in {FINDING_S:.0f} s")
@@ -111,13 +111,13 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A piece as it runs.
+    """A piece in its executable form.
 
     Attributes:
-        entry: a row of the report.
-        run: the function of its values.
-        packed, versions: the names of parameters that it has packed, and their versions then.
-        report: of its kernels, None for a piece without.
+        entry: row of the report.
+        run: function of the piece's values.
+        packed, versions: names of the packed parameters, and their versions when packed.
+        report: report of its kernels, None for a piece without kernels.
     """
 
     entry: PieceEntry
@@ -133,8 +133,8 @@ class PieceCompiler:
     Args:
         module: the sparse model.
         has_data_sizes: whether operators such as `x[mask]` are part of pieces.
-        made: the pieces that were captured, by their keys.
-        clock: how long that took.
+        made: captured pieces by key.
+        clock: time of the search.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class PieceCompiler:
         self.pieces: list[Piece] = []
         self.current, self.met = dict[Any, None](), dict[Any, None]()
         self.made, self.clock = made, clock
-        # One context for all mirrors of the model, with a cache of its own beside those of other models of the class.
+        # One context for all mirrors of the model, with a cache separate from other models of the class.
         own_cache = {OWN_CACHE: True} if OWN_CACHE in signature(_optimize).parameters else {}
         context: Any = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
         self.long: set[CodeType] = set()
@@ -162,12 +162,12 @@ class PieceCompiler:
         self.context = context
 
     def finding(self) -> AbstractContextManager[None]:
-        """The context of a search for pieces: reports are of those that are found or met from here on."""
+        """A context that searches for pieces: `reports` covers pieces found or met since its start."""
         self.current.clear()
         return self.clock.finding()
 
     def looking(self) -> AbstractContextManager[Any]:
-        """The context for a call of the model as it is, before its pieces are found."""
+        """The context for a call of the unmodified model, before its pieces are found."""
         return LongLists(self.long)
 
     def piece(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -184,45 +184,45 @@ class PieceCompiler:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Within this context Dynamo cuts where these pieces are cut."""
+        """A context in which Dynamo cuts the model into the compiler's pieces."""
         with SILENCED, dynamo.patch(capture_dynamic_output_shape_ops=self.has_data_sizes):
             yield
 
     def count(self) -> int:
-        """The number of graphs that Dynamo has found so far."""
+        """The number of graphs found by Dynamo so far."""
         return len(self.pieces)
 
     def reports(self) -> list[tuple[PieceEntry, Report | None]]:
-        """The entry of each piece, with the report of its kernels where it has regions."""
+        """The entry of each piece, with the report of its kernels if the piece has regions."""
         known = [self.made[key] for key in self.current or self.met]
         return [(replace(one.entry, name=f"piece {n}"), one.report) for n, one in enumerate(known, 1)]
 
 
 class FrameFilter:
-    """Dynamo's function of each frame, which leaves out frames of some functions.
+    """Dynamo's callback for frames, which skips frames of some functions.
 
-    Nothing is noted on the functions: another `torch.compile` traces them.
+    The functions themselves are not marked: another `torch.compile` traces them.
 
     Args:
-        callback: Dynamo's function.
-        codes: of the functions; more may come.
+        callback: Dynamo's callback.
+        codes: code objects of the skipped functions; may grow.
     """
 
     def __init__(self, callback: Any, codes: set[CodeType]) -> None:
-        functools.update_wrapper(self, callback)  # with the attributes by which Dynamo finds its cache
+        functools.update_wrapper(self, callback)  # copies the attributes by which Dynamo finds its cache
         self.callback, self.codes = callback, codes
 
     def __call__(self, frame: Any, *rest: Any) -> Any:
-        """The traced code of a frame, none for a frame that is left out."""
+        """The traced code of a frame, none for a skipped frame."""
         if frame.f_code in self.codes:
             return ConvertFrameReturn(apply_to_code=False)
         return self.callback(frame, *rest)
 
 
 class SilencedLogs:
-    """A context in which torch logs no graph breaks; all threads share one.
+    """A context in which torch logs no graph breaks; one instance is shared by all threads.
 
-    Levels that somebody has set below warnings stay.
+    Log levels set below warnings are kept.
     """
 
     def __init__(self) -> None:
@@ -253,13 +253,13 @@ SILENCED: Final = SilencedLogs()
 
 
 class LongLists:
-    """A context that finds the functions of a model which get long lists of numbers; no piece has them.
+    """A context that finds functions of a model with long lists of numbers; no piece contains them.
 
-    Dynamo would trace each of the numbers, and trace anew for others: `torch.tensor(random.sample(range(n), k))`.
-    Under a profiler that Python cannot set again, as `cProfile`, none are looked for.
+    Dynamo would trace each of the numbers, and retrace for other numbers: `torch.tensor(random.sample(range(n), k))`.
+    Under a profiler that Python cannot restore, as `cProfile`, the search is disabled.
 
     Args:
-        codes: gets the codes of these functions.
+        codes: receives the code objects of the functions found.
     """
 
     def __init__(self, codes: set[CodeType]) -> None:
@@ -285,7 +285,7 @@ class LongLists:
             self.note(frame)
 
     def note(self, frame: FrameType | None) -> None:
-        """Notes the function of a frame where a module of the model has called it."""
+        """Records the function of a frame if called, directly or not, by a module of the model."""
         if frame is None or frame.f_code in MODULE_CALLS:
             return
         above = frame.f_back
@@ -297,7 +297,7 @@ class LongLists:
 
 
 def size(method: Any) -> int:
-    """The number of entries of the tensor or array that a method belongs to."""
+    """The number of entries of a bound method's tensor or array."""
     owner = getattr(method, "__self__", None)
     return owner.numel() if isinstance(owner, Tensor) else int(getattr(owner, "size", 0))
 
@@ -308,14 +308,14 @@ def is_long(value: Any) -> bool:
 
 
 class Piece(Compiled):
-    """A graph of Dynamo's in a model that runs in pieces; its weights have the zeros of the recipe already."""
+    """A Dynamo graph in a model that runs in pieces; its weights have the zeros of the recipe already."""
 
     def __init__(self, graph: fx.GraphModule, example_inputs: Sequence[Any], owner: PieceCompiler) -> None:
         super().__init__(graph, example_inputs, owner.asked.recipe, "eager", {})
         self.owner = owner
 
     def is_trainable(self, members: Sequence[Tensor]) -> bool:
-        """Whether sparse parameters get gradients in this call."""
+        """Whether sparse parameters get gradients in a call."""
         return self.owner.trainable
 
     def versions(self, members: Sequence[Tensor], trainable: bool) -> list[int]:
@@ -328,7 +328,7 @@ class Piece(Compiled):
         return self.graph
 
     def made(self, values: Sequence[Any], trainable: bool) -> tuple[Callable[..., Any], Sequence[str]]:
-        """The graph with these parameters, sparse where that is faster, and the names of those that it has packed."""
+        """The graph for some parameters, sparse if faster, and the names of the packed parameters."""
         members = {name: values[at] for at, name in self.members.items()}
         key, known = self.key(members, values, trainable), self.owner.made
         found = known.get(key)
@@ -338,7 +338,7 @@ class Piece(Compiled):
         return self.graph if found.report is None else found.run, found.packed
 
     def key(self, members: Mapping[str, Tensor], values: Sequence[Any], trainable: bool) -> Any:
-        """Equal for graphs that compute the same of the same parameters."""
+        """A key equal for graphs with the same function of the same parameters."""
         graph = self.graph.graph
         has_bodies = bool(graph.find_nodes(op="get_attr"))
         numbers = tuple([float(values[at]) for at in self.numbers])
@@ -346,7 +346,7 @@ class Piece(Compiled):
         return (id(graph) if has_bodies else str(graph), tuple(self.inputs), known, numbers, trainable)
 
     def chosen(self, values: Sequence[Any], trainable: bool, name: str) -> Chosen:
-        """The piece as it is to run: as the model has it where it cannot be captured."""
+        """The piece in its executable form: the model's own operators if it cannot be captured."""
         entry = PieceEntry(name, operators(self.graph.graph), 0, reason_of(self.graph))
         if not self.may_be_sparse(values):
             return Chosen(entry, self.graph)
@@ -367,7 +367,7 @@ class Piece(Compiled):
             clock.capturing += time.monotonic() - start
 
     def may_be_sparse(self, values: Sequence[Any]) -> bool:
-        """Whether a rule may find something in the piece: of messages alone nothing where nothing scatters."""
+        """Whether a rule may match in the piece: message-passing rules need a scatter or a sparse value."""
         rules = self.owner.asked.recipe.rules
         if any(rule.prune is not None or not MESSAGES.issuperset(rule.targets) for rule in rules):
             return True
@@ -377,10 +377,10 @@ class Piece(Compiled):
         return any(node.op == "get_attr" or scatters(node) for node in nodes)
 
     def sparse(self, values: Sequence[Any], trainable: bool, entry: PieceEntry) -> Chosen:
-        """The piece in kernels where it has regions and is faster with them.
+        """The piece in kernels if it has regions and is faster with kernels.
 
         Raises:
-            SparsifyError: it cannot be captured.
+            SparsifyError: the piece cannot be captured.
         """
         dense = Chosen(entry, self.graph)
         copies = [apart(value) for value in values]
@@ -408,7 +408,7 @@ class Piece(Compiled):
         return Chosen(entry, run, packed, [members[name]._version for name in packed], module.report)
 
     def is_slower(self, run: Callable[..., Any], values: Sequence[Any], trainable: bool) -> str:
-        """The times of a piece that takes longer in kernels, with gradients where it trains; "" otherwise."""
+        """The times of a piece that is slower in kernels, with gradients if trained; "" otherwise."""
         tensors = [value for value in values if isinstance(value, Tensor)]
         if settings.current().tune_seconds <= 0 or not runs_natively(tensors):
             return ""
@@ -433,19 +433,19 @@ def scatters(node: fx.Node) -> bool:
 
 
 def apart(value: Any) -> Any:
-    """A copy of a tensor without a history; anything else as it is."""
+    """A copy of a tensor without autograd history; other values are unchanged."""
     if not isinstance(value, Tensor):
         return value
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def operators(graph: fx.Graph) -> int:
-    """The number of nodes of a graph that compute something."""
+    """The number of computing nodes of a graph."""
     return sum(node.op not in ("placeholder", "get_attr", "output") for node in graph.nodes)
 
 
 def reason_of(graph: fx.GraphModule) -> str:
-    """Why a graph ends before the model does, with the line of the model; "" where it does not."""
+    """The reason why a graph ends before the model does, with the source line; "" for a complete graph."""
     if not is_cut(graph):
         return ""
     reason: Any = graph.compile_subgraph_reason

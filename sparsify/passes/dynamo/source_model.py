@@ -1,4 +1,4 @@
-"""The model that the parameters of a graph of Dynamo's belong to: the types of its modules, and tied names.
+"""The source model of a Dynamo graph's parameters: module types and tied names.
 
 In: `L['self']._modules['lin']._parameters['weight']`, while Dynamo compiles. Out: `lin.weight`, of a `Linear`.
 """
@@ -11,11 +11,11 @@ from typing import Any, Final
 from torch import fx, nn
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
-# `L['self']._modules['conv1']._parameters['weight']`, and the names in it.
+# `L['self']._modules['conv1']._parameters['weight']`, and its names.
 MEMBER: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\.(\w+)")
 STORE: Final = re.compile(r"\.__dict__\['(_modules|_parameters|_buffers)'\]")
 ROOT: Final = re.compile(r"^L\['(\w+)'\]")
-# Types of attributes that stand for sizes and the like.
+# Types of attributes for sizes and similar constants.
 PLAIN: Final = (bool, int, float, str, tuple)
 
 
@@ -24,9 +24,9 @@ class Origin:
     """The known facts about a model.
 
     Attributes:
-        name: of its class.
-        kinds: by path the class of a module, and its plain attributes.
-        names: by name all names of a parameter.
+        name: name of its class.
+        kinds: class of a module, and its plain attributes, by path.
+        names: all names of a parameter, by name.
     """
 
     name: str = "Part"
@@ -34,11 +34,11 @@ class Origin:
     names: dict[str, list[str]] = field(default_factory=dict)
 
     def module(self, path: str) -> nn.Module:
-        """A module of the class at a path, without what its constructor makes."""
+        """A module of the class at a path, without the effects of its constructor."""
         if path not in self.kinds:
             return nn.Module()
         kind, attributes = self.kinds[path]
-        # What a class does to attributes and states needs what its constructor makes.
+        # Attribute and state methods of a class depend on its constructor.
         names = ("__init__", "__getattr__", "__setattr__", "__setstate__")
         made: nn.Module = type(kind.__name__, (kind,), {name: getattr(nn.Module, name) for name in names})()
         vars(made).update(attributes)
@@ -46,7 +46,7 @@ class Origin:
 
 
 def origin_of(sources: Sequence[str]) -> Origin:
-    """The model that Dynamo compiles now and that has these parameters; one without a name where it is not known."""
+    """The model now compiled by Dynamo with the parameters of some sources; unnamed if unknown."""
     roots = {found[1] for source in sources if (found := ROOT.match(source))}
     try:
         known = InstructionTranslator.current_tx().output.local_scope
@@ -84,7 +84,7 @@ def member_name(source: str) -> str:
 
     >>> member_name("L['self']._modules['lin']._parameters['weight']")
     'lin.weight'
-    >>> member_name("L['self'].__dict__['_modules']['lin']._parameters['weight']")  # of a model that was written to
+    >>> member_name("L['self'].__dict__['_modules']['lin']._parameters['weight']")  # of a model with changed attributes
     'lin.weight'
     """
     rest = STORE.sub(r".\1", ROOT.sub("", source))

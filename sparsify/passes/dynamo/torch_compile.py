@@ -1,10 +1,11 @@
-"""The backend of `torch.compile`: graphs that Dynamo captures, made sparse by a recipe.
+"""The backend of `torch.compile`: graphs captured by Dynamo, made sparse by a recipe.
 
-In: `torch.compile(model, backend="sparsify", options={"recipe": "gcn"})`. Out: the same model, each graph of it a
-`SparseModule`, which an inner backend compiles in its turn.
+In: `torch.compile(model, backend="sparsify", options={"recipe": "gcn"})`. Out: the same model, with each graph as a
+`SparseModule`, compiled further by an inner backend.
 
-Models that `torch.export` cannot capture, or whose calls differ, are captured piece by piece here: a break of the graph
-cuts a region in two, so breaks are reported. Parameters are told by their names in the model, and shared with it.
+This backend captures models piece by piece if `torch.export` cannot capture them, or their calls differ: a graph break
+cuts a region in two, so breaks are reported. Parameters are identified by their names in the model, and shared with the
+model.
 """
 
 import operator
@@ -33,13 +34,13 @@ from sparsify.warn import warn
 
 
 def packed_or_copied(members: Mapping[str, Tensor], module: nn.Module) -> list[str]:
-    """The names of those members that a module has packed or copied, and does not read itself."""
+    """The names of members that a module has packed or copied, and does not read directly."""
     found = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers()])
     return [name for name, value in members.items() if not is_alias(found.get(name), value)]
 
 
 def is_alias(one: Tensor | None, other: Tensor) -> bool:
-    """Whether two tensors are the same memory."""
+    """Whether two tensors have the same address and shape."""
     if one is None or type(one) not in PLAIN or type(other) not in PLAIN:
         return one is other
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape
@@ -47,13 +48,14 @@ def is_alias(one: Tensor | None, other: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A graph that was made for some parameters.
+    """A graph made for some parameters.
 
     Attributes:
-        state: the numbers that are constants, and which parameters, frozen ones with their versions.
+        state: constant numbers, and the parameters' identities, with versions of frozen ones.
         members: the parameters.
-        places, packed: which of them the graph has packed, and their content then: the graph does not read them again.
-        run: the graph by the inner backend.
+        places, packed: positions of packed parameters, and their content when packed: the graph does not read them
+            again.
+        run: graph compiled by the inner backend.
     """
 
     state: Any
@@ -63,11 +65,11 @@ class Made:
     run: Callable[..., Any]
 
     def is_packed_of(self, members: Sequence[Tensor]) -> bool:
-        """Whether the packed parameters have the entries that they had, however they were written."""
+        """Whether the packed parameters still have their packed entries, after any kind of write."""
         return not self.places or key_of([members[at] for at in self.places], read=sampled) == self.packed
 
 
-# Of so many models it is known that they had a graph.
+# Maximum number of models recorded as already seen.
 MODELS: Final = 16
 _models: list[Any] = []
 
@@ -79,7 +81,7 @@ def is_cut(graph: fx.GraphModule) -> bool:
 
 
 def report_break(graph: fx.GraphModule) -> None:
-    """Warns where a graph was cut."""
+    """Warns of a graph break."""
     if is_cut(graph):
         reason: Any = graph.compile_subgraph_reason
         first = str(reason.reason).strip().splitlines()[0]
@@ -87,11 +89,12 @@ def report_break(graph: fx.GraphModule) -> None:
 
 
 def is_whole(graph: fx.GraphModule, options: Any) -> bool:
-    """Whether a graph is that of a whole model: the first of one `torch.compile`, and cut by nothing.
+    """Whether a graph is a whole model: the first graph of one `torch.compile`, and without a break.
 
     Args:
-        graph: of Dynamo's.
-        options: of `torch.compile`, one object for all graphs of a model; models that share it count as one.
+        graph: Dynamo's graph.
+        options: options of `torch.compile`, one object for all graphs of a model; models that share the object count as
+            one.
     """
     is_first = all(known is not options for known in _models)
     if is_first:
@@ -101,7 +104,7 @@ def is_whole(graph: fx.GraphModule, options: Any) -> bool:
 
 
 def report_rules(report: Report) -> None:
-    """Warns of rules that matched nothing in the graph of a whole model."""
+    """Warns of rules without a match in the graph of a whole model."""
     missing = [entry.rule for entry in report.rules if not entry.matched and not entry.note]
     if missing:
         warn(
@@ -112,12 +115,12 @@ def report_rules(report: Report) -> None:
 
 OPTIONS: Final = ("recipe", "inner", "trainable", "strict", "verify")
 INNER: Final = "inductor"
-# Sets of parameters for which a graph is kept.
+# Maximum number of parameter sets with a memoized graph.
 REMEMBERED: Final = 4
-# Values of numbers that are constants of operators, as `eps`, for which a graph is captured: with gradients and without
-# as many graphs as are kept.
+# Maximum number of values of a constant number, such as `eps`, with a captured graph: with gradients and without, as
+# many graphs as are memoized.
 MOST_NUMBERS: Final = 2
-# Operators of a tensor and a number, which may be a tensor as well.
+# Operators of a tensor and a number that also accept a tensor in place of the number.
 ARITHMETIC: Final = frozenset(
     (
         *(operator.add, operator.sub, operator.mul, operator.truediv),
@@ -138,14 +141,13 @@ def backend(
     """The function that Dynamo calls with each graph of a model.
 
     Args:
-        graph: parameters and inputs are its placeholders.
-        example_inputs: their values.
-        options: of `torch.compile`: `recipe` (a path, a name, a mapping or a `Recipe`); `inner`, the backend of all
-            that stays dense, "inductor" if not given, "eager" for none; `trainable`, `strict`, `verify` as `apply` has
-            them.
+        graph: graph with parameters and inputs as placeholders.
+        example_inputs: values of the placeholders.
+        options: options of `torch.compile`: `recipe` (a path, a name, a mapping or a `Recipe`); `inner`, the backend of
+            the dense rest, "inductor" by default, "eager" for none; `trainable`, `strict`, `verify` as in `apply`.
 
     Raises:
-        SparsifyError: no recipe, or an option that there is not.
+        SparsifyError: no recipe, or an unknown option.
         RecipeError: the recipe is wrong.
     """
     given = {**(options or {}), **rest}
@@ -160,23 +162,23 @@ def backend(
             "the backend sparsify needs a recipe",
             'torch.compile(model, backend="sparsify", options={"recipe": "gcn"})',
         )
-    # What a rule names may be in another graph of the model.
+    # A rule's targets may be in another graph of the model.
     recipe = recipes.load(given.pop("recipe")).with_optional_rules()
     report_break(graph)
     return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given, is_whole(graph, options))
 
 
 class Compiled:
-    """A graph of Dynamo's, made sparse for the parameters that it is called with.
+    """A graph of Dynamo, made sparse for the parameters of its calls.
 
-    Nothing is captured before the first call: Dynamo would take the guards of that capture for its own.
+    Nothing is captured before the first call: Dynamo would take the guards of the inner capture for its own.
 
     Args:
-        graph, example_inputs: as the backend gets them.
-        recipe: whose rules may match nothing.
-        inner: the backend for the sparse graph.
+        graph, example_inputs: arguments of the backend.
+        recipe: recipe with optional rules.
+        inner: backend for the sparse graph.
         how: arguments of `apply`.
-        is_whole: whether the graph is all of a model, so that each rule is to match something.
+        is_whole: whether the graph is a whole model, in which each rule has to match.
     """
 
     def __init__(
@@ -212,7 +214,7 @@ class Compiled:
         return self.runner(values)(*values)
 
     def runner(self, values: Sequence[Any]) -> Callable[..., Any]:
-        """The sparse graph with the parameters among `values`, made when they are new, or frozen and changed."""
+        """The sparse graph with the parameters among `values`, made anew for new or changed frozen parameters."""
         members = [values[at] for at in self.members]
         trainable = self.is_trainable(members)
         numbers = tuple([float(values[at]) for at in self.numbers])
@@ -230,11 +232,11 @@ class Compiled:
         return run
 
     def versions(self, members: Sequence[Tensor], trainable: bool) -> list[int]:
-        """The versions of parameters for which a graph is made: frozen ones may be packed."""
+        """The versions of the parameters in a graph's key: frozen ones may be packed."""
         return [0 if trainable else member._version for member in members]
 
     def uncaptured(self) -> Callable[..., Any]:
-        """The dense graph, for numbers with more values than are captured.
+        """The dense graph, for numbers beyond the limit of captures.
 
         Raises:
             CaptureError: with `strict`, or where pruning makes the dense graph another function.
@@ -251,16 +253,16 @@ class Compiled:
         return self.dense
 
     def is_trainable(self, members: Sequence[Tensor]) -> bool:
-        """Whether parameters get gradients in this call."""
+        """Whether parameters get gradients in a call."""
         asked: bool | None = self.how.get("trainable")
         if asked is not None:
             return asked
         return torch.is_grad_enabled() and any(member.requires_grad for member in members)
 
     def made(self, values: Sequence[Any], trainable: bool) -> tuple[Callable[..., Any], Collection[str]]:
-        """The graph with these parameters by the inner backend, and the names of those that it has packed.
+        """The graph for some parameters compiled by the inner backend, and the names of packed parameters.
 
-        It is sparse, or as it is where it cannot be captured.
+        Sparse, or unchanged if the graph cannot be captured.
         """
         members = {name: values[at] for at, name in self.members.items()}
         if trainable and any(rule.prune is not None for rule in self.recipe.rules):
@@ -295,9 +297,9 @@ class Compiled:
 
 
 class Part(nn.Module):
-    """A graph of Dynamo's as a module: parameters under the names that they have in the model, inputs as arguments.
+    """A graph of Dynamo as a module: parameters under the model's names, inputs as arguments.
 
-    What traces it knows the modules that each node ran in.
+    Traces of the module know the model's module of each node.
     """
 
     def forward(self, *inputs: Tensor | int) -> Any:
@@ -307,20 +309,20 @@ class Part(nn.Module):
 
 
 def is_number(node: fx.Node, value: Tensor) -> bool:
-    """Whether a placeholder is a number that Dynamo gives to the graph as a tensor: with `dynamic`, `norm.eps`."""
+    """Whether a placeholder is a number passed by Dynamo as a tensor: with `dynamic`, `norm.eps`."""
     return value.dtype == torch.float64 and value.dim() == 0 and is_item(node)
 
 
 def is_item(node: fx.Node) -> bool:
-    """Whether all that a graph reads of a placeholder is its one entry, as a number."""
+    """Whether a graph reads nothing of a placeholder but its single entry, as a number."""
     are_items = [user.op == "call_method" and user.target == "item" for user in node.users]
     return bool(are_items) and all(are_items)
 
 
 def beside(node: fx.Node) -> torch.dtype | None:
-    """The dtype of the tensors that a number meets entry by entry, alone: there it may be a tensor itself, and vary.
+    """The common dtype of the tensors in arithmetic with a number, which may then be a variable tensor.
 
-    None where it is a constant of an operator, or where it is rounded otherwise than a tensor of their dtype.
+    None for a constant of an operator, or if a tensor of the dtype would be rounded differently.
     """
     dtypes = set()
     if not is_item(node):
@@ -337,12 +339,12 @@ def beside(node: fx.Node) -> torch.dtype | None:
 
 
 def integers(placeholders: Sequence[fx.Node], values: Sequence[Any], known: Collection[int]) -> list[int]:
-    """The positions of placeholders that are integers and no extents of inputs, as a number of nodes is with `dynamic`.
+    """The positions of integer placeholders other than extents of inputs, such as a node count with `dynamic`.
 
     Args:
-        placeholders: of a graph of Dynamo's.
+        placeholders: placeholders of a Dynamo graph.
         values: an example of each.
-        known: the positions of its inputs and parameters.
+        known: positions of its inputs and parameters.
     """
     sources = {source_of(placeholders[at]) for at in known}
     found = []
@@ -364,11 +366,11 @@ def part_of(
     """The module of a graph.
 
     Args:
-        graph: whose placeholders are parameters, inputs, numbers and sizes.
+        graph: graph with parameters, inputs, numbers and sizes as placeholders.
         members: parameters and buffers by qualified name.
-        inputs: the positions of the placeholders that are inputs.
-        numbers: the placeholders that are numbers, by position; they are constants of the module.
-        origin: the model that has the parameters.
+        inputs: positions of the input placeholders.
+        numbers: placeholders that are numbers, by position; constants of the module.
+        origin: model that owns the parameters.
     """
     made = rebuilt(graph, inputs, numbers)
     names = [str(node.target) for node in made.find_nodes(op="placeholder")]
@@ -389,7 +391,7 @@ def part_of(
 
 
 def put(module: nn.Module, name: str, value: Tensor, origin: Origin) -> None:
-    """Puts a parameter or buffer under a qualified name, in modules that are made on the way."""
+    """Registers a parameter or buffer under a qualified name, in modules created on the path."""
     *path, own = name.split(".")
     for depth, step in enumerate(path, 1):
         if step not in module._modules:
@@ -404,7 +406,7 @@ def put(module: nn.Module, name: str, value: Tensor, origin: Origin) -> None:
 
 
 def rebuilt(graph: fx.Graph, inputs: Sequence[int], numbers: Mapping[int, float]) -> fx.Graph:
-    """The graph with attributes for parameters, sizes of inputs for numbers, and module scopes from the model on."""
+    """The graph with attributes for parameters, sizes of inputs for numbers, and scopes from the model on."""
     made = fx.Graph()
     placeholders = graph.find_nodes(op="placeholder")
     known: dict[fx.Node, Any] = {
@@ -419,7 +421,7 @@ def rebuilt(graph: fx.Graph, inputs: Sequence[int], numbers: Mapping[int, float]
             number = made.call_method("to", (known[placeholders[at]], dtype))
             known |= dict.fromkeys(placeholders[at].users, number)
     for node in placeholders:
-        if node in known or not node.users:  # strides of inputs are placeholders that are rarely used
+        if node in known or not node.users:  # strides of inputs are rarely used placeholders
             continue
         source = source_of(node)
         size = SIZE.match(source)
@@ -438,13 +440,13 @@ def rebuilt(graph: fx.Graph, inputs: Sequence[int], numbers: Mapping[int, float]
 
 
 def input_name(source: str) -> str:
-    """The name of an input as the model has it, "" for what is no plain argument."""
+    """The name of an input in the model, "" for anything but a plain argument."""
     found = re.fullmatch(r"L\['(\w+)'\]", source)
     return found[1] if found else ""
 
 
 def scopes(node: fx.Node) -> dict[str, tuple[str, Any]]:
-    """The modules that a node ran in, under the names that the capture expects: those of a model inside a module."""
+    """The modules of a node, under the names expected by the capture: of a model inside a module."""
     found = node.meta.get("nn_module_stack") or {}
     inner = {key: (f"model{ROOT.sub('', path)}", kind) for key, (path, kind) in found.items()}
     return {"": ("", "Flat"), "root": ("model", "Part"), **inner}

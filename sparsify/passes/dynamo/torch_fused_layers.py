@@ -1,11 +1,11 @@
-"""torch's fused layers as the operators that they are made of.
+"""torch's fused layers, decomposed into their operators.
 
-In: `torch._transformer_encoder_layer_fwd(%x, ...)`, which Dynamo finds in encoders in evaluation without gradients.
-Out: `SPELLED[...]`, a function of the same arguments with linear layers and attention by torch's operator, as
-`nn.TransformerEncoderLayer` has them where gradients are wanted.
+In: `torch._transformer_encoder_layer_fwd(%x, ...)`, found by Dynamo in encoders in evaluation without gradients.
+Out: `SPELLED[...]`, a function of the same arguments with linear layers and attention by torch's operator, as in
+`nn.TransformerEncoderLayer` with gradients.
 
-What is fused hides weights and attention from rules. Masks of numbers are added to the scores, also where the fused
-operator takes all numbers but 0 for what is left out.
+Fused operators hide weights and attention from rules. Floating-point masks are added to the scores, also where the
+fused operator treats every nonzero number as masked.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# What a mask is for: whole texts where it has two modes, else scores.
+# Type of a key padding mask, of two modes; other types mask scores.
 FOR_KEYS: Final = 1
 
 
@@ -34,7 +34,7 @@ def attention(
     average_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The results of `nn.MultiheadAttention`, [texts, tokens, width], and its weights where they are needed."""
+    """The results of `nn.MultiheadAttention`, [texts, tokens, width], and its weights if needed."""
     is_for_keys = mask_type == FOR_KEYS
     found, weights = functional.multi_head_attention_forward(
         query.transpose(0, 1),
@@ -75,12 +75,12 @@ def encoder_layer(
     """The result of `nn.TransformerEncoderLayer` in evaluation, [texts, tokens, width].
 
     Args:
-        x: tokens, like the result.
-        width, heads, in_weight, in_bias, out_weight, out_bias: of attention.
-        is_gelu: whether the activation is gelu; else it is relu.
-        is_norm_first: whether both parts are normalised before, and not behind.
-        eps: of both normalisations.
-        weights: the weights and biases of both normalisations and of both linear layers; a mask and its type.
+        x: tokens, [texts, tokens, width].
+        width, heads, in_weight, in_bias, out_weight, out_bias: arguments of attention.
+        is_gelu: whether the activation is gelu; otherwise relu.
+        is_norm_first: whether both parts are normalised before, not after.
+        eps: eps of both normalisations.
+        weights: weights and biases of both normalisations and of both linear layers; a mask and its type.
     """
     first, second = weights[0:2], weights[2:4]
     mask, mask_type = (*weights[8:], None, None)[:2]

@@ -2,9 +2,9 @@
 
 In: a region with its program. Out: `%y = call_region(handle, %x, %edge_index, %n, %w, %b)`.
 
-Operands that follow from a graph's structure alone (adjacency, normalisation, degrees, turned weights) are
-cut out of the graph into a `Structure`, which remembers them; what remains of the graph computes nothing
-twice. `check` looks at the graph before it is used.
+Operands determined by a graph's structure alone (adjacency, normalisation, degrees, transposed weights) are cut out of
+the graph into a `Structure`, which memoizes them; the remaining graph has no redundant computation. `check` verifies
+the graph before use.
 """
 
 import operator
@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch import fx
 
+from sparsify.compiler.kernel import substitute
 from sparsify.compiler.kernel.prepare import prepare_all
-from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.templates.heavy_rows import said
 from sparsify.errors import DeviceError, InvalidTensorError, SparsifyError
 from sparsify.passes.call.bind import as_methods, bind_all
@@ -28,6 +28,7 @@ from sparsify.passes.choose.estimate import (
 )
 from sparsify.passes.choose.left_dense import note_listed
 from sparsify.passes.choose.linear_library import LIBRARIES
+from sparsify.passes.choose.row_ranges import tune_rows
 from sparsify.passes.choose.schedules import tune_schedules
 from sparsify.passes.choose.site import Site, site_of
 from sparsify.passes.graph import canonicalize, insert
@@ -39,14 +40,16 @@ from sparsify.report import RegionEntry
 
 aten: Final = torch.ops.aten
 MODEL_REMEDY: Final = "model.cpu(), and inputs on the CPU, to be fast"
-# Regions that a warning names.
+# Usual number of timings until a region's number of rows is known.
+ROW_COUNTS: Final = 4
+# Maximum number of regions named in a warning.
 SHOWN: Final = 3
 
 
 def emit(draft: Draft) -> Draft:
-    """The draft with a call in place of each region; their kernels are built side by side.
+    """The draft with a call in place of each region; kernels are built in parallel.
 
-    A region without a kernel stays dense, and the report says why.
+    A region without a kernel stays dense, with the reason in the report.
     """
     bound = zip(draft.regions, bind_all(draft, draft.regions), strict=True)
     sites = [site_of(draft, region, bindings) for region, bindings in bound]
@@ -89,13 +92,13 @@ def has_kernel(site: Site) -> bool:
 
 
 def device_of(region: Region) -> torch.device | None:
-    """The device of the results of a region where that is not the CPU."""
+    """The device of a region's results, None for the CPU."""
     value = tensor_value(region.output)
     return None if value is None or value.device.type == "cpu" else value.device
 
 
 def failure_of(site: Site) -> SparsifyError | None:
-    """Why torch's operators compute a region in place of a kernel; `None` where they do not."""
+    """The reason why torch's operators replace the kernel of a region; `None` for a working kernel."""
     device = device_of(site.region)
     if device is not None and site.call.library is None:
         return DeviceError(f"its tensors are on {device}, {substitute.KERNELS}", MODEL_REMEDY)
@@ -103,7 +106,7 @@ def failure_of(site: Site) -> SparsifyError | None:
 
 
 def keep_live(draft: Draft, calls: list[RegionCall]) -> None:
-    """Leaves the regions to the draft that something reads once all are in place, and to its report."""
+    """Restricts the regions of the draft and of its report to regions with readers after emission."""
     live = [call_of(node) for node in draft.graph.nodes if is_call(node)]
     draft.regions = [call for call in calls if call in live]
     dead = {call.name for call in calls if call not in live}
@@ -111,18 +114,20 @@ def keep_live(draft: Draft, calls: list[RegionCall]) -> None:
 
 
 def choose(draft: Draft, site: Site) -> None:
-    """Times schedules of the kernels of a call, and what else computes it, both together in `tune_seconds`."""
+    """Times schedules of a call's kernels, and alternatives, within `tune_seconds` in total."""
     region, call, arguments, sizes = site.region, site.call, site.arguments, site.sizes
     region.notes += said(call.program, sizes)
     offered = alternatives_of(draft, region, call, sizes)
     seconds = draft.options.tune_seconds / (2 if offered.near else 1)
     tune_schedules(draft, region, call, arguments, sizes, seconds)
+    if (note := tune_rows(draft, region, call, seconds / ROW_COUNTS)) is not None:
+        region.notes.append(note)
     if offered.all:
         region.notes.append(tune_alternatives(draft, call, arguments, sizes, offered, seconds))
 
 
 def list_substituted(draft: Draft, failure: SparsifyError, sites: list[Site]) -> None:
-    """Lists the regions that torch's operators compute for one reason, with one warning that names them."""
+    """Lists regions computed by torch's operators for one reason, with one warning that names them."""
     if not sites:
         return
     substitute.is_new(failure, draft.options)
@@ -137,7 +142,7 @@ def list_substituted(draft: Draft, failure: SparsifyError, sites: list[Site]) ->
 
 
 def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
-    """Lists the nodes of a region that has no kernel."""
+    """Lists the nodes of a region without a kernel."""
     node = region.shown
     reason = f"no kernel: {error}".splitlines()[0]
     draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
@@ -150,9 +155,9 @@ def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
 def replace_nodes(
     draft: Draft, site: Site, replaced: dict[fx.Node, fx.Node], extents: dict[str, str]
 ) -> None:
-    """Puts the call of a region, whose kernel is ready, in the place of its nodes.
+    """Replaces the nodes of a region by the call of its compiled kernel.
 
-    `replaced` knows the calls of earlier regions, and this one afterwards; `extents` have names.
+    `replaced` maps nodes to the calls of earlier regions, and gets this one; `extents` has the names of extents.
     """
     region, call, first = site.region, site.call, site.region.output
     call.origin = origin(region, site.once, replaced, extents)
@@ -182,10 +187,10 @@ def replace_nodes(
 
 
 def keep_layout(node: fx.Node) -> None:
-    """`y = region(x) -> y = permute(contiguous(permute(region(x))))`, laid out as the graph had it.
+    """`y = region(x) -> y = permute(contiguous(permute(region(x))))`, in the memory layout of the graph.
 
-    Only results of convolutions, which kernels write row by row, may have been laid out otherwise, with channels as
-    neighbours. Views behind them rely on that; kernels of other convolutions read images as they come.
+    Kernels write convolution results row by row; the replaced node may have had another layout, with channels
+    innermost. Views of the result rely on the layout; kernels of other convolutions accept images in any layout.
     """
     readers = [reader for reader in node.users if not is_convolution(reader)]
     order = layout_of(node)
@@ -209,7 +214,7 @@ def is_convolution(node: fx.Node) -> bool:
 
 
 def layout_of(node: fx.Node) -> list[int]:
-    """The modes of a tensor, that whose neighbours lie farthest apart first."""
+    """The modes of a tensor in the order of decreasing strides."""
     value = tensor_value(node)
     assert value is not None, "regions compute tensors"
     strides = [known_size(stride, UNKNOWN_ROWS) or 0 for stride in value.stride()]
@@ -230,7 +235,7 @@ def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
 
 
 def check(draft: Draft) -> Draft:
-    """The draft, after checking that each region is called once, and that nothing dangles."""
+    """The draft, after checks that each region is called once and that every call has its region."""
     calls = [node for node in draft.graph.nodes if is_call(node)]
     assert len(calls) == len(draft.regions), f"{len(draft.regions)} regions, {len(calls)} calls"
     for node in calls:

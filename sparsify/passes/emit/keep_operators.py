@@ -1,10 +1,10 @@
-"""The graph of torch's operators is kept beside the kernels, for calls whose edges come for the first time.
+"""The graph of torch's operators as an alternative to kernels, for calls with new edges.
 
-In:  regions that read adjacency made of the edges of a call, `Y[i,k] = sum(j, A[i,j] * X[j,k])`.
-Out: `draft.operators`, the graph as it is without these regions.
+In:  regions that read adjacency built from the edges of a call, `Y[i,k] = sum(j, A[i,j] * X[j,k])`.
+Out: `draft.operators`, the graph without these regions.
 
-To sort the edges of a small graph takes longer than kernels save. What is quicker at which size is timed with the
-variant (`module/operator_graph`).
+Sorting the edges of a small graph takes longer than kernels save. The faster alternative per size is found by timing
+the variant (`module/operator_graph`).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand
 
 
 def keep_operators(draft: Draft) -> Draft:
-    """The draft with a copy of its graph, where all that its regions read sparse is made of edges."""
+    """The draft with a copy of its graph, if all sparse operands of its regions are built from edges."""
     asked = draft.recipe.compile
     is_choice = asked.memory != "compact" and asked.allows("torch") and not draft.is_strict
     if not is_choice or draft.masked is not None or draft.options.tune_seconds <= 0:
@@ -38,7 +38,7 @@ def keep_operators(draft: Draft) -> Draft:
 
 
 def reads_edges_alone(region: Region) -> bool:
-    """Whether each sparse operand of a region is made of edges, which a rule does not call static."""
+    """Whether each sparse operand of a region is built from edges not declared static by a rule."""
     if region.backend or region.layout is not None:
         return False
     if any(isinstance(operand, PatternOperand) for operand in region.operands.values()):
@@ -50,7 +50,7 @@ def reads_edges_alone(region: Region) -> bool:
 
 
 def edge_tensors(region: Region) -> list[fx.Node]:
-    """The inputs of the model that say where the entries of a region's sparse operands are."""
+    """The model inputs that determine the coordinates of a region's sparse operands."""
     needed = [
         node
         for operand in region.operands.values()
@@ -61,7 +61,7 @@ def edge_tensors(region: Region) -> list[fx.Node]:
 
 
 def places_of(operand: Any) -> Sequence[fx.Node | None]:
-    """The nodes that say where the entries of an operand are: of edges, or of rows in bags."""
+    """The nodes with the coordinates of an operand: edges, or rows in bags."""
     if isinstance(operand, Matrix):
         return operand.rows, *operand.between, operand.columns
     return (operand.indices, operand.offsets) if isinstance(operand, Bags) else ()

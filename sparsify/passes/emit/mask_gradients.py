@@ -1,8 +1,8 @@
-"""Weights whose zeros would get gradients in training: those that torch's operators read, or that blocks store.
+"""Masks for trained weights whose zeros would get gradients: read by torch's operators, or in blocks.
 
-In: `%y = conv_transpose1d(%x, %w)` for a `%w` that a rule prunes, in no region.
-Out: the same graph, and the note that `%w` trains under a mask (`storage/trained_masks.py`): that which the weight
-remembers, or what is not 0 when the graph is compiled.
+In: `%y = conv_transpose1d(%x, %w)` for a `%w` pruned by a rule, in no region.
+Out: the same graph, and a note that `%w` trains under a mask (`storage/subclass/trained_masks.py`): the recorded mask
+of the weight, or its nonzeros when the graph is compiled.
 """
 
 from typing import Any, TypeGuard
@@ -14,18 +14,18 @@ from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import is_mutating
-from sparsify.storage import trained_masks
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
+from sparsify.storage.subclass import trained_masks
 from sparsify.storage.tensor import SparseTensor
 
 
 def keep_zeros(draft: Draft) -> Draft:
-    """The draft whose sparse weights get gradients where they are not 0, whoever reads them."""
+    """The draft with sparse weights restricted to gradients at their nonzeros, for all readers."""
     if draft.is_trainable:
         stays = remaining(draft)
         for weight in draft.graph.find_nodes(op="get_attr"):
             if isinstance(weight.meta.get("val"), SparseTensor):
-                continue  # its gradients lie on its pattern
+                continue  # gradients have the weight's own pattern
             mark = info(weight).mark
             if not is_sparse(mark):
                 continue
@@ -38,7 +38,7 @@ def keep_zeros(draft: Draft) -> Draft:
 
 
 def stores_zeros(weight: torch.Tensor, format: str) -> bool:
-    """Whether zeros of a weight lie among its entries in a format, as within blocks: kernels give them gradients."""
+    """Whether a format stores zeros of a weight, such as zeros within blocks: kernels give them gradients."""
     levels = [level.rpartition(":")[2].strip() for level in format.split(",")]
     kinds = "".join(
         "d" if level == "dense" else "c" if level.startswith("compressed") else "o" for level in levels
@@ -50,7 +50,7 @@ def stores_zeros(weight: torch.Tensor, format: str) -> bool:
 
 
 def remaining(draft: Draft) -> set[fx.Node]:
-    """The nodes that regions do not replace, and those that they replace and that others read, as parts of weights."""
+    """Nodes outside of regions, and replaced nodes with outside readers, such as parts of weights."""
     covered = {node for region in draft.regions for node in region.covered}
     results = {node for region in draft.regions for node in region.outputs}
     found: set[fx.Node] = set()
@@ -69,7 +69,7 @@ def has_tensors(node: fx.Node) -> bool:
 
 
 def is_sparse(mark: Any) -> TypeGuard[Mark]:
-    """Whether a mark is that of a weight of which zeros are not stored."""
+    """Whether a mark is of a weight stored without its zeros."""
     if not isinstance(mark, Mark) or mark.role != "weight":
         return False
     return drops_zeros(mark.format)
@@ -81,12 +81,12 @@ def drops_zeros(format: str) -> bool:
 
 
 def is_kept_sparse(weight: fx.Node) -> bool:
-    """Whether the zeros of a weight get no gradients: it trains under a mask, or regions alone read it."""
+    """Whether the zeros of a weight get no gradients: trained under a mask, or read by regions only."""
     return info(weight).is_under_mask or all(is_call(user) for user in weight.users)
 
 
 def remember_masks(graph: fx.Graph, model: nn.Module) -> None:
-    """Gives the dense weights of a model that a graph trains under masks what is not 0 now, where they have none."""
+    """Records the present nonzeros as masks of weights trained under masks, where none is recorded yet."""
     known = dict(model.named_parameters(remove_duplicate=False))
     for node in graph.find_nodes(op="get_attr"):
         weight = known.get(str(node.target)) if info(node).is_under_mask else None

@@ -1,11 +1,11 @@
-"""Writes into tensors that nothing reads afterwards happen in place again.
+"""In-place writes into tensors without later readers.
 
-In: `%n = index_copy(%cache, 0, %i, %k)`, `copy_(%cache, %n)`, the only later reads of `%cache` being those of `%n`.
+In: `%n = index_copy(%cache, 0, %i, %k)`, `copy_(%cache, %n)`, where `%n` is the last reader of `%cache`.
 Out: `%n = index_copy_(%cache, 0, %i, %k)`.
-In: `%n = slice_scatter(%h, %v, 1, 0, 4)`, `%h` made by the graph and not read afterwards.
+In: `%n = slice_scatter(%h, %v, 1, 0, 4)`, with `%h` created in the graph and without later readers.
 Out: `copy_(slice(%h, 1, 0, 4), %v)`, and reads of `%n` are reads of `%h`.
 
-Graphs are functional until here; these writes save the copies of the tensors that they go into.
+Graphs are functional up to this pass; in-place writes save copies of the written tensors.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from sparsify.passes.graph.operators import operator_name, raw_name
 
 aten: Final = torch.ops.aten
 SCATTERS: Final = {"select_scatter": aten.select.int, "slice_scatter": aten.slice.Tensor}
-# Operators without views as results in their schemas, which may return their operand.
+# Operators without aliasing results in their schemas that may return their operand.
 RETURNING: Final = frozenset(
     {
         *("dropout", "alpha_dropout", "feature_alpha_dropout", "einsum", "type_as", "lift_fresh_copy"),
@@ -32,7 +32,7 @@ RETURNING: Final = frozenset(
 
 
 def write_in_place(draft: Draft) -> Draft:
-    """The draft with writes in place where they change no value that is read."""
+    """The draft with writes in place where no later read changes its value."""
     graph = draft.graph
     for node in list(graph.nodes):
         if raw_name(node) == "copy_" and node.args[0].op in ("placeholder", "get_attr"):
@@ -46,7 +46,7 @@ def write_in_place(draft: Draft) -> Draft:
 
 
 def write_outside(copy: fx.Node) -> None:
-    """Replaces updates of an input or buffer and the copy back by operators in place, where each has such a form."""
+    """Replaces updates of an input or buffer and the copy back by in-place operators, if all have such forms."""
     outside, chain = copy.args[0], list(updates(copy))
     if not chain or chain[-1].args[0] is not outside:
         return
@@ -63,7 +63,7 @@ def write_outside(copy: fx.Node) -> None:
 
 
 def updates(copy: fx.Node) -> Iterator[fx.Node]:
-    """The operators, from the last to the first, each of which changes the result of the one before it."""
+    """The chain of updates from last to first; each operator updates the result of its predecessor."""
     node: Any = copy.args[1]
     while isinstance(node, fx.Node) and node.op == "call_function" and info(node).is_write:
         yield node
@@ -71,7 +71,7 @@ def updates(copy: fx.Node) -> Iterator[fx.Node]:
 
 
 def form_in_place(node: fx.Node) -> Any:
-    """The overload that writes its result into its first argument, `None` where there is none."""
+    """The overload that writes its result into its first argument, `None` without one."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     packet = getattr(aten, f"{node.target._schema.name.split('::')[-1]}_", None)
@@ -83,13 +83,13 @@ def form_in_place(node: fx.Node) -> Any:
 
 
 def is_last_reader(node: fx.Node, copy: fx.Node | None = None) -> bool:
-    """Whether nothing after `node` reads the tensor that it changes, and no kernel reads it at all.
+    """Whether `node` is the last reader of its overwritten operand, and no kernel reads the operand at all.
 
-    Kernels keep what they read for gradients.
+    Kernels save their operands for gradients.
 
     Args:
-        node: changes its first operand.
-        copy: of the result into an input or a buffer.
+        node: operator that overwrites its first operand.
+        copy: copy of the result into an input or a buffer.
     """
     base = node.args[0]
     assert isinstance(base, fx.Node), "tensors are nodes"
@@ -101,7 +101,7 @@ def is_last_reader(node: fx.Node, copy: fx.Node | None = None) -> bool:
                 continue
             known.add(user)
             if copy is not None and user > copy:
-                continue  # reads what the copy left there
+                continue  # reads the result of the copy
             is_torch = isinstance(user.target, torch._ops.OpOverload)
             if not is_torch or user > node:
                 return False
@@ -111,18 +111,18 @@ def is_last_reader(node: fx.Node, copy: fx.Node | None = None) -> bool:
 
 
 def may_share(node: fx.Node) -> bool:
-    """Whether the result of an operator may be in the memory of its operand."""
+    """Whether the result of an operator may alias its operand."""
     returns = node.target._schema.returns  # type: ignore[union-attr]
     return any(one.alias_info is not None for one in returns) or returns_operand(node)
 
 
 def returns_operand(node: fx.Node) -> bool:
-    """Whether an operator may return its operand, or a view of it, although its schema has fresh results."""
+    """Whether an operator may return its operand, or a view, although its schema declares fresh results."""
     return bool({raw_name(node), operator_name(node)} & RETURNING)
 
 
 def is_made_here(node: Any) -> bool:
-    """Whether a tensor is in memory of its own, which an operator of torch has just made."""
+    """Whether a tensor is a fresh result of an operator of torch, without aliases."""
     if not isinstance(node, fx.Node) or not isinstance(node.target, torch._ops.OpOverload):
         return False
     returns = node.target._schema.returns

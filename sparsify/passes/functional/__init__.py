@@ -1,5 +1,5 @@
-"""Operators that write in place to pure operators, before any pass reads the graph.
+"""Functionalization: in-place operators become pure operators, before any pass reads the graph.
 
-In: a captured graph with writes, also through views. Out: a graph in which no operator changes a tensor that another
-one reads. Read `functionalize.py`, `pure_writes.py`, `layouts.py`.
+In: a captured graph with writes, also through views. Out: a graph in which no operator changes a tensor read by another
+operator. Read `functionalize.py`, `pure_writes.py`, `layouts.py`.
 """

@@ -1,11 +1,11 @@
-"""Writes in place become pure operators: no operator of the graph changes a tensor that another one reads.
+"""In-place writes become pure operators: no operator changes a tensor read by another one.
 
-In: `%r = select(%e, 0, 0); %w = add_(%r, 100); %s = select(%e, 0, 0)`, `%e` made by the graph.
+In: `%r = select(%e, 0, 0); %w = add_(%r, 100); %s = select(%e, 0, 0)`, `%e` created in the graph.
 Out: `%r = select(%e, 0, 0); %w = add(%r, 100); %n = select_scatter(%e, %w, 0, 0); %s = select(%n, 0, 0)`.
 
-A write to a view is scattered back into the tensor that the view is of; later reads of that tensor and of all its
-views are reads of the new value. Inputs, parameters and buffers get their last values in copies at the end of the
-graph. Which tensors share memory is known from the storages of the fake tensors of the capture.
+A write to a view is scattered back into the base tensor; later reads of the base tensor and of all its views read the
+new value. Inputs, parameters and buffers get their last values in copies at the end of the graph. Aliasing is known
+from the storages of the capture's fake tensors.
 
 Source: functionalization of PyTorch, Yang et al., functorch, 2022.
 """
@@ -34,19 +34,19 @@ from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import is_inactive_dropout, operator_name, raw_name, tensor_value
 
 aten: Final = torch.ops.aten
-# Fake tensors of these share memory with an operand, results do not.
+# Operators with fake results aliasing an operand, but real results in separate memory.
 COPYING: Final = frozenset({"lift_fresh_copy"})
 DETACHING: Final = frozenset({"detach", "detach_"})
 
 
 @dataclass
 class Storage:
-    """Memory that tensors of the graph share.
+    """Memory shared by tensors of the graph.
 
     Attributes:
-        root: the tensor that was there first, which has all entries.
-        value: the node that computes its current value.
-        version: how many writes there were.
+        root: first tensor of the storage, with all entries.
+        value: node that computes its current value.
+        version: number of writes.
         is_tracked: whether gradients pass through one of the writes.
     """
 
@@ -66,10 +66,10 @@ class Alias:
     """A tensor, or a list of tensors, in a storage.
 
     Attributes:
-        node: as captured, a view of `base`; the result of a write is an alias of the tensor that it wrote into.
-        parent: the alias that it is a view of; `None` for the root of the storage.
-        base: what the node reads of its parent.
-        current: the node that computes its value as of `version` of the storage.
+        node: captured node, a view of `base`; the result of a write is an alias of the written tensor.
+        parent: alias of the viewed tensor; `None` for the root of the storage.
+        base: node's operand in its parent.
+        current: node that computes the alias's value at `version` of the storage.
     """
 
     storage: Storage
@@ -80,7 +80,7 @@ class Alias:
     version: int
 
     def line(self) -> "Iterator[Alias]":
-        """The alias, what it is a view of, and so on to the root."""
+        """The alias and its chain of parents, to the root."""
         alias: Alias | None = self
         while alias is not None:
             yield alias
@@ -88,7 +88,7 @@ class Alias:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the tensor of the storage itself, whose shape and gradients are changed in place."""
+        """Whether an alias is the storage's tensor itself, with shape and gradients changed in place."""
         return all(alias.parent is None or info(alias.node).is_itself for alias in self.line())
 
 
@@ -127,23 +127,23 @@ def merge_results(graph: fx.Graph) -> None:
 
 
 def drop_nothing(graph: fx.Graph) -> None:
-    """`%d = dropout_(%x, 0.5, False)` -> `%d = dropout(%x, 0.5, False)`: what drops nothing writes nothing."""
+    """`%d = dropout_(%x, 0.5, False)` -> `%d = dropout(%x, 0.5, False)`: inactive dropout writes nothing."""
     for node in graph.nodes:
         if is_inactive_dropout(node):
             node.target = functional_form(node.target) or node.target
 
 
 def views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """For each node that shares memory with an operand, that operand."""
+    """The aliased operand of each node that shares memory with an operand."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if not node.op.startswith("call") or raw_name(node) in COPYING:
             continue
         if is_inactive_dropout(node):
-            found[node] = node.args[0]  # its result, of which the fake tensor is a copy
+            found[node] = node.args[0]  # the result aliases the operand, the fake tensor is a copy
             continue
         for operand in node.all_input_nodes:
-            is_made = is_list(operand) and operand not in found  # its tensors have memory of their own each
+            is_made = is_list(operand) and operand not in found  # each tensor of the list has separate memory
             if not is_made and memory_of(node) & memory_of(operand):
                 found[node] = operand
                 break
@@ -159,7 +159,7 @@ def memory_of(node: fx.Node) -> frozenset[int]:
 
 
 def root_of(node: fx.Node, parents: dict[fx.Node, fx.Node]) -> fx.Node:
-    """The tensor that `node` is a view of, of a view, and so on."""
+    """The base tensor of `node`, through all views."""
     while node in parents:
         node = parents[node]
     return node
@@ -171,7 +171,7 @@ def is_writer(node: fx.Node) -> bool:
 
 
 def written_operands(node: fx.Node) -> list[fx.Node]:
-    """The tensors that an operator writes into."""
+    """The operands overwritten by an operator."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return [one for one in node.args[:1] if isinstance(one, fx.Node) and memory_of(one)]
     written: list[fx.Node] = []
@@ -182,13 +182,13 @@ def written_operands(node: fx.Node) -> list[fx.Node]:
 
 
 def require_apart(graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set[fx.Node]) -> None:
-    """Raises where a tensor that is written shares memory with one that is no view of it, or of it alone."""
+    """Raises where an overwritten tensor shares memory with another one outside of a single chain of views."""
     known: dict[int, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "get_attr" and all(raw_name(user) in COPYING for user in node.users):
             continue
         if is_list(node) and node not in parents:
-            continue  # its tensors have memory of their own each
+            continue  # each tensor of the list has separate memory
         root = root_of(node, parents)
         others = {known.setdefault(address, root) for address in memory_of(node)} - {root}
         if is_list(node) and node in parents:
@@ -202,7 +202,7 @@ def require_apart(graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set
 
 
 class _Functionalize:
-    """The rewriting of one graph, from its first node to its last."""
+    """The rewriting of one graph, from first node to last."""
 
     def __init__(self, graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set[fx.Node]) -> None:
         self.graph, self.parents = graph, parents
@@ -230,7 +230,7 @@ class _Functionalize:
             self.graph.erase_node(node)
 
     def add_view(self, node: fx.Node, parent: Alias) -> None:
-        """Notes a view of an alias that has just been read."""
+        """Records a view of a refreshed alias."""
         storage = parent.storage
         self.aliases[node] = Alias(storage, node, parent, parent.current, node, storage.version)
 
@@ -281,10 +281,10 @@ class _Functionalize:
         self.aliases[node] = target
 
     def write(self, target: Alias, value: fx.Node, user: fx.Node, *, is_tracked: bool) -> None:
-        """Makes `value` the value of an alias.
+        """Sets the value of an alias.
 
         Args:
-            user: the node in front of which new nodes go.
+            user: insertion point of new nodes.
             is_tracked: whether gradients pass through the write.
         """
         storage = target.storage
@@ -306,7 +306,7 @@ class _Functionalize:
         storage.is_tracked = storage.is_tracked or is_tracked
 
     def write_back(self, output: fx.Node) -> None:
-        """Copies the last values of inputs, parameters and buffers into them, before `output`."""
+        """Copies the last values of inputs, parameters and buffers back, before `output`."""
         storages = {id(alias.storage): alias.storage for alias in self.aliases.values()}
         for storage in storages.values():
             if not storage.is_outside or not storage.version:
@@ -322,19 +322,19 @@ class _Functionalize:
 
 
 def has_gradients(node: fx.Node) -> bool:
-    """Whether a tensor has entries that have gradients."""
+    """Whether a tensor has a dtype with gradients."""
     value = tensor_value(node)
     return value is not None and (value.is_floating_point() or value.is_complex())
 
 
 def needs_gradient(root: fx.Node) -> bool:
-    """Whether a tensor may require a gradient: it follows from a parameter, or from an input."""
+    """Whether a tensor may require a gradient: it depends on a parameter or an input."""
     followed = filter(has_gradients, operators.ancestors([root], has_gradients))
     return any(node.op == "placeholder" or info(node).is_parameter for node in followed)
 
 
 def with_values(tensor: Tensor, values: Tensor) -> Tensor:
-    """Other values with the gradients of a tensor, as of one that is written under `torch.no_grad()`."""
+    """New values with the gradients of a tensor, as after a write under `torch.no_grad()`."""
     found = tensor.clone()
     found.detach().copy_(values.detach())
     return found

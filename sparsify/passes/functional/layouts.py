@@ -1,7 +1,7 @@
-"""Where strides decide whether an operator gives its operand's memory or a copy, and writes show which it was.
+"""Operators that return a view or a copy depending on strides, where writes expose the difference.
 
-In: `%v = reshape(%x, [-1]); add_(%v, 1)`, which writes into `%x` only where it is contiguous.
-Out: `%x` is marked: calls fit the graph when they give contiguous tensors there.
+In: `%v = reshape(%x, [-1]); add_(%v, 1)`, which writes into `%x` only if `%x` is contiguous.
+Out: `%x` is marked: the graph requires a contiguous tensor in each call.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,14 +15,14 @@ from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import ancestors, operator_name, raw_name, tensor_value
 
 aten: Final = torch.ops.aten
-# Operators that copy only what lies in other strides than they give.
+# Operators that copy only tensors with other strides than the result's.
 STRIDED: Final = frozenset({"contiguous", "reshape", "flatten", "ravel", "reshape_as"})
-# Operators whose results are contiguous whatever the strides of their operands.
+# Operators with contiguous results for all strides of their operands.
 MAKING: Final = frozenset({"linear", "mm", "addmm", "bmm", "embedding"})
 
 
 def gives_operand(node: fx.Node) -> bool:
-    """Whether `node` is `contiguous` of what was contiguous in the capture."""
+    """Whether `node` is `contiguous` of a tensor contiguous in the capture."""
     if raw_name(node) != "contiguous":
         return False
     given, found = tensor_value(node.args[0]), tensor_value(node)
@@ -31,15 +31,15 @@ def gives_operand(node: fx.Node) -> bool:
 
 
 def mark_inputs(graph: fx.Graph, root_of: Callable[[fx.Node], fx.Node], last: dict[fx.Node, fx.Node]) -> None:
-    """Marks the inputs whose strides decide what is written.
+    """Marks the inputs whose strides determine the target of a write.
 
     Args:
-        graph: before its writes become pure operators.
-        root_of: the tensor whose memory a node has.
-        last: by such a tensor the last write into it.
+        graph: graph before functionalization.
+        root_of: function from a node to the base tensor of its memory.
+        last: last write into each base tensor.
 
     Raises:
-        CaptureError: such an input is not contiguous.
+        CaptureError: a marked input is not contiguous.
     """
     asking = [
         node.args[0]
@@ -57,7 +57,7 @@ def mark_inputs(graph: fx.Graph, root_of: Callable[[fx.Node], fx.Node], last: di
 
 
 def inputs_that_lay_out(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
-    """The inputs from whose strides those of `nodes` follow."""
+    """The inputs whose strides determine the strides of `nodes`."""
 
     def is_followed(node: fx.Node) -> bool:
         return (
@@ -70,13 +70,13 @@ def inputs_that_lay_out(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
 
 
 def contiguous_inputs(graph: fx.Graph) -> list[int]:
-    """The positions of inputs that are marked."""
+    """The positions of marked inputs."""
     places = graph.find_nodes(op="placeholder")
     return [position for position, node in enumerate(places) if info(node).is_contiguous]
 
 
 def drop_contiguous(graph: fx.Graph) -> None:
-    """Replaces `contiguous` of what was contiguous in the capture by its operand."""
+    """Replaces `contiguous` of a tensor contiguous in the capture by its operand."""
     for node in graph.find_nodes(op="call_function", target=aten.contiguous.default):
         if info(node).is_contiguous:
             node.replace_all_uses_with(node.args[0])

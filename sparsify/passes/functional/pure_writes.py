@@ -1,4 +1,4 @@
-"""Pure forms of operators that write in place, and of writes through views.
+"""Pure forms of in-place operators, and of writes through views.
 
 In: `clamp_(%r, max=150)`, `%r = select(%e, 0, 0)`.
 Out: `%v = clamp(%r, max=150)`; `select_scatter(%e, %v, 0, 0)`, the value of `%e` after the write.
@@ -23,9 +23,9 @@ FILLS: Final = frozenset({"fill_", "zero_"})
 
 
 def pure_form(node: fx.Node) -> Any:
-    """The operator that computes what `node` writes; `None` where there is none.
+    """The operator that computes the written value of `node`; `None` without one.
 
-    A write that only an operator in place computes, such as one of random numbers, goes into a copy.
+    A write without a functional form, such as random numbers, goes into a copy.
     """
     if not isinstance(node.target, torch._ops.OpOverload) or raw_name(node) in REPLACING:
         return None
@@ -39,13 +39,13 @@ def pure_form(node: fx.Node) -> Any:
 
 
 def functional_form(target: Any) -> Any:
-    """The overload that does the same without writing into its argument, `None` when there is none."""
+    """The equivalent overload without writes into its argument, `None` without one."""
     name = target._schema.name.split("::")[-1]
     return overload_like(target, name[:-1]) if name.endswith("_") else None
 
 
 def overload_like(target: Any, name: str, without: str = "") -> Any:
-    """The pure overload of an operator whose arguments have the types of those of `target`."""
+    """The pure overload of an operator with the argument types of `target`."""
     packet = getattr(getattr(torch.ops, target.namespace), name, None)
     if packet is None:
         return None
@@ -56,7 +56,7 @@ def overload_like(target: Any, name: str, without: str = "") -> Any:
 
 
 def argument_types(overload: Any, without: str = "") -> list[str]:
-    """The types of the arguments of an overload; its name says less."""
+    """The types of an overload's arguments, which determine the overload better than its name."""
     return [str(item.type) for item in overload._schema.arguments if item.name != without]
 
 
@@ -67,7 +67,7 @@ def is_view(form: Any) -> bool:
 
 
 def written_value(node: fx.Node, target: fx.Node, form: Any) -> fx.Node:
-    """The entries of `target` after the write `node`, by the operator `form`; the node may become that operator."""
+    """The entries of `target` after the write `node`, by the operator `form`; may convert the node in place."""
     user, name = node.next, raw_name(node)
     value = tensor_value(target)
     assert value is not None, "writes go into tensors"
@@ -109,7 +109,7 @@ def filled(node: fx.Node, target: fx.Node, user: fx.Node) -> fx.Node:
 
 
 def fitted(source: fx.Node, target: fx.Node, user: fx.Node) -> fx.Node:
-    """`source` in the dtype and shape of `target`, as `copy_` writes it there."""
+    """`source` in the dtype and shape of `target`, with the semantics of `copy_`."""
     have, want = tensor_value(source), tensor_value(target)
     assert have is not None and want is not None, "writes are of tensors into tensors"
     if have.device != want.device:
@@ -130,13 +130,13 @@ def is_shaped_like(left: Tensor | None, right: Tensor | None) -> bool:
 
 
 def scatter(view: fx.Node, base: fx.Node, value: fx.Node, user: fx.Node) -> fx.Node:
-    """The value of `base` once its view has another value.
+    """The value of `base` after a write to its view.
 
     Args:
-        view: how the view is made.
-        base: the tensor, or the list of tensors, before the write.
-        value: of the view after the write; of the whole tensor where the view is one of a list or the list.
-        user: the node in front of which new nodes go.
+        view: node of the view.
+        base: tensor, or list of tensors, before the write.
+        value: view's value after the write; the whole tensor's for a list or an element of one.
+        user: insertion point of new nodes.
 
     Raises:
         CaptureError: the view has no inverse.
@@ -169,7 +169,7 @@ def is_computed(*numbers: Any) -> bool:
 
 
 def joined(view: fx.Node, parts: fx.Node, value: fx.Node, user: fx.Node) -> fx.Node:
-    """The tensor that a list of parts was cut from, one of them with another value."""
+    """The tensor that a list of parts splits, with one part replaced."""
     place, count = view.args[1], len(parts.meta["val"])
     others = [value if at == place else call_before(user, operator.getitem, parts, at) for at in range(count)]
     form, dim = PARTS[operator_name(parts)](parts)
@@ -177,46 +177,46 @@ def joined(view: fx.Node, parts: fx.Node, value: fx.Node, user: fx.Node) -> fx.N
 
 
 def stacked(parts: fx.Node) -> tuple[Any, Any]:
-    """How a tensor is made of its slices."""
+    """A tensor as the stack of its slices."""
     return aten.stack.default, argument(parts, 1, "dim", 0)
 
 
 def concatenated(parts: fx.Node) -> tuple[Any, Any]:
-    """How a tensor is made of its parts along a mode."""
+    """A tensor as the concatenation of its parts along a mode."""
     return aten.cat.default, argument(parts, 2, "dim", 0)
 
 
 def concatenated_along(mode: int) -> Callable[[fx.Node], tuple[Any, Any]]:
-    """How a tensor is made of its parts along this mode; a tensor of one mode has parts along that."""
+    """A tensor as the concatenation of its parts along a fixed mode, or along its single mode."""
     return lambda parts: (aten.cat.default, min(mode, parts.meta["val"][0].dim() - 1))
 
 
 def sliced(view: fx.Node) -> tuple[Any, ...]:
-    """How the part that `slice` reads is written."""
+    """The write that inverts `slice`."""
     defaults = (("dim", 0), ("start", None), ("end", None), ("step", 1))
     given = [argument(view, place, name, default) for place, (name, default) in enumerate(defaults, 1)]
     return aten.slice_scatter.default, *given
 
 
 def selected(view: fx.Node) -> tuple[Any, ...]:
-    """How the part that `select` reads is written."""
+    """The write that inverts `select`."""
     return aten.select_scatter.default, argument(view, 1, "dim"), argument(view, 2, "index")
 
 
 def diagonal(view: fx.Node) -> tuple[Any, ...]:
-    """How the diagonal is written."""
+    """The write of a diagonal."""
     defaults = (("offset", 0), ("dim1", 0), ("dim2", 1))
     given = [argument(view, place, name, default) for place, (name, default) in enumerate(defaults, 1)]
     return aten.diagonal_scatter.default, *given
 
 
 def transposed(view: fx.Node) -> tuple[Any, ...]:
-    """How two modes are exchanged once more."""
+    """The inverse of an exchange of two modes."""
     return aten.transpose.int, view.args[1], view.args[2]
 
 
 def permuted(view: fx.Node) -> tuple[Any, ...]:
-    """How modes get their order back."""
+    """The inverse of a permutation of modes."""
     value = tensor_value(view)
     assert value is not None, "permutations are of tensors"
     order = [mode % value.dim() for mode in argument(view, 1, "dims")]
@@ -224,18 +224,18 @@ def permuted(view: fx.Node) -> tuple[Any, ...]:
 
 
 def reversed_modes(view: fx.Node) -> tuple[Any, ...]:
-    """How modes get their order back that were reversed."""
+    """The inverse of a reversal of modes."""
     value = tensor_value(view)
     assert value is not None, "transposes are of tensors"
     return aten.permute.default, list(reversed(range(value.dim())))
 
 
 def moved(view: fx.Node) -> tuple[Any, ...]:
-    """How moved modes get back."""
+    """The inverse of a move of modes."""
     return view.target, view.args[2], view.args[1]
 
 
-# Operators that cut one tensor into a list.
+# Operators that split a tensor into a list.
 PARTS: Final[dict[str, Callable[[fx.Node], tuple[Any, Any]]]] = {
     "unbind": stacked,
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), concatenated),
@@ -243,9 +243,9 @@ PARTS: Final[dict[str, Callable[[fx.Node], tuple[Any, Any]]]] = {
     "hsplit": concatenated_along(1),
     "dsplit": concatenated_along(2),
 }
-# Views that have the same entries in the same order.
+# Views with the same entries in the same order.
 RESHAPES: Final = frozenset({"view", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as"})
-# Operators that give their operand itself where its shape and dtype are right.
+# Operators that return their operand unchanged if its shape and dtype match.
 WHOLE: Final = frozenset(
     {
         *("alias", "contiguous", "detach", "dropout", "expand", "expand_as", "lift_fresh", "positive"),

@@ -19,7 +19,7 @@ SLICE = (("dim", 0), ("start", None), ("end", END), ("step", 1))
 
 
 def canonicalize(graph: fx.Graph) -> None:
-    """Rewrites `graph` in place; values and gradients stay the same, but for the rounding of an activation."""
+    """Rewrites `graph` in place, with equal values and gradients except for an activation's rounding."""
     for node in list(graph.nodes):
         for rule in RULES:
             if rule(node):
@@ -50,7 +50,7 @@ def constant_factory(node: fx.Node) -> bool:
 
 
 def sizes_of(like: Any, user: fx.Node) -> list[Any] | None:
-    """The sizes of `like`, as numbers or as size nodes before `user`, of inputs where possible."""
+    """The sizes of `like`, as numbers or as size nodes before `user`, from inputs where possible."""
     value = operators.tensor_value(like)
     if value is None:
         return None
@@ -73,19 +73,19 @@ def size_node(like: fx.Node, mode: int, extent: Any, user: fx.Node) -> fx.Node:
 
 
 def input_of_extent(graph: fx.Graph, extent: Any) -> tuple[fx.Node, int] | None:
-    """An input and the mode of it that has the same symbol as extent."""
+    """An input and its mode with the same symbol as an extent."""
     symbol = getattr(extent, "node", None)
     return None if symbol is None else input_of_expression(graph, symbol.expr)
 
 
 def number_of_expression(graph: fx.Graph, expression: Any) -> fx.Node | None:
-    """A node that computes the number that export writes so, such as `u0 + 1` of `index.max() + 1`."""
+    """A node that computes a symbolic expression, such as `u0 + 1` for `index.max() + 1`."""
     found: list[fx.Node] = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
     return next((node for node in found if node.meta["val"].node.expr == expression), None)
 
 
 def input_of_expression(graph: fx.Graph, expression: Any) -> tuple[fx.Node, int] | None:
-    """An input and the mode of it whose extent export writes so."""
+    """An input and its mode with a symbolic extent."""
     for source in graph.find_nodes(op="placeholder"):
         value = operators.tensor_value(source)
         for mode, other in enumerate(value.shape if value is not None else ()):
@@ -110,7 +110,7 @@ def shifted_size(extent: Any, user: fx.Node) -> fx.Node | None:
 
 
 def part(node: fx.Node, place: int) -> tuple[Any, ...]:
-    """The part of a tensor that `select` or `slice` reads, or their scatter writes, by arguments from `place` on."""
+    """The part of a tensor accessed by `select`, `slice` or their scatters; arguments start at `place`."""
     names = (("dim", 0), ("index", 0)) if "select" in operator_name(node) else SLICE
     found = [argument(node, at, name, default) for at, (name, default) in enumerate(names, place)]
     return tuple(
@@ -155,7 +155,7 @@ def write_of_write(node: fx.Node) -> bool:
 
 
 def expand_to_sizes(node: fx.Node) -> bool:
-    """`x.expand_as(y) -> x.expand(sizes of y)`: y is needed for its shape alone."""
+    """`x.expand_as(y) -> x.expand(sizes of y)`: only the shape of y is needed."""
     if operator_name(node) != "expand_as":
         return False
     sizes = sizes_of(node.args[1], node)
@@ -197,7 +197,7 @@ def nothing_in_front(node: fx.Node) -> bool:
 
 
 def is_written(node: fx.Node) -> bool:
-    """Whether something writes into a tensor or a view of it."""
+    """Whether an operator writes into a tensor or a view of it."""
     return any(
         is_writer(user) or (operator_name(user) in operators.VIEWS and is_written(user))
         for user in node.users
@@ -205,7 +205,7 @@ def is_written(node: fx.Node) -> bool:
 
 
 def is_nothing(value: torch.Tensor) -> bool:
-    """Whether a vector is known to have no entries; symbols are not looked at, that would fix them."""
+    """Whether a vector is known to be empty; symbols are not inspected, which would add guards."""
     return value.dim() == 1 and type(value.shape[0]) is int and value.shape[0] == 0
 
 
@@ -238,7 +238,7 @@ def known_metadata(node: fx.Node) -> bool:
 
 
 def size_through(node: fx.Node) -> bool:
-    """`sym_size(y, d) -> sym_size(input, e)`, or a number that is known before, of the same value."""
+    """`sym_size(y, d) -> sym_size(input, e)`, or an equal number computed earlier."""
     if operator_name(node) not in ("sym_size", "size") or not isinstance(node.args[0], fx.Node):
         return False
     extent = node.meta.get("val")
@@ -269,7 +269,7 @@ RULES = (
     trivial_assertion,
     known_metadata,
     size_through,
-    constant_factory,  # makes the tensor it copied from unused
+    constant_factory,  # leaves the copied-from tensor unused
     expand_to_sizes,  # likewise
 )
 
@@ -292,9 +292,9 @@ def merge_repetitions(graph: fx.Graph) -> None:
 
 
 def identify(first: Any, second: Any) -> None:
-    """Makes two numbers that the data decides one symbol, in every extent that has the second one.
+    """Unifies two data-dependent numbers to one symbol, in every extent with the second one.
 
-    `index.max()` that is computed twice is `u0` and `u1` to export.
+    Export names two computations of `index.max()` `u0` and `u1`.
     """
     if not isinstance(first, torch.SymInt) or not isinstance(second, torch.SymInt):
         return
@@ -304,7 +304,7 @@ def identify(first: Any, second: Any) -> None:
 
 
 def frozen(value: Any) -> Any:
-    """`value` as something hashable that tells 1 from 1.0 and from True."""
+    """`value` as a hashable that distinguishes 1, 1.0 and True."""
     if isinstance(value, list | tuple):
         return tuple(frozen(item) for item in value)
     if isinstance(value, dict):
@@ -320,12 +320,12 @@ def is_writer(node: fx.Node) -> bool:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether a second call of the operator does more than compute the same."""
+    """Whether the operator writes, draws random numbers or updates statistics."""
     return is_writer(node) or operators.is_random(node) or operators.updates_statistics(node)
 
 
 def remove_unused(graph: fx.Graph) -> None:
-    """Drops nodes without users, last first, but none that writes, asserts or draws random numbers."""
+    """Drops nodes without users, last first, except nodes that write, assert or draw random numbers."""
     for node in reversed(list(graph.nodes)):
         if node.users or node.op in ("placeholder", "output"):
             continue

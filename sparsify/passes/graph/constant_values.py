@@ -1,9 +1,9 @@
-"""Values of tensors that operators make known: one number, or 0, 1, 2, ... along a mode.
+"""Constant analysis of tensors: one number, or 0, 1, 2, ... along a mode.
 
 In: `%p = expand(unsqueeze(arange(n), 0), [b, n])`, `%s = cumsum(ne(diff(%p), 1), -1)`.
 Out: `%p` is counted along mode -1; `%s` is 0 everywhere, so that `%s[b, i] == %s[b, j]` always holds.
 
-Decoders build masks so, for texts that several are packed into; with one text in each row they leave out nothing.
+Decoders build masks in this way, for several texts packed into a row; with one text per row the masks keep everything.
 """
 
 from typing import Any, Final
@@ -13,26 +13,26 @@ from torch import fx
 
 from sparsify.passes.graph.operators import COPIES, argument, operator_name, overwritten, tensor_value
 
-# What changes where a number is, not which numbers there are.
+# Operators that move numbers without changing the set of numbers.
 MOVES: Final = COPIES | {"expand", "unsqueeze", "squeeze", "view", "slice", "select", "transpose", "index"}
-# What may count as its operand does.
+# Operators that preserve counting.
 COUNTS: Final = COPIES | {"unsqueeze", "add", "expand"}
 CONSTANTS: Final = {"ones": 1, "ones_like": 1, "zeros": 0, "zeros_like": 0}
-# Operators whose results may hold one number, and those whose results may count; for others the graph is not searched
-# for operators that write.
+# Operators with possibly constant results, and with possibly counted results; for others the search for writes is
+# skipped.
 MAY_BE_CONSTANT: Final = MOVES | CONSTANTS.keys() | {"diff", "eq", "ne", "cumsum"}
 MAY_COUNT: Final = COUNTS | {"arange", "index"}
 
 
 def constant(node: Any) -> float | None:
-    """The number that a tensor holds everywhere, None where it is not known to hold one."""
+    """The constant value of a tensor, None if unknown."""
     if not isinstance(node, fx.Node):
         return _number(node)
     return _constant(node, overwritten(node.graph)) if operator_name(node) in MAY_BE_CONSTANT else None
 
 
 def counted_mode(node: Any) -> int | None:
-    """The mode, from the last one, along which a tensor is 0, 1, 2, ... and the same along others; None elsewhere."""
+    """The mode, from the end, along which a tensor counts 0, 1, 2, ..., constant along others; None otherwise."""
     if not isinstance(node, fx.Node) or operator_name(node) not in MAY_COUNT:
         return None
     return _counted_mode(node, overwritten(node.graph))
@@ -83,7 +83,7 @@ def _counted_mode(node: Any, written: frozenset[fx.Node]) -> int | None:
 
 
 def _keeps(node: fx.Node) -> bool:
-    """Whether whole numbers stay what they are: `to(int64)` keeps them, `to(int8)` and `to(bool)` may not."""
+    """Whether a conversion preserves integers: `to(int64)` does, `to(int8)` and `to(bool)` may not."""
     base, value = tensor_value(node.args[0]), tensor_value(node)
     if base is None or value is None:
         return False
@@ -91,7 +91,7 @@ def _keeps(node: fx.Node) -> bool:
 
 
 def _picked(node: fx.Node, written: frozenset[fx.Node]) -> int | None:
-    """Where `t[i, j]` is counted: as the indices of the mode that `t` is counted along are.
+    """The mode along which `t[i, j]` is counted: the counted mode of the indices of `t`'s counted mode.
 
     `t[r, c] = c` and `c = j` give `t[i, j] = j`.
     """

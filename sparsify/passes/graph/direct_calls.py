@@ -1,6 +1,6 @@
-"""Operators by the functions that Python calls at once: a call by the name of an operator takes twice the time.
+"""Operators as directly callable Python functions: a call through `torch.ops` takes twice the time.
 
-In: `torch.ops.aten.add.Tensor`. Out: the function behind `torch.add`, whose arguments are made from the same schema.
+In: `torch.ops.aten.add.Tensor`. Out: the function called by `torch.add`, with arguments generated from the same schema.
 """
 
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-# Where torch has the functions that are made from the schemas of operators, and where it offers them.
+# Modules with functions generated from operator schemas, and their public counterparts.
 HOLDERS: Final = ((torch._C._VariableFunctions, torch), (torch._C._nn, torch._C._nn))
 
 
 def require(condition: Any, message: str) -> None:
-    """Raises, as `torch.ops.aten._assert_scalar` does, where a condition does not hold."""
+    """Raises if a condition does not hold, as `torch.ops.aten._assert_scalar` does."""
     if not condition:
         raise RuntimeError(message)
 
 
-# Operators whose functions in Python take other arguments than the operator, or that are methods alone.
+# Operators whose Python functions take other arguments, or exist only as methods.
 OTHERS: Final[dict[str, Callable[..., Any]]] = {
     "_assert_scalar": require,
     "item": torch.Tensor.item,
@@ -29,7 +29,7 @@ OTHERS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def direct(target: Any) -> Callable[..., Any] | None:
-    """The function that computes what an operator does; `None` where none takes the same arguments.
+    """The function equivalent to an operator; `None` without one with the same arguments.
 
     >>> direct(torch.ops.aten.relu.default)(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
@@ -43,7 +43,7 @@ def direct(target: Any) -> Callable[..., Any] | None:
     types = [str(argument.type) for argument in target._schema.arguments]
     if "loss" in name or "cross_entropy" in name or "List[Optional[Tensor]]" in types:
         return None
-    # Code of graphs has functions by their names, under which torch may offer one of Python that is made otherwise.
+    # Graph code refers to functions by name, and the public name may denote a different Python function.
     for holder, public in HOLDERS:
         function: Callable[..., Any] | None = getattr(holder, name, None)
         if function is not None and function is getattr(public, name, None):
@@ -52,7 +52,7 @@ def direct(target: Any) -> Callable[..., Any] | None:
 
 
 def call_directly(graph: fx.Graph) -> None:
-    """Has the nodes of a graph that is run, and not traced, call functions in place of operators."""
+    """Replaces operators by direct functions in an executed (not traced) graph."""
     for node in graph.nodes:
         if node.op == "call_function" and (function := direct(node.target)) is not None:
             node.target = function

@@ -1,6 +1,6 @@
-"""Random numbers that kernels draw: a function of a seed and of coordinates, with seeds from torch's generator.
+"""Random numbers drawn in kernels: a function of a seed and coordinates, with seeds from torch.
 
-In: `drawn_factor("seed[h]", 0.5)`. Out: `where(uniform(seed[h], i, j) < 0.5, 0, 2.0)`, what dropout multiplies with.
+In: `drawn_factor("seed[h]", 0.5)`. Out: `where(uniform(seed[h], i, j) < 0.5, 0, 2.0)`, the factor of dropout.
 """
 
 from typing import Any, Final
@@ -10,12 +10,12 @@ from torch import Tensor, fx
 
 from sparsify.compiler.einsum.counter_random import KEPT_BITS, WORD_BITS, kept_bits
 
-# Seeds are drawn below it: int32, as operands of wider entries would halve the lanes of a kernel.
+# Exclusive bound of seeds: int32, as wider operands would halve the lanes of a kernel.
 SEEDS: Final = 2**31 - 1
 
 
 def threshold(rate: float) -> float:
-    """The float32 that random numbers are compared with: weights below it are dropped, in every dtype the same.
+    """The float32 threshold of random numbers: weights with smaller numbers are dropped, in every dtype.
 
     >>> threshold(0.5), threshold(0.1)
     (0.5, 0.10000000149011612)
@@ -24,7 +24,7 @@ def threshold(rate: float) -> float:
 
 
 def kept_factor(rate: float) -> float:
-    """The factor of weights that are not dropped; 0 where all are.
+    """The factor of kept weights; 0 if all are dropped.
 
     >>> kept_factor(0.5), kept_factor(1.0)
     (2.0, 0.0)
@@ -33,7 +33,7 @@ def kept_factor(rate: float) -> float:
 
 
 def drawn_factor(seed: str, rate: float, at: str = "i, j") -> str:
-    """The factor of a weight that may be dropped, in index notation; `at` are its coordinates.
+    """The dropout factor of a weight, in index notation; `at` are its coordinates.
 
     >>> drawn_factor("seed[h]", 0.5)
     'where(uniform(seed[h], i, j) < 0.5, 0, 2.0)'
@@ -42,11 +42,11 @@ def drawn_factor(seed: str, rate: float, at: str = "i, j") -> str:
 
 
 def seeds(user: fx.Node, extents: list[Any], like: Tensor) -> fx.Node:
-    """A node that draws a seed for each batch and head, before `user`.
+    """A node that draws a seed per batch and head, before `user`.
 
     Args:
-        extents: of batch and heads, numbers or size nodes.
-        like: a tensor of these extents.
+        extents: extents of batch and heads, numbers or size nodes.
+        like: tensor of the same extents.
     """
     with user.graph.inserting_before(user):
         node = user.graph.call_function(
@@ -59,17 +59,16 @@ def seeds(user: fx.Node, extents: list[Any], like: Tensor) -> fx.Node:
 def dropped_edges(
     values: Tensor, seed: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, *, rate: float
 ) -> Tensor:
-    """Values of edges some of which are 0, the others divided by how many are left on average.
+    """Values of edges after dropout, kept ones divided by the keep probability.
 
-    Densely: what the kernel is compared with, and what runs where none can be built. Without nodes a value is drawn by
-    the number of its edge. Edges that join the same two nodes are dropped each by itself: the second one is drawn with
-    another key, and so on.
+    Dense: the reference of the kernel, and its fallback. Without nodes a value is drawn by the number of its edge.
+    Duplicate edges are dropped independently: the second one is drawn with another key, and so on.
 
     Args:
         values: [edges, ..].
         seed: integers, one for each value of an edge, [..].
         rows, columns: the receiving and the sending node of each edge, [edges].
-        rate: how likely a value is dropped.
+        rate: probability of a drop.
 
     Source: Velickovic et al., Graph attention networks, 2018, section 3.3: dropout of attention coefficients.
     """
@@ -85,18 +84,18 @@ def dropped_edges(
 
 
 def dropped_weights(weights: Tensor, seed: Tensor, *, rate: float) -> Tensor:
-    """Weights of attention some of which are 0, the others divided by how many are left on average.
+    """Weights of attention after dropout, kept ones divided by the keep probability.
 
     Args:
         weights: [.., queries, keys].
         seed: integers, one for each [queries, keys] of weights.
-        rate: how likely a weight is dropped.
+        rate: probability of a drop.
     """
     return weights * is_kept(seed, weights.shape, rate) * kept_factor(rate)
 
 
 def is_kept(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
-    """The mask of the weights, [.., queries, keys], that are not dropped."""
+    """The mask of kept weights, [.., queries, keys]."""
     rows, columns = (torch.arange(extent) for extent in shape[-2:])
     numbers = kept_bits(seed.long()[..., None, None], rows[:, None], columns) * 2.0**-KEPT_BITS
     kept: Tensor = numbers >= threshold(rate)

@@ -1,4 +1,4 @@
-"""Products that sum, as einsums of two or three operands.
+"""Summed products as einsums of two or three operands.
 
 In: `%y = einsum("td,ehd->teh", %x, %w)` or `%y = bmm(%a, %b)`. Out: `Einsum(((%x, "td"), (%w, "ehd")), "teh")`.
 """
@@ -10,7 +10,7 @@ from torch import fx
 
 from sparsify.passes.graph.operators import operator_name, tensor_value
 
-# Letters of the modes that an ellipsis stands for.
+# Letters of the modes of an ellipsis.
 HIDDEN: Final = "ABCDEFGH"
 
 
@@ -23,7 +23,7 @@ class Einsum:
 
 
 def einsum_of(node: Any) -> Einsum | None:
-    """The einsum that a node computes, with a letter for each mode; `None` for other nodes and for diagonals."""
+    """The einsum of a node, with a letter for each mode; `None` for other nodes and for diagonals."""
     if not isinstance(node, fx.Node):
         return None
     if operator_name(node) == "bmm":
@@ -44,7 +44,7 @@ def einsum_of(node: Any) -> Einsum | None:
 
 
 def _implied(letters: list[str]) -> str:
-    """The letters of a result that is not spelled out: those that occur once, in alphabetical order.
+    """The letters of an implicit result: letters that occur once, in alphabetical order.
 
     >>> _implied(["bij", "bjd"])
     'di'
@@ -55,7 +55,7 @@ def _implied(letters: list[str]) -> str:
 
 
 def _spelled(texts: list[str], operands: list[fx.Node]) -> list[str] | None:
-    """The letters of operands and of the result, with some for what an ellipsis stands for, the same in all of them."""
+    """The letters of operands and result, with each ellipsis expanded to the same letters."""
     if not any("..." in text for text in texts):
         return texts
     values = [tensor_value(operand) for operand in operands]

@@ -1,9 +1,9 @@
-"""GELU that a model spells out, as the one operator that kernels and libraries compute with the product before it.
+"""Written-out GELU, joined into one operator, which kernels and libraries fuse with the preceding product.
 
 In:  `%c = mul(pow(%x, 3.0), 0.044715); %t = tanh(mul(add(%x, %c), 0.79788)); %y = mul(mul(%x, 0.5), add(%t, 1.0))`.
-Out: `%y = gelu(%x, approximate="tanh")`; with `%t = erf(div(%x, 1.41421))` it is `%y = gelu(%x)`.
+Out: `%y = gelu(%x, approximate="tanh")`; with `%t = erf(div(%x, 1.41421))` the result is `%y = gelu(%x)`.
 
-Only of float32 and float64: of halves each operator that is spelled out rounds, and of whole numbers torch has none.
+Only for float32 and float64: in half precision each written-out operator rounds, and torch has no GELU of integers.
 
 Source: Hendrycks and Gimpel, Gaussian error linear units (GELUs), 2016, section 2.
 """
@@ -19,12 +19,12 @@ from sparsify.passes.graph.operators import argument, operator_name, overwritten
 
 CUBIC: Final = 0.044715
 DTYPES: Final = (torch.float32, torch.float64)
-# How far constants may be from these: models write them with seven digits at least.
+# Tolerance of constants: models write them with at least seven digits.
 CLOSE: Final = 1e-6
 
 
 def join_gelu(graph: fx.Graph) -> None:
-    """Puts the operator in the place of what spells it; what nothing reads any more stays."""
+    """Replaces written-out GELUs by the operator; unread nodes are left in the graph."""
     written = overwritten(graph)
     for node in list(graph.nodes):
         found = gelu_of(node)
@@ -67,7 +67,7 @@ def cubic_of(node: Any) -> fx.Node | None:
 
 
 def factor_of(node: Any, factor: float) -> fx.Node | None:
-    """`x` of `factor * x`, or of `x / n` where that is the same."""
+    """`x` of `factor * x`, or of the equivalent `x / n`."""
     if not isinstance(node, fx.Node) or len(node.args) != 2 or node.kwargs:
         return None
     if operator_name(node) == "mul":
@@ -85,19 +85,19 @@ def summand_of(node: Any, number: float) -> fx.Node | None:
 
 
 def is_sum(node: Any) -> bool:
-    """Whether a node is a sum of two as they are."""
+    """Whether a node is an unscaled sum of two."""
     return isinstance(node, fx.Node) and operator_name(node) == "add" and argument(node, 2, "alpha", 1) == 1
 
 
 def orders(node: fx.Node) -> Iterator[tuple[Any, Any]]:
-    """The first two arguments of a node, and the same turned."""
+    """The first two arguments of a node in both orders."""
     if len(node.args) >= 2:
         yield node.args[0], node.args[1]
         yield node.args[1], node.args[0]
 
 
 def is_close(x: Any, number: Any, wanted: float) -> bool:
-    """Whether `x` is a tensor and a number is the one that is wanted, as models write it."""
+    """Whether `x` is a tensor and a number is approximately the expected constant."""
     return (
         isinstance(x, fx.Node) and isinstance(number, int | float) and isclose(number, wanted, rel_tol=CLOSE)
     )

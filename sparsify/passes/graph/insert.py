@@ -1,4 +1,4 @@
-"""New nodes of a graph that know what they compute."""
+"""New nodes of a graph, with fake results."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import fx
 
 
 def call(target: Any, *args: Any) -> fx.Node:
-    """A new node where its graph inserts, with what it computes."""
+    """A new node at the insertion point of its graph, with its fake result."""
     nodes: list[fx.Node] = []
     fx.map_arg(args, nodes.append)
     node = nodes[0].graph.call_function(target, args)
@@ -15,7 +15,7 @@ def call(target: Any, *args: Any) -> fx.Node:
 
 
 def call_before(user: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A new node before another one, in the module of that."""
+    """A new node before another node, in the same module."""
     with user.graph.inserting_before(user):
         node = call(target, *args)
     if "nn_module_stack" in user.meta:
@@ -24,7 +24,7 @@ def call_before(user: fx.Node, target: Any, *args: Any) -> fx.Node:
 
 
 def put_behind(node: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A new node that reads another one, in the place of that for all that read it."""
+    """A new node that reads another one, and replaces it for all readers."""
     users = dict(node.users)
     with node.graph.inserting_after(node):
         new = call(target, node, *args)
@@ -34,7 +34,7 @@ def put_behind(node: fx.Node, target: Any, *args: Any) -> fx.Node:
 
 
 def move_behind_inputs(node: fx.Node) -> None:
-    """Moves a node behind all that it reads, and what lies between and reads it behind it, in the order that it has."""
+    """Moves a node after its inputs, and its readers in between after the node, in their order."""
     later = [read for read in node.all_input_nodes if node < read]
     if not later:
         return

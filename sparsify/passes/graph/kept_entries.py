@@ -1,10 +1,10 @@
-"""Results of operators that a sparsifier thins out, as nodes of a graph.
+"""Results of operators under a sparsifier, as nodes of a graph.
 
 In: `%h = gelu(%x)` and `ScalarThreshold(0.1)`. Out: `%k = kept_entries(%h, '["ScalarThreshold", {"threshold": 0.1}]');
-%y = where(%k, %h, 0)`: gradients are those of the entries that stay.
+%y = where(%k, %h, 0)`: gradients reach the kept entries alone.
 
-Conditions of streaming sparsifiers are rows of the operator table, so that they become part of kernels; others read
-whole tensors, and torch's operators compute them.
+Conditions of streaming sparsifiers are rows of the operator table, and so become part of kernels; others read whole
+tensors, and torch's operators compute them.
 """
 
 import json
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from sparsify.recipe.sparsifier_spec import SparsifierSpec
 from sparsify.sparsification.from_recipe import sparsifier_of
-from sparsify.sparsification.sparsifier import Sparsifier
+from sparsify.sparsification.rules.sparsifier import Sparsifier
 
-# Objects of users' classes, which graphs write as numbers.
+# Objects of user classes, written as numbers in graphs.
 OBJECTS: Final[list[Sparsifier]] = []
 
 
 def written(sparsifier: Sparsifier) -> str:
-    """A sparsifier as graphs write it: its class and arguments, or the number of an object of a user's class.
+    """A sparsifier in graph notation: class and arguments, or the number of a user class's object.
 
     >>> written(sparsifier_of(SparsifierSpec.model_validate("ScalarThreshold(0.1)")))
     '["ScalarThreshold", {"threshold": 0.1}]'
@@ -39,7 +39,7 @@ def written(sparsifier: Sparsifier) -> str:
 
 @lru_cache(maxsize=256)
 def read(text: str) -> Sparsifier:
-    """The sparsifier that is written so."""
+    """The sparsifier in a graph's notation."""
     name, arguments = json.loads(text)
     if isinstance(arguments, int):
         return OBJECTS[arguments]
@@ -49,7 +49,7 @@ def read(text: str) -> Sparsifier:
 
 @torch.library.custom_op("sparsify::kept_entries", mutates_args=())
 def entries(tensor: Tensor, sparsifier: str) -> Tensor:
-    """The places of the entries of a tensor that a sparsifier keeps, truth values of its shape."""
+    """The mask of the entries kept by a sparsifier, truth values of the tensor's shape."""
     return read(sparsifier).mask(tensor.detach()).contiguous()
 
 
@@ -66,21 +66,21 @@ def sparse_gradient(tensor: Tensor, kept: Tensor | None, sparsifiers: tuple[str,
 
     Args:
         tensor: a result of an operator.
-        kept: the pattern that the gradient keeps; `None`: it has a pattern of its own.
-        sparsifiers: of the gradient, one after the other.
+        kept: pattern of the gradient; `None`: no fixed pattern.
+        sparsifiers: sparsifiers of the gradient, applied in order.
     """
     found: Tensor = _SparseGradient.apply(tensor, kept, sparsifiers)  # type: ignore[no-untyped-call]
     return found
 
 
 def straight_through(tensor: Tensor, sparsified: Tensor) -> Tensor:
-    """The sparsified tensor; its gradient is that of the tensor, in all entries."""
+    """The sparsified tensor; the gradient passes to all entries of the dense tensor."""
     found: Tensor = _StraightThrough.apply(tensor, sparsified)  # type: ignore[no-untyped-call]
     return found
 
 
 class _SparseGradient(torch.autograd.Function):
-    """`x -> x`; the gradient is that of the entries that sparsifiers keep of it."""
+    """`x -> x`; sparsifiers are applied to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, kept: Tensor | None, sparsifiers: tuple[str, ...]) -> Tensor:
@@ -96,7 +96,7 @@ class _SparseGradient(torch.autograd.Function):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """`(x, y) -> y`; the gradient is that of x."""
+    """`(x, y) -> y`; the gradient passes to x."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, sparsified: Tensor) -> Tensor:

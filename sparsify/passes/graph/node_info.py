@@ -1,7 +1,7 @@
-"""Notes of passes about nodes of a graph, one frozen record a node: passes tell each other by these alone.
+"""Notes of passes on graph nodes, one frozen record per node: the only communication between passes.
 
-In: `set_info(node, mark=Mark(...))`. Out: `info(node).mark`, and `info(copy).mark` of a copy of the node, whose notes
-are its own from then on.
+In: `set_info(node, mark=Mark(...))`. Out: `info(node).mark`, and `info(copy).mark` of a copy of the node, with
+independent notes from then on.
 """
 
 from dataclasses import dataclass, replace
@@ -22,29 +22,29 @@ KEY: Final = "sparsify"
 class NodeInfo:
     """The notes about a node."""
 
-    input_name: str | None = None  # of the argument that a placeholder stands for
-    is_parameter: bool = False  # whether a placeholder stands for a parameter
+    input_name: str | None = None  # name of a placeholder's argument
+    is_parameter: bool = False  # whether a placeholder is a parameter
     has_no_grad: bool | None = None  # whether the node was captured without gradients
-    is_write: bool | None = None  # whether it writes into a tensor; None where nobody has asked
-    is_itself: bool = False  # whether it is the result of an operator in place
+    is_write: bool | None = None  # whether the node writes into a tensor; None if not determined yet
+    is_itself: bool = False  # whether the node is the result of an in-place operator
     is_contiguous: bool = False  # whether an input has to be contiguous
-    mark: "Mark | None" = None  # why and how it is sparse
-    attention: Any = None  # what a softmax that is attention is taken of
-    no_attention: str | None = None  # why it is no attention that rules can give a pattern
-    own_pattern: Any = None  # the pattern that its attention has by itself
-    dense_reason: str | None = None  # why it stays dense
-    region: "Region | None" = None  # the region that ends in it
-    rows_of: fx.Node | None = None  # the tensor that it has the rows of
-    matrix: fx.Node | None = None  # the matrix of rows that it is a view of
-    parts: Any = None  # the shape of the parts that it is a view of
-    decided: Any = None  # where it chooses experts, and what that follows from
-    order: Any = None  # how its rows are ordered
-    is_made_dense: bool = False  # whether it is a sparse input as a dense tensor
-    shown: fx.Node | None = None  # the node that stands for it in reports
-    is_listed_dense: bool = False  # whether the report lists it under the name of another node
-    is_under_mask: bool = False  # whether it is a weight that trains under a mask
-    form: "Chosen | None" = None  # how torch computes its convolution
-    call: "RegionCall | None" = None  # what computes it instead of the nodes of a region
+    mark: "Mark | None" = None  # origin and kind of its sparsity
+    attention: Any = None  # nodes of attention around a softmax
+    no_attention: str | None = None  # refusal of an attention pattern
+    own_pattern: Any = None  # built-in pattern of its attention
+    dense_reason: str | None = None  # reason to stay dense
+    region: "Region | None" = None  # region with the node as output
+    rows_of: fx.Node | None = None  # tensor with the same rows
+    matrix: fx.Node | None = None  # base matrix of rows of a view
+    parts: Any = None  # shape of the parts of a view
+    decided: Any = None  # chosen experts of a gate, with the source nodes
+    order: Any = None  # order of its rows
+    is_made_dense: bool = False  # whether the node is a sparse input as a dense tensor
+    shown: fx.Node | None = None  # node shown in its place in reports
+    is_listed_dense: bool = False  # whether the report lists the node under another node's name
+    is_under_mask: bool = False  # whether the node is a weight trained under a mask
+    form: "Chosen | None" = None  # form of torch's convolution
+    call: "RegionCall | None" = None  # call that replaces a region's nodes
 
 
 NOTHING: Final = NodeInfo()
@@ -57,12 +57,12 @@ def info(node: fx.Node) -> NodeInfo:
 
 
 def set_info(node: fx.Node, **changes: Any) -> None:
-    """Changes notes about a node; copies that share its notes keep theirs."""
+    """Changes notes of a node; copies of the node with the same record keep theirs."""
     node.meta[KEY] = replace(info(node), **changes)
 
 
 def call_of(node: fx.Node) -> "RegionCall":
-    """The call that a node of an emitted region makes."""
+    """The call of an emitted region's node."""
     found = info(node).call
     assert found is not None, f"{node.name} calls no region"
     return found

@@ -101,7 +101,7 @@ VIEWS = frozenset(
         "getitem",
     ]
 )
-# What gives its operand's numbers, in other memory or another dtype.
+# Operators that copy numbers to other memory or another dtype.
 COPIES = frozenset(["to", "_to_copy", "clone", "contiguous", "alias", "detach"])
 LAYOUT_ONLY = frozenset(["t", "transpose", "permute", "contiguous", "view", "unsqueeze", "clone"])
 RANDOM = frozenset(
@@ -126,14 +126,14 @@ _data_extents: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
 
 
 def operator_name(node: fx.Node) -> str:
-    """The canonical name of the operator that `node` calls, "" for nodes that call none."""
+    """The canonical name of the operator called by `node`, "" for other nodes."""
     raw = raw_name(node)
     name = raw[:-1] if raw.endswith("_") and not raw.endswith("__") else raw
     return ALIASES.get(name, name)
 
 
 def raw_name(node: fx.Node) -> str:
-    """The operator's name as it was written, with the underscore of an in-place form."""
+    """The operator's original name, with the underscore of an in-place form."""
     if node.op == "call_method":
         return str(node.target)
     if node.op != "call_function":
@@ -162,14 +162,14 @@ def is_mutating(node: fx.Node) -> bool:
 
 
 def updates_statistics(node: fx.Node) -> bool:
-    """Whether the operator is a normalisation in training, which changes its running mean and variance."""
+    """Whether the operator is a normalisation in training, with updates of its running statistics."""
     if operator_name(node) not in ("batch_norm", "instance_norm"):
         return False
     return isinstance(argument(node, 3, "running_mean"), fx.Node) and bool(argument(node, 5, "training"))
 
 
 def overwritten(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The nodes that may be in memory that an operator of the graph writes into: `%m` of `fill_(slice(%m))`."""
+    """The nodes that may alias memory overwritten in the graph: `%m` of `fill_(slice(%m))`."""
     found: set[fx.Node] = set()
     for writer in graph.nodes:
         node: Any = (
@@ -192,7 +192,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def draws_nothing(node: fx.Node) -> bool:
-    """Whether an operator that may drop entries drops none: out of training, or with probability 0."""
+    """Whether a dropout operator drops nothing: out of training, or with probability 0."""
     given = {
         item.name: argument(node, place, item.name, item.default_value)
         for place, item in enumerate(node.target._schema.arguments)  # type: ignore[union-attr]
@@ -203,7 +203,7 @@ def draws_nothing(node: fx.Node) -> bool:
 
 
 def is_inactive_dropout(node: fx.Node) -> bool:
-    """Whether `node` is a dropout that drops nothing: out of training, or with probability 0."""
+    """Whether `node` is an inactive dropout: out of training, or with probability 0."""
     if operator_name(node) not in DROPOUTS:
         return False
     probability = argument(node, 1, "p", 0.5)
@@ -211,7 +211,7 @@ def is_inactive_dropout(node: fx.Node) -> bool:
 
 
 def is_dropout(node: fx.Node) -> bool:
-    """Whether `node` drops entries, each by itself: in training, with a probability above 0."""
+    """Whether `node` drops entries independently: in training, with a probability above 0."""
     return raw_name(node) in ("dropout", "dropout_") and not is_inactive_dropout(node)
 
 
@@ -227,7 +227,7 @@ def is_constant(node: fx.Node) -> bool:
 
 
 def parameter_behind(node: fx.Node) -> fx.Node | None:
-    """The attribute that `node` is, or that it only turns or copies; None for other nodes."""
+    """The attribute that `node` is a transpose or copy of; None for other nodes."""
     while (
         node.op == "call_function" and operator_name(node) in LAYOUT_ONLY and len(node.all_input_nodes) == 1
     ):
@@ -243,7 +243,7 @@ def argument(node: fx.Node, position: int, name: str, default: Any = None) -> An
 
 
 def scope(node: fx.Node) -> str:
-    """The qualified name of the module that the node ran in, "" for the model itself.
+    """The qualified name of the node's module, "" for the model itself.
 
     `@1` marks a second call.
     """
@@ -256,7 +256,7 @@ def scope(node: fx.Node) -> str:
 
 
 def module_type(node: fx.Node) -> str:
-    """The class name of the module that the node ran in."""
+    """The class name of the node's module."""
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return ""
@@ -265,25 +265,25 @@ def module_type(node: fx.Node) -> str:
 
 
 def tensor_value(node: Any) -> torch.Tensor | None:
-    """The fake tensor that `node` computes, None when it computes none."""
+    """The fake tensor of `node`, None for other values."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def is_real(node: fx.Node) -> bool:
-    """Whether a node is a tensor of real numbers, or several tensors of which one is."""
+    """Whether a node is a floating-point tensor, or has one among several results."""
     value = node.meta.get("val")
     parts = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(part, torch.Tensor) and part.is_floating_point() for part in parts)
 
 
 def data_extents(extent: torch.SymInt) -> dict[Any, int]:
-    """By symbol the extents that data decides, as the example inputs have them."""
+    """The data-dependent extents of the example inputs, by symbol."""
     return _data_extents.setdefault(extent.node.shape_env, {})
 
 
 def known_size(extent: Any, unknown: int | None = None) -> int | None:
-    """The number behind an extent, for the example inputs; `unknown` stands for what only a run can tell."""
+    """The number of an extent for the example inputs; `unknown` for run-time values."""
     if isinstance(extent, fx.Node):
         extent = extent.meta.get("val")
     if isinstance(extent, int):
@@ -304,10 +304,10 @@ def known_size(extent: Any, unknown: int | None = None) -> int | None:
 def ancestors(
     nodes: Iterable[fx.Node], is_passed: Callable[[fx.Node], bool] = lambda node: True
 ) -> Iterator[fx.Node]:
-    """Nodes and all that they are computed from, each once, found one by one.
+    """Nodes and all of their ancestors, each once, lazily.
 
     Args:
-        is_passed: whether what a node is computed from is looked for, too.
+        is_passed: whether the search continues at the inputs of a node.
     """
     seen, waiting = set[fx.Node](), list(nodes)
     while waiting:
@@ -320,7 +320,7 @@ def ancestors(
 
 
 def between(outputs: Iterable[fx.Node], operands: Collection[fx.Node]) -> list[fx.Node]:
-    """The nodes that compute some nodes from others, in the order of the graph; neither inputs nor attributes."""
+    """The nodes between operands and outputs, in the order of the graph; without inputs and attributes."""
     leaves = ("placeholder", "get_attr")
     found = ancestors(outputs, lambda node: node not in operands)
     return sorted(node for node in found if node not in operands and node.op not in leaves)

@@ -1,19 +1,20 @@
-"""Captures of calls that no graph of a sparse model fits: one at a time in the process, beside calls of known graphs.
+"""Capture of calls that no existing graph of a sparse model fits; one capture at a time in the process.
 
-In: a `SparseModule` and a call. Out: the variant for it, taken through all passes and compared with the source model;
-the sparse model knows it, and holds its weights as it reads them. Whatever fails, the models are as they were.
-
-What is captured is a `Mirror` of the source model: calls of other threads, of the source model too, see nothing of it.
+In: a `SparseModule` and a call. Out: the variant for the call, taken through all passes and compared with the source
+model; the variant is registered in the sparse model, and its weights are packed in the formats that the variant reads.
+A failure leaves both models unchanged. Calls of known graphs run concurrently. The captured object is a `Mirror` of the
+source model: calls of other threads, of the source model too, see nothing of a capture.
 """
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from sparsify import options as settings
 from sparsify.compiler.cpp.toolchain.build import has_compiler
@@ -32,21 +33,22 @@ from sparsify.passes.emit.mask_gradients import drops_zeros, remember_masks
 from sparsify.passes.functional.layouts import contiguous_inputs
 from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.module import recurrent
-from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
-from sparsify.passes.module.operator_graph import OperatorGraph, measure
-from sparsify.passes.module.optimizer_steps import keep_zeros_of, watch_trained
-from sparsify.passes.module.piecewise import piecewise
-from sparsify.passes.module.recurrent import report_refused
-from sparsify.passes.module.require_gain import (
+from sparsify.passes.module.check.operator_graph import OperatorGraph, measure
+from sparsify.passes.module.check.require_gain import (
     DenseTrainsFasterError,
     require_gain,
     require_training_gain,
 )
-from sparsify.passes.module.run_eager import compiled, eager
-from sparsify.passes.module.silent_prints import SILENT
-from sparsify.passes.module.sparse_parameters import read_densely, sparse_parameters
-from sparsify.passes.module.variant import Variant, return_plainly
-from sparsify.passes.module.verify import naming_values, report_half, verify
+from sparsify.passes.module.check.silent_prints import SILENT
+from sparsify.passes.module.check.verify import naming_values, report_half, verify
+from sparsify.passes.module.check.whole_call import SlowerCallError, require_faster_call
+from sparsify.passes.module.piecewise import piecewise
+from sparsify.passes.module.recurrent import report_refused
+from sparsify.passes.module.source.hooks import drop_gradient_hooks, report_recorders
+from sparsify.passes.module.variants.run_eager import compiled, eager
+from sparsify.passes.module.variants.variant import Variant, return_plainly
+from sparsify.passes.module.weights.optimizer_steps import keep_zeros_of, watch_trained
+from sparsify.passes.module.weights.sparse_parameters import read_densely, sparse_parameters
 from sparsify.passes.pipeline import PASSES
 from sparsify.passes.rules.mark import aliases, format_text
 from sparsify.passes.rules.product_weights import product_weights
@@ -55,18 +57,19 @@ from sparsify.progress import stage, working
 from sparsify.report import Choice
 from sparsify.report_text import fold
 from sparsify.runtime.locks import CAPTURES
+from sparsify.runtime.saved_tensors import unhooked
 from sparsify.runtime.trim import trim
-from sparsify.storage import trained_masks
 from sparsify.storage.own_memory import runs_natively
+from sparsify.storage.subclass import trained_masks
 from sparsify.storage.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
 
 
-# For as many regions as this the seconds of each are spent; most races are over sooner.
+# Regions whose tuning time is budgeted; most benchmarks end sooner.
 REGIONS: Final = 15
-# Of a result that is dense where the model would return a sparse tensor.
+# Size limit of a dense result in place of a sparse tensor of the model.
 MOST_BYTES: Final = 1 << 30
 
 
@@ -78,17 +81,19 @@ def drafted(
     is_mirror: bool,
     has_general: bool,
     trains_dense: str = "",
+    undone: Mapping[str, str] = MappingProxyType({}),
 ) -> Draft:
-    """The draft for calls like `call`; experts that no kernel computes run as the model has them.
+    """The draft for calls like `call`; experts without a kernel run the model's own code.
 
     Args:
-        source: the model, or with `is_mirror` a mirror of it that other threads do not run.
-        tensors: of the call.
-        has_general: whether the front end makes regions of what no recogniser knows.
-        trains_dense: why weights that train are left to torch, "" where kernels compute with them.
+        source: the model, or with `is_mirror` a mirror that other threads do not run.
+        tensors: tensors of the call.
+        has_general: whether the front end makes regions of operators without a recogniser.
+        trains_dense: reason why trained weights are left to torch, "" where kernels compute with them.
+        undone: reasons why no kernel computes a node, by node name.
 
     Raises:
-        CaptureError: as `capture`; that of experts that no kernel computes and no graph can hold.
+        CaptureError: as in `capture`; no graph can hold experts that no kernel computes.
     """
     stored, known = module._weights.stored(module.variants), module._captures.constants()
 
@@ -115,6 +120,7 @@ def drafted(
                 stored=stored,
                 has_general=has_general,
                 trains_dense=trains_dense,
+                undone=undone,
             )
         )
 
@@ -127,10 +133,10 @@ def drafted(
 def _with_experts(
     found: Draft, source: nn.Module, asked: Asked, left: Collection[str], made: Callable[..., Draft]
 ) -> Draft:
-    """The draft with experts that no kernel computes as the model has them.
+    """The draft in which experts without a kernel run the model's own code.
 
     Raises:
-        CaptureError: that of experts that no graph can hold.
+        CaptureError: no graph can hold the experts.
     """
     reasons = {name: _reason(found, name) for name in left}
     relaxed = replace(asked, recipe=asked.recipe.with_optional_rules("gate"))
@@ -139,7 +145,7 @@ def _with_experts(
     except CaptureError as error:
         whys = "; ".join(f"no kernel computes {name}: {why}" for name, why in reasons.items())
         raise CaptureError(f"{whys}; {error}") from error
-    except RecipeError as error:  # rules name nodes that are others now
+    except RecipeError as error:  # rules name nodes of another graph
         found.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
         return found
     _list_experts(found, reasons)
@@ -147,7 +153,7 @@ def _with_experts(
 
 
 def _list_experts(draft: Draft, reasons: Mapping[str, str]) -> None:
-    """Lists experts that run as the model has them, by name with the reason, and warns unless that is a choice."""
+    """Reports experts that run the model's own code, with reasons; warns unless the reason is a choice."""
     for name, why in reasons.items():
         text = f"{why}; the model's own experts run"
         draft.report.left_dense(name, EXPERTS, name, Choice(text) if isinstance(why, Choice) else text)
@@ -155,10 +161,10 @@ def _list_experts(draft: Draft, reasons: Mapping[str, str]) -> None:
 
 
 def _require_sparse(draft: Draft) -> None:
-    """Raises where an operator still reads a sparse input as a dense tensor, or the result is one that is too large.
+    """Raises where an operator reads a sparse input as a dense tensor, or a dense result is too large.
 
     Raises:
-        CaptureError: it names the operators, or the result.
+        CaptureError: names the operators, or the result.
     """
     names = draft.captured.written_out
     results = draft.graph.output_node().all_input_nodes if names else []
@@ -174,45 +180,33 @@ def _require_sparse(draft: Draft) -> None:
 
 
 def _run_passes(draft: Draft) -> Draft:
-    """The draft after all passes; results that stand for others in its graph are dropped."""
+    """The draft after all passes."""
     note_extents(draft.graph, draft.examples, lambda name: draft.captured.tensor(draft.model, name))
     with shared_seconds(REGIONS * draft.options.tune_seconds):
-        try:
-            draft = pipeline.run(PASSES, draft)
-        finally:
-            clear_fake_results(draft.graph)
+        draft = pipeline.run(PASSES, draft)
     _require_sparse(draft)
     return draft
 
 
 def _options(asked: Asked, tensors: Iterable[torch.Tensor]) -> settings.Options:
-    """The options in force here for a model with these tensors, with those of a recipe."""
+    """The options in force for a model with some tensors, overridden by the recipe."""
     current = settings.current()
     if asked.recipe.compile.threads is not None:
         current = replace(current, threads=asked.recipe.compile.threads)
     if not has_compiler(current) or not runs_natively(tensors):
-        current = replace(current, tune_seconds=0.0)  # there is nothing to choose from
+        current = replace(current, tune_seconds=0.0)  # no alternatives to time
     if asked.strict or asked.recipe.compile.fallback == "error":
         current = replace(current, strict=True)
     return current
 
 
 def _reason(draft: Draft, name: str) -> str:
-    """Why no kernel computes the experts of this name."""
+    """The reason why no kernel computes the experts of a name."""
     found = (entry for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
     entry = next(found, None)
     if entry is None:
         return Choice("no rule chose its gate")
     return Choice(entry.reason) if entry.chosen else entry.reason
-
-
-def clear_fake_results(graph: fx.Graph) -> None:
-    """Empties the cache of fake-tensor results of a graph: torch.export keeps its shape environment for good."""
-    for node in graph.nodes:
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
-        if mode is not None and mode.shape_env is not None:
-            getattr(mode.shape_env, "fake_tensor_cache", {}).clear()
-            return
 
 
 MAX_CAPTURES: Final = 8
@@ -221,12 +215,13 @@ MAX_CAPTURES: Final = 8
 def capture_call(
     module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes
 ) -> Variant | None:
-    """The variant for calls like `call` in a mode, captured now unless another thread has done so meanwhile.
+    """The variant for calls like `call` in a mode, captured unless another thread did so meanwhile.
 
-    None when the source model has to run; what it must not run without raises.
+    Returns None when the source model has to run; raises where the source model must not run without the masks of the
+    recipe.
 
     Raises:
-        Exception: what the source model raises for this call.
+        Exception: raised by the source model for this call.
     """
     like = (mode, call.shape)
     with CAPTURES:
@@ -245,7 +240,7 @@ def capture_call(
                 "`prepare` captures the kinds of calls that matter before others come"
             )
             return None
-        with working(type(module._source).__name__):
+        with working(type(module._source).__name__), unhooked():
             return captured_now(module, call, tensors, mode)
 
 
@@ -276,10 +271,10 @@ def captured_now(
 def published(
     module: "SparseModule", draft: Draft, call: calls.Call, tensors: list[Tensor], mode: Modes
 ) -> Variant:
-    """The variant of a draft, or of one with fewer regions where its results differ or it trains slower.
+    """The variant of a draft, or of a draft with fewer regions if results differ or the draft is slower.
 
     Raises:
-        CaptureError: the source model has to run, as where it is faster.
+        CaptureError: the source model has to run, for example because it is faster.
         VerificationError: results differ without regions of the front end, too.
     """
     try:
@@ -287,6 +282,11 @@ def published(
     except DenseTrainsFasterError as error:
         draft.regions.clear()
         return publish(module, densely(module, call, tensors, mode, str(error)), call, tensors, mode)
+    except SlowerCallError as error:
+        draft.regions.clear()
+        with torch.inference_mode(False):
+            draft = draft_of(module, call, tensors, mode, undone=error.undone)
+        return published(module, draft, call, tensors, mode)
     except VerificationError as error:
         if draft.is_strict or not any(region.is_general for region in draft.regions):
             raise
@@ -295,7 +295,7 @@ def published(
 
 
 def check_pruning(module: "SparseModule", call: calls.Call) -> None:
-    """Warns, once a call shows it, where a rule pruned what no product reads."""
+    """Warns, once a call shows the products, where a rule pruned a weight that no product reads."""
     pruning, rules = module._asked.pruning, module._asked.recipe.rules
     if not pruning.is_guess:
         return
@@ -317,7 +317,7 @@ def check_pruning(module: "SparseModule", call: calls.Call) -> None:
 def recognised(
     module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes, error: VerificationError
 ) -> Draft:
-    """The draft without regions of the front end, whose results differ for this call, as where torch has 0 / 0."""
+    """The draft without regions of the front end, after their results differed, for example by 0 / 0 in torch."""
     with torch.inference_mode(False):
         draft = draft_of(module, call, tensors, mode, has_general=False)
     draft.report.warnings.append(f"operators without a recognised form stay dense: {error}".splitlines()[0])
@@ -327,7 +327,7 @@ def recognised(
 def densely(
     module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes, reason: str
 ) -> Draft:
-    """The draft whose weights are dense under their masks, which train faster for this call."""
+    """The draft with dense weights under masks, which train faster for this call."""
     if module._weights.may_exchange:
         module._weights.densify()
     with torch.inference_mode(False):
@@ -342,22 +342,24 @@ def draft_of(
     *,
     has_general: bool = True,
     trains_dense: str = "",
+    undone: Mapping[str, str] = MappingProxyType({}),
 ) -> Draft:
-    """The draft for calls like `call`; weights are packed as the model holds them already.
+    """The draft for calls like `call`; weights keep the packed formats held by the model.
 
     Args:
-        has_general: whether the front end makes regions of what no recogniser knows.
-        trains_dense: why weights that train are left to torch, "" where kernels compute with them.
+        has_general: whether the front end makes regions of operators without a recogniser.
+        trains_dense: reason why trained weights are left to torch, "" where kernels compute with them.
+        undone: reasons why no kernel computes a node, by node name.
     """
     stage("capturing")
     report_recorders(module._source, module._notices)
     mirror = module._weights.mirror(mode)
     try:
         drop_gradient_hooks(mirror.model)
-        draft = drafted(module, mirror.model, call, tensors, True, has_general, trains_dense)
-    except ReachedError:  # code of the model refers to its modules in a way of its own
+        draft = drafted(module, mirror.model, call, tensors, True, has_general, trains_dense, undone)
+    except ReachedError:  # the model's code refers to its modules by private references
         with in_modes(module._source, mode), module._weights.dense():
-            return drafted(module, module._source, call, tensors, False, has_general, trains_dense)
+            return drafted(module, module._source, call, tensors, False, has_general, trains_dense, undone)
     finally:
         mirror.clear()
     draft.model = module._source
@@ -367,14 +369,14 @@ def draft_of(
 def refuse(
     module: "SparseModule", call: calls.Call, mode: Modes, error: CaptureError, *, in_pieces: bool = False
 ) -> None:
-    """Notes that the source model runs for calls like `call`, which could not be captured.
+    """Records that the source model runs for calls like `call`, which could not be captured.
 
     Args:
         error: the reason.
-        in_pieces: whether its pieces may run in kernels where they are faster.
+        in_pieces: whether pieces of the model may run in kernels where kernels are faster.
 
     Raises:
-        Exception: what the source model raises for this call.
+        Exception: raised by the source model for this call.
         CaptureError: with `strict`.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -404,7 +406,7 @@ def refuse(
 
 
 def keep_pruned(module: "SparseModule") -> None:
-    """Has the weights that rules pruned train where they are not 0, whatever reads them."""
+    """Restricts the training of pruned weights to their nonzeros, whichever operators read the weights."""
     recipe = module._asked.recipe
     known = dict(module._source.named_parameters(remove_duplicate=False))
     kept = []
@@ -428,7 +430,7 @@ def publish(
     *,
     is_timed: bool = True,
 ) -> Variant:
-    """The variant of a draft, which calls find from now on; with `is_timed` only where it is worth it."""
+    """Registers the variant of a draft for later calls; `is_timed` requires a gain over the source model."""
     captured, report = draft.captured, draft.report
     regions = [call_of(node) for node in draft.graph.nodes if info(node).call is not None]
     kept = draft.operators if regions else None
@@ -449,6 +451,8 @@ def publish(
             names = call.shape.tensor_names()
             with SILENT, naming_values(module._source, dict(zip(names, tensors, strict=True))):
                 verify(module, variant, call, tensors, mode)
+        if operators is None and is_timed and draft.options.tune_seconds > 0 and not draft.is_trainable:
+            require_faster_call(module, variant, draft, call, tensors, mode)
         hold_weights(module, variants)
         if operators is not None:
             measure(module, variant, call, tensors, operators)
@@ -474,18 +478,18 @@ def publish(
 
 
 def hold_weights(module: "SparseModule", variants: list[Variant], *, packs: bool = True) -> None:
-    """Makes weights dense that one of these variants reads so; with `packs` packs those that no variant reads dense."""
+    """Makes weights dense that one of the variants reads dense; `packs` packs all other weights."""
     with module._weights.lock, torch.inference_mode(False), torch.no_grad():
         module._weights.release(variants)
         if packs:
             module._weights.pack(variants)
         share_again(module, module._source)
     if packs:
-        trim()  # of dense weights and of what was compared
+        trim()  # frees dense weights and the memory of the comparison
 
 
 def compile_graph(module: "SparseModule", variant: Variant) -> None:
-    """Makes the functions that run a variant."""
+    """Compiles the functions that run a variant."""
     graph, held = variant.captured.graph, module._weights
     trained = set(held.trained)
     read_densely(graph, trained)

@@ -1,10 +1,9 @@
-"""Calls of a sparse model that no graph holds, by pieces: the graphs that Dynamo finds between breaks.
+"""Calls that no graph holds, run in pieces: the graphs that Dynamo finds between graph breaks.
 
-In: a `SparseModule` whose model prints, or asks for `tensor.item()`. Out: `pieces.run(module, mode, args, kwargs)`, the
-code of the source model with its pieces in kernels; a row of the report for each piece, with the reason of the break.
-
-The rooms above know what finds the pieces, as `Asked.pieces`. The source model runs where Dynamo fails, where each call
-has other pieces, and where pieces take longer.
+In: a `SparseModule` with a model that prints, or calls `tensor.item()`. Out: `pieces.run(module, mode, args, kwargs)`,
+the code of the source model with its pieces in kernels; a report row for each piece, with the reason of the break.
+Higher layers inject the compiler that finds pieces, as `Asked.pieces`. The source model runs where Dynamo fails, where
+each call has other pieces, and where pieces are slower.
 """
 
 import operator
@@ -22,11 +21,10 @@ from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import kept_buffers
 from sparsify.passes.capture.shell import Modes, ModulePairs, is_lent, modes, share_again
-from sparsify.passes.module.operator_graph import seconds
-from sparsify.passes.module.silent_prints import SILENT
-from sparsify.passes.module.sparse_parameters import as_dense
-from sparsify.passes.module.undo_writes import Buffers, versions
-from sparsify.passes.module.verify import (
+from sparsify.passes.module.check.operator_graph import seconds
+from sparsify.passes.module.check.silent_prints import SILENT
+from sparsify.passes.module.check.undo_writes import Buffers, versions
+from sparsify.passes.module.check.verify import (
     Exact,
     compare_gradients,
     gradients,
@@ -36,17 +34,18 @@ from sparsify.passes.module.verify import (
     rounding_error,
     trained_tensors,
 )
+from sparsify.passes.module.weights.sparse_parameters import as_dense
 from sparsify.passes.rules.mark import rule_error
 from sparsify.progress import stage
 from sparsify.report import PieceEntry, Report
 from sparsify.storage.own_memory import runs_natively
-from sparsify.storage.trained_masks import entries
+from sparsify.storage.subclass.trained_masks import entries
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
 
 TURNS: Final = 5
-# So much of the time of the source model is noise.
+# Ratios of times below the limit are noise.
 NOISE: Final = 1.05
 
 
@@ -60,31 +59,31 @@ class Compiler(Protocol):
     trainable: bool
 
     def finding(self) -> AbstractContextManager[Any]:
-        """The context of a search for pieces: reports are of those that are found or met from here on."""
+        """A context that searches for pieces: `reports` covers pieces found or met since its start."""
 
     def compiled(self, model: nn.Module) -> Callable[..., Any]:
-        """The model with pieces in kernels, which are made when they are called first."""
+        """The model with pieces in kernels, which are compiled at their first call."""
 
     def looking(self) -> AbstractContextManager[Any]:
-        """The context for a call of the model as it is, before its pieces are found."""
+        """The context for a call of the unmodified model, before its pieces are found."""
 
     def compiling(self) -> AbstractContextManager[Any]:
         """The context in which calls find their pieces."""
 
     def count(self) -> int:
-        """The number of graphs that were found so far."""
+        """The number of graphs found so far."""
 
     def reports(self) -> list[tuple[PieceEntry, Report | None]]:
-        """The entry of each piece, with the report of its kernels where it has regions."""
+        """The entry of each piece, with the report of its kernels if the piece has regions."""
 
 
 class KeptMirror:
-    """A mirror of the source model, kept over calls while the source has the same parts.
+    """A mirror of the source model, reused across calls while the source model has the same parts.
 
     Args:
         module: the sparse model.
-        mode: of the mirror.
-        compiler: of its pieces, None where it runs as it is.
+        mode: mode of the mirror.
+        compiler: compiler of the mirror's pieces, None to run the mirror eagerly.
     """
 
     def __init__(self, module: "SparseModule", mode: Modes, compiler: Compiler | None) -> None:
@@ -98,22 +97,22 @@ class KeptMirror:
         self.note()
 
     def note(self) -> None:
-        """Takes the attributes that both have now for the same."""
+        """Records the present attributes of both models as equal."""
         self.mirror.pairs = [(part, copy, dict(vars(copy))) for part, copy, _ in self.mirror.pairs]
         self.known, self.known_copies = attributes(self.parts), attributes(self.copies)
 
     def is_current(self, source: nn.Module) -> bool:
-        """Whether the source model has the attributes, parameters and modules that it had."""
+        """Whether the source model still has the recorded attributes, parameters and modules."""
         return source is self.source and are_same(attributes(self.parts), self.known)
 
     def hand_on(self) -> None:
-        """Gives the source model the attributes that a call has set."""
+        """Copies the attributes set by a call to the source model."""
         if not are_same(attributes(self.copies), self.known_copies):
             self.mirror.write_back()
             self.note()
 
     def take_back(self) -> None:
-        """Forgets the attributes that a call has set: the source model never gets them."""
+        """Discards the attributes set by a call, which the source model never gets."""
         for _, copy, known in self.mirror.pairs:
             own = vars(copy)
             if own.keys() != known.keys() or not are_same([own[name] for name in known], [*known.values()]):
@@ -122,9 +121,9 @@ class KeptMirror:
 
 
 def run_whole(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The source model's result for a call that was not captured, by a mirror that stays where modes differ.
+    """The source model's result for an uncaptured call, by a kept mirror where modes differ.
 
-    None stays of weights that are packed: it would hold them densely.
+    No mirror of packed weights is kept: it would hold dense copies.
     """
     weights, source, captures = module._weights, module._source, module._captures
     beside = captures.beside
@@ -166,13 +165,13 @@ def are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 class Pieces:
-    """The pieces of a model, for all kinds of calls that run by them.
+    """The pieces of a model, for all kinds of calls that run in pieces.
 
     Args:
-        compiler: of the pieces.
+        compiler: compiler of the pieces.
 
     Attributes:
-        standing: by modes the mirror whose code runs.
+        standing: mirror that runs the code, by modes.
     """
 
     def __init__(self, compiler: Compiler) -> None:
@@ -182,10 +181,10 @@ class Pieces:
     def run(self, module: "SparseModule", mode: Modes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call; the source model's where a caller lends the model other tensors.
 
-        Where the compiler fails, the source model makes the call, from buffers as they were before.
+        Where the compiler fails, the source model makes the call, from buffers restored to their earlier state.
 
         Raises:
-            CaptureError: the call that failed has written into parameters or arguments.
+            CaptureError: the failed call has written into parameters or arguments.
         """
         source = module._source
         if is_lent(source, module):
@@ -201,7 +200,7 @@ class Pieces:
         try:
             with self.compiler.compiling():
                 result = calls.run_source(standing.run, args, kwargs)
-        except Exception as error:  # of the model, or of the compiler, which raises what its code does
+        except Exception as error:  # of the model, or of the compiler, which re-raises errors of its code
             failure = error
         except BaseException:
             standing.hand_on()
@@ -236,10 +235,10 @@ class Pieces:
 
 
 def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -> Report | str:
-    """The report of the pieces that compute calls like `call` from now on; why there are none otherwise, "" unsought.
+    """The report of the pieces that compute calls like `call`, or the reason for none, "" if disabled.
 
     Args:
-        why: the model cannot be captured whole.
+        why: reason why the model cannot be captured whole.
     """
     asked = module._asked
     if asked.pieces is None or asked.has_masks:
@@ -252,7 +251,7 @@ def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -
                 largest = tried(module, compiler, call, mode)
         except RecipeError:
             raise
-        except Exception as error:  # whatever the compiler raises: the source model ran
+        except Exception as error:  # the compiler may raise any exception: the source model ran
             refusals.append(first_line(error))
             continue
         report = report_of(module, compiler, why)
@@ -264,10 +263,10 @@ def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -
 
 
 def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Modes) -> float | None:
-    """The largest difference of the pieces from the source model for a call; None where they are not compared.
+    """The largest difference of the pieces from the source model for a call; None if not compared.
 
     Raises:
-        Exception: what the compiler raises.
+        Exception: raised by the compiler.
         CaptureError: no piece has a region, pieces differ from call to call, or the source model is faster.
         VerificationError: the results differ.
     """
@@ -318,17 +317,17 @@ def difference(
     runs: tuple[Callable[[], Any], Callable[[], Any]],
     parameters: list[torch.Tensor],
 ) -> float | None:
-    """The largest difference of results and gradients; None for a model that draws numbers, which are not repeated.
+    """The largest difference of results and gradients; None for models that draw random numbers.
 
-    Without the modes of `verify.compare`, in which Dynamo has nothing compiled.
+    Runs without the modes of `verify.compare`, under which Dynamo compiles nothing.
 
     Args:
-        module, call, mode: what is compared.
-        runs: the dense model and the one in pieces.
-        parameters: whose gradients are compared, too.
+        module, call, mode: the compared model and call.
+        runs: dense model and model in pieces.
+        parameters: tensors whose gradients are compared.
 
     Raises:
-        VerificationError: a difference is beyond the limits, and is not one of rounding.
+        VerificationError: a difference is beyond the limits, and rounding does not explain it.
     """
     dense, sparse = runs
     torch.manual_seed(0)
@@ -345,7 +344,7 @@ def difference(
     except VerificationError as error:
         if module._asked.pruning.taken:
             raise
-        # Gradients of what a normalisation takes away are sums that cancel: rounding is all there is of them.
+        # Gradients removed by a normalisation are cancelling sums: nothing but rounding errors.
         try:
             exact, limits = Exact(module, call, mode), module._asked.recipe.verify
             with torch.set_grad_enabled(bool(parameters)):
@@ -355,7 +354,7 @@ def difference(
                 results = sparse(), dense(), exact()
                 largest = max(largest, rounding_error(*results, exact.tensors, limits, parameters))
             return largest
-        except Exception:  # whatever code raises that is not for float64
+        except Exception:  # model code without float64 support may raise anything
             raise error from None
 
 
@@ -389,14 +388,14 @@ def largest_difference(
 
 
 def pruned_places(module: "SparseModule", parameters: Sequence[torch.Tensor]) -> set[int]:
-    """The places of parameters whose zeros get no gradient."""
+    """The positions of parameters whose zeros get no gradient."""
     names = {name for found in module._asked.pruning.taken.values() for name in found}
     known = {id(p) for name, p in module._source.named_parameters(remove_duplicate=False) if name in names}
     return {at for at, parameter in enumerate(parameters) if id(parameter) in known}
 
 
 def report_of(module: "SparseModule", compiler: Compiler, why: str) -> Report:
-    """The report of a model in pieces; rules match where they match in one of them."""
+    """The report of a model in pieces; a rule matches if it matches in any piece."""
     report = module._asked.report(type(module._source).__name__)
     report.warnings.append(why)
     for entry, found in compiler.reports():
@@ -420,7 +419,7 @@ def require_matches(module: "SparseModule", report: Report) -> None:
     """Raises where a rule matches nothing in the pieces of a model.
 
     Raises:
-        RecipeError: it may match nothing nowhere; the text says which.
+        RecipeError: names a rule without a match in any piece.
     """
     recipe = module._asked.recipe
     for rule, entry in zip(recipe.rules, report.rules, strict=True):
@@ -435,6 +434,6 @@ def require_matches(module: "SparseModule", report: Report) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of the text of an error, of the error behind it where a compiler has wrapped one."""
+    """The first line of an error's text; a compiler's wrapper is replaced by the wrapped error."""
     error = getattr(error, "inner_exception", error)
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,7 @@
-"""Captures ahead: the kinds of calls that a server or a program with threads will make.
+"""Capture ahead of time, for the kinds of calls of a server or a threaded program.
 
-In: `[{"training": False, "inputs": (x,)}, {"training": True, "inputs": {"x": x}}]`. Out: for each kind a `Prepared`;
-the sparse model has graphs for such calls, and their kernels are built, in training those of gradients too.
+In: `[{"training": False, "inputs": (x,)}, {"training": True, "inputs": {"x": x}}]`. Out: a `Prepared` per kind; the
+sparse model has graphs for calls of all kinds, with compiled kernels, for training including the gradients' kernels.
 """
 
 import time
@@ -18,8 +18,8 @@ from sparsify.passes.capture import calls
 from sparsify.passes.capture.libraries import torch_geometric_data
 from sparsify.passes.capture.shell import Modes, modes
 from sparsify.passes.module.capture_call import MAX_CAPTURES, capture_call
-from sparsify.passes.module.run_eager import without_effects
-from sparsify.passes.module.variant import Variant
+from sparsify.passes.module.variants.run_eager import without_effects
+from sparsify.passes.module.variants.variant import Variant
 from sparsify.recipe.source import nearest
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ Kind = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A kind of calls that a model was prepared for.
+    """A kind of call that a model was prepared for.
 
     Attributes:
-        kind: what such calls are like.
-        is_new: whether they were captured now.
-        seconds: what captures, kernels and a first call took.
-        refusal: why there is no graph, so that the source model runs; "" where there is one.
-        pieces: how many pieces of the source model run in kernels then.
+        kind: description of the kind.
+        is_new: whether the kind was captured now.
+        seconds: time of the capture, the kernels and a first call.
+        refusal: reason why no graph exists and the source model runs, "" otherwise.
+        pieces: number of pieces of the source model in kernels, after a refusal.
     """
 
     kind: str
@@ -68,11 +68,11 @@ def as_call(example_inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def prepare(module: "SparseModule", kinds: Sequence[Kind]) -> list[Prepared]:
-    """Captures the calls of all kinds; the first that fails ends it.
+    """Captures the calls of all kinds; stops at the first failure.
 
     Raises:
-        CaptureError: a kind is wrong, or its calls fail; the text names it.
-        VerificationError: as `apply`.
+        CaptureError: a kind is wrong, or its calls fail; the text names the kind.
+        VerificationError: as in `apply`.
     """
     wanted = [checked(module, number, kind) for number, kind in enumerate(kinds)]
     found = []
@@ -81,7 +81,7 @@ def prepare(module: "SparseModule", kinds: Sequence[Kind]) -> list[Prepared]:
             found.append(prepared(module, name, call, mode))
         except VerificationError as error:
             raise VerificationError(f"{name}: {error}") from error
-        except Exception as error:  # whatever the code of the model raises
+        except Exception as error:  # the code of the model may raise any exception
             raise CaptureError(f"{name}: {error}") from error
     return found
 
@@ -136,9 +136,9 @@ def prepared(module: "SparseModule", name: str, call: calls.Call, mode: Modes) -
 
 
 def rehearse(module: "SparseModule", variant: Variant, tensors: Sequence[Tensor], is_trained: bool) -> None:
-    """Runs a variant once as servers do and once with gradients, in training with those of all parameters.
+    """Runs a variant without gradients, as in serving, and with gradients (of all parameters if trained).
 
-    Gradients that parameters have, buffers and random numbers stay as they are.
+    Leaves the gradients of parameters, buffers and random state unchanged.
     """
     run = without_effects(module, variant)
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
@@ -155,5 +155,5 @@ def rehearse(module: "SparseModule", variant: Variant, tensors: Sequence[Tensor]
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs that a variant may write into, which want gradients where the originals do."""
+    """Copies of inputs that a variant may write in place, with the `requires_grad` of the originals."""
     return [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]

@@ -1,41 +1,46 @@
-"""A pruned model, and the sparse model of it.
+"""A pruned model, and its sparse model.
 
 In: a model, and the arguments of `apply` as an `Asked`. Out: a `SparseModule` whose weights have the zeros of the
-recipe, captured for the example inputs where there are some.
+recipe, captured for the example inputs if given.
 """
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sparsify.errors import CaptureError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import modes, usual_copy
 from sparsify.passes.module.capture_call import capture_call
-from sparsify.passes.module.packed_weights import Weights
 from sparsify.passes.module.prepare import as_call
 from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.passes.module.weights.optimizer_steps import tell_of_applied
+from sparsify.passes.module.weights.packed_weights import Weights
 from sparsify.passes.rules.calibrate import CalibrationData, calibration_data, flattened, is_calibrated
 from sparsify.passes.rules.mark import rule_error
 from sparsify.passes.rules.merge_masks import merge_masks
+from sparsify.passes.rules.prunable import idle_targets
 from sparsify.passes.rules.prune import prune, require_values, with_dense_weights
 from sparsify.recipe import Recipe
-from sparsify.sparsification.rounding import Moved
+from sparsify.sparsification.rules.rounding import Moved
 from sparsify.warn import warn
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model whose weights are pruned and rounded by a recipe.
+    """A model with weights pruned and rounded by a recipe.
 
     Attributes:
-        given: the model as it was.
-        model: the pruned one; `given` where no rule prunes or rounds.
-        call: of the example inputs, if there are any.
-        roundings: by name how far rounding moved weights.
+        given: the unchanged model.
+        model: the pruned model; `given` where no rule prunes or rounds.
+        call: call with the example inputs, if given.
+        roundings: distances by which rounding moved weights, by name.
     """
 
     given: nn.Module
@@ -45,16 +50,37 @@ class Source:
 
 
 def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> SparseModule:
-    """The same with all that was asked for; where `asked.pruning` is known, it says what rules pass over."""
+    """`apply` with all its settings; a known `asked.pruning` lists the weights that rules pass over."""
+    before = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
     source = pruned(model, asked, example_inputs)
-    return sparse_module(source, replace(asked, calibration=None))
+    module = sparse_module(source, replace(asked, calibration=None))
+    tell_of_applied(replaced_in(module, before))
+    return module
+
+
+def replaced_in(
+    module: SparseModule, before: Mapping[str, nn.Parameter]
+) -> dict[str, tuple[Tensor, Callable[[], Tensor | None]]]:
+    """Replaced parameters of the model before `apply`, with functions that return their replacements."""
+    found = dict(module._source.named_parameters())
+    held = weakref.ref(module)
+
+    def trained(name: str) -> Tensor | None:
+        now = held()
+        return None if now is None else dict(now._source.named_parameters()).get(name)
+
+    return {
+        name: (old, partial(trained, name))
+        for name, old in before.items()
+        if name in found and found[name] is not old and found[name].requires_grad
+    }
 
 
 def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source:
-    """The model as the rules prune it, before it is captured.
+    """The model pruned by the rules, before capture.
 
     Raises:
-        CaptureError: it is no model, or sparse already.
+        CaptureError: the model is no module, or sparse already.
         RecipeError: a rule does not fit a weight.
     """
     if not isinstance(model, nn.Module):
@@ -66,6 +92,7 @@ def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source
             "the model is sparse already", "the model that it was made of, with one recipe that has all rules"
         )
     require_values(model)
+    tell_of_narrow_training(model, asked)
     call = None
     if example_inputs is not None:
         args, kwargs = as_call(example_inputs)
@@ -74,6 +101,7 @@ def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source
     usual = usual_copy(model)
     usual = merge_masks(usual, asked.recipe, asked.pruning.merged)
     usual = with_dense_weights(usual, asked.recipe)
+    tell_of_idle_targets(usual, asked.recipe)
     run = None
     if call is not None:
         given = call
@@ -91,11 +119,32 @@ def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source
     return Source(model, found, call, roundings)
 
 
+def tell_of_idle_targets(model: nn.Module, recipe: Recipe) -> None:
+    """Warns of each target without a match in a rule with other targets that match."""
+    for at, rule in enumerate(recipe.rules):
+        for target, near in idle_targets(model, rule).items():
+            warn(f"{rule.id or f'rule {at + 1}'}: the target {target!r} matches nothing{near}")
+
+
+def tell_of_narrow_training(model: nn.Module, asked: Asked) -> None:
+    """Warns of trained float16 weights: optimizer steps in such narrow numbers lead to NaN."""
+    if not (model.training if asked.trainable is None else asked.trainable):
+        return
+    names = [name for name, p in model.named_parameters() if p.dtype == torch.float16 and p.requires_grad]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        warn(
+            f"{names[0]}{more}, parameters that train, are float16, in which small numbers of an optimizer are 0 and "
+            "its steps NaN; some versions of transformers load checkpoints in the dtype in which they were saved: "
+            "train model.float(), under torch.autocast where narrow products are wanted"
+        )
+
+
 def data_for(model: nn.Module, asked: Asked, call: calls.Call | None) -> CalibrationData | None:
-    """The calibration data for a model, the example inputs where there is none; None where no rule needs some.
+    """Calibration data, or the example inputs as a substitute; None where no rule needs calibration.
 
     Raises:
-        DataError: it is empty, or does not fit the model.
+        DataError: the data is empty, or does not fit the model.
     """
     if asked.is_calibrated:
         return None
@@ -104,7 +153,8 @@ def data_for(model: nn.Module, asked: Asked, call: calls.Call | None) -> Calibra
             warn("the calibration data is not used: no rule has `method: wanda` or `method: sparsegpt`")
         return None
     if asked.calibration is not None:
-        return calibration_data(flattened(asked.calibration, model, as_call), asked.recipe.calibration)
+        batches = flattened(asked.calibration, model, as_call, call)
+        return calibration_data(batches, asked.recipe.calibration)
     if call is None:
         return None
     warn(
@@ -115,7 +165,7 @@ def data_for(model: nn.Module, asked: Asked, call: calls.Call | None) -> Calibra
 
 
 def sparse_module(source: Source, asked: Asked) -> SparseModule:
-    """The sparse model of a pruned one, which it may change, captured where there are example inputs."""
+    """The sparse model of a pruned model (changed in place if allowed), captured with example inputs."""
     if asked.inplace:
         require_no_scales(asked.recipe)
     call, is_pruned = source.call, source.model is not source.given
@@ -125,7 +175,7 @@ def sparse_module(source: Source, asked: Asked) -> SparseModule:
     if call is not None:
         if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
             raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
-        weights.may_exchange = True  # nobody holds the parameters of a model that is being made
+        weights.may_exchange = True  # no caller holds the parameters of a model under construction
         try:
             capture_call(module, call, call.tensors(module._matrices), modes(module))
         finally:
@@ -134,7 +184,7 @@ def sparse_module(source: Source, asked: Asked) -> SparseModule:
 
 
 def require_no_scales(recipe: Recipe) -> None:
-    """Raises where a model whose own code goes on running would hold whole numbers that have scales."""
+    """Raises where a model that keeps running its own code would hold scaled integers."""
     for rule in recipe.rules:
         if rule.dtype == "int8":
             raise rule_error(

@@ -1,8 +1,8 @@
-"""Weights that train dense because that was faster, timed in kernels once more when they have more zeros.
+"""Another benchmark of kernels for weights that train dense for speed, after they gained zeros.
 
-In: a model in training whose weights are dense under masks, and `reconsider(module, outcome)`. Out: the next call with
-gradients is captured with sparse weights and timed against the dense model. Where kernels are faster, sparse
-parameters take the places of the dense ones, and `outcome` gets the pairs of both; else all is as it was.
+In: a model in training with dense weights under masks, and `reconsider(module, outcome)`. Out: the next call with
+gradients is captured with sparse weights and timed against the dense model. If kernels are faster, sparse parameters
+replace the dense ones, and `outcome` gets the pairs of both; otherwise the model is unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,27 +17,28 @@ from sparsify.errors import CaptureError, VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.shell import Modes, replace
 from sparsify.passes.module.capture_call import draft_of, hold_weights, publish
-from sparsify.passes.module.require_gain import DenseTrainsFasterError
+from sparsify.passes.module.check.require_gain import DenseTrainsFasterError
 from sparsify.runtime.locks import CAPTURES
+from sparsify.runtime.saved_tensors import unhooked
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
 
-# A dense parameter and the sparse one in its place.
+# A dense parameter and its sparse replacement.
 Pair = tuple[Tensor, Tensor]
-# Gets the pairs, none where the dense model is faster, and how many times faster kernels are.
+# Gets the pairs (none where the dense model is faster) and the speedup of kernels.
 Outcome = Callable[[Sequence[Pair], float], None]
-# How much faster kernels are expected to be where nothing could be timed.
+# Expected speedup of kernels without a timing.
 UNKNOWN: Final = 0.0
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A decision between dense and sparse weights that the next call with gradients makes.
+    """A decision between dense and sparse weights, pending until the next call with gradients.
 
     Attributes:
-        outcome: is told what came of it.
-        is_timed: whether the faster way wins; otherwise kernels do.
+        outcome: callback that gets the result.
+        is_timed: whether the faster alternative wins; otherwise kernels win.
     """
 
     outcome: Outcome
@@ -45,25 +46,25 @@ class Pending:
 
 
 def reconsider(module: "SparseModule", outcome: Outcome, *, is_timed: bool = True) -> None:
-    """Has the next call with gradients of a model in training captured with sparse weights.
+    """Schedules the capture, with sparse weights, of the next call with gradients of a model in training.
 
     Args:
-        module: whose weights are dense under masks.
-        outcome: gets the pairs of dense and sparse parameters, and how many times faster kernels are.
+        module: model with dense weights under masks.
+        outcome: callback for the pairs of dense and sparse parameters, and the speedup of kernels.
         is_timed: whether dense weights stay where they are faster.
     """
-    if module._weights.is_own:  # otherwise its parameters are those of another model, too
+    if module._weights.is_own:  # otherwise the parameters are shared with another model
         module._pending = Pending(outcome, is_timed)
 
 
 def settle(module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes) -> None:
-    """Captures a call of a model for which something is pending, with kernels; all is as before where they are slower.
+    """Captures a call for a pending decision, with kernels; restores the earlier state if slower.
 
     Args:
-        module: is captured; its other captures are forgotten where weights become sparse.
-        call, tensors, mode: of a call with gradients.
+        module: captured model; its other captures are dropped where weights become sparse.
+        call, tensors, mode: call with gradients.
     """
-    with CAPTURES:
+    with CAPTURES, unhooked():
         pending, module._pending = module._pending, None
         if pending is None:
             return  # another thread was first

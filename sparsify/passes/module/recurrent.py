@@ -1,16 +1,16 @@
 """Recurrent layers with sparse weights, captured step by step.
 
-In: `lstm(%x, (%h, %c), [%w_ih, %w_hh, ..])` of an `nn.LSTM` whose weights a rule selects, for 6 time steps.
+In: `lstm(%x, (%h, %c), [%w_ih, %w_hh, ..])` of an `nn.LSTM` with weights selected by a rule, for 6 time steps.
 Out: `%g = linear(%x, %w_ih)` of all steps at once, and for each step `add(linear(%h, %w_hh), %g[t])`, the gates and the
 next state.
 
 torch's operator hides its products from the passes. The number of steps is fixed in the graph: sequences of another
-length are captured anew. A layer stays torch's operator, with an entry in the report, where its input is a packed
+length are captured anew. A layer keeps torch's operator, with an entry in the report, where its input is a packed
 sequence, where a sequence has more than `MOST_STEPS` steps, where no kernel computes a product of its weights, and
-where torch's operator, which takes less than the sum of its products and has no dispatch between steps, is faster.
+where torch's operator is faster, which takes less time than the sum of its products and has no dispatch between steps.
 
 Source: Hochreiter and Schmidhuber, Long short-term memory, 1997; Cho et al., Learning phrase representations using RNN
-encoder-decoder, 2014, with the reset gate behind the product as in cuDNN and torch.
+encoder-decoder, 2014, with the reset gate after the product as in cuDNN and torch.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,11 +46,11 @@ from sparsify.report_text import fold
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call of torch's operator while the model was captured.
+    """A call of torch's recurrent operator during capture.
 
     Attributes:
         function: the operator.
-        arguments: for each argument what makes one like it for a draft: parameters, tensors of the same shape.
+        arguments: factory per argument for a similar argument of a draft: parameters, tensors of the same shape.
     """
 
     function: Callable[..., Any]
@@ -58,7 +58,7 @@ class Called:
 
     @classmethod
     def of(cls, function: Callable[..., Any], arguments: Sequence[Any], names: Mapping[int, str]) -> "Called":
-        """A call without its tensors; `names` are those of parameters by identity."""
+        """A call without its tensors; `names` maps the identity of parameters to names."""
 
         def maker(value: Any) -> Callable[[Draft], Any]:
             if not isinstance(value, Tensor):
@@ -72,17 +72,17 @@ class Called:
         return cls(function, pytree.tree_map(maker, tuple(arguments)))
 
     def anew(self, draft: Draft) -> Callable[[], Any]:
-        """The same call with tensors like the example's."""
+        """The call repeated with new tensors like the example's."""
         return partial(self.function, *pytree.tree_map(lambda make: make(draft), self.arguments))
 
 
 def timed_steps(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | None:
-    """The times of both for the example; `None` where nothing is timed: without seconds, in training, or for draws.
+    """The times of steps and operators for the example; `None` if untimed: no seconds, training, random draws.
 
     Args:
-        draft: after all passes.
-        layer: the name of the module.
-        calls: of torch's operators in it.
+        draft: draft after all passes.
+        layer: name of the module.
+        calls: calls of torch's operators in the layer.
     """
     own = [n for n in draft.graph.nodes if n.op == "call_function" and scope(n).partition("@")[0] == layer]
     is_timed = draft.options.tune_seconds > 0 and not draft.is_trainable and bool(own)
@@ -99,7 +99,7 @@ def timed_steps(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | N
 
 
 def described_times(found: Winner) -> str:
-    """The measured times, in words."""
+    """The text of the measured times."""
     return f"timed {found.us:.0f} us step by step, torch's {found.us_of('torch'):.0f}{found.disturbed}"
 
 
@@ -112,7 +112,7 @@ def steps_of(draft: Draft, own: Sequence[fx.Node]) -> Callable[[], Any]:
     return partial(module.forward, *[example(draft, node) for node in inputs])
 
 
-# Time steps that a graph holds, over all layers and directions. Export takes 0.1 to 0.2 seconds for each.
+# Maximum number of time steps of a graph, over all layers and directions. Export takes 0.1 to 0.2 seconds for each.
 MOST_STEPS: Final = 256
 MATRIX: Final = 2
 State = tuple[Tensor, ...]
@@ -150,9 +150,9 @@ def lstm_step(x: Tensor, state: State, weights: Weights) -> State:
     """The next hidden and cell state of an LSTM.
 
     Args:
-        x: the product of this step's input, [batch, 4 * hidden].
-        state: the hidden and the cell state, [batch, outputs] and [batch, hidden].
-        weights: of the layer.
+        x: product of the step's input, [batch, 4 * hidden].
+        state: hidden and cell state, [batch, outputs] and [batch, hidden].
+        weights: parameters of the layer.
     """
     h, c = state
     i, f, g, o = (weights.project_hidden(h) + x).chunk(4, 1)
@@ -162,7 +162,7 @@ def lstm_step(x: Tensor, state: State, weights: Weights) -> State:
 
 
 def gru_step(x: Tensor, state: State, weights: Weights) -> State:
-    """The next hidden state of a GRU; arguments as those of `lstm_step`, with 3 gates."""
+    """The next hidden state of a GRU; arguments as in `lstm_step`, with 3 gates."""
     (h,) = state
     x_r, x_z, x_n = x.chunk(3, 1)
     h_r, h_z, h_n = weights.project_hidden(h).chunk(3, 1)
@@ -172,12 +172,12 @@ def gru_step(x: Tensor, state: State, weights: Weights) -> State:
 
 
 def tanh_step(x: Tensor, state: State, weights: Weights) -> State:
-    """The next hidden state of an RNN with tanh; arguments as those of `lstm_step`, with 1 gate."""
+    """The next hidden state of an RNN with tanh; arguments as in `lstm_step`, with 1 gate."""
     return ((weights.project_hidden(state[0]) + x).tanh(),)
 
 
 def relu_step(x: Tensor, state: State, weights: Weights) -> State:
-    """The next hidden state of an RNN with relu; arguments as those of `lstm_step`, with 1 gate."""
+    """The next hidden state of an RNN with relu; arguments as in `lstm_step`, with 1 gate."""
     return ((weights.project_hidden(state[0]) + x).relu(),)
 
 
@@ -193,7 +193,8 @@ CELLS: Final[Mapping[Any, Step]] = {
     torch.rnn_tanh_cell: tanh_step,
     torch.rnn_relu_cell: relu_step,
 }
-# The arguments of a layer's operator; that of packed sequences has `batch_sizes` as its second, and no `batch_first`.
+# Number of arguments of a layer's operator; the variant for packed sequences has `batch_sizes` as its second, and no
+# `batch_first`.
 ARGUMENTS: Final = 9
 PACKING: Final = (torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence)
 PACKED: Final = (
@@ -202,7 +203,7 @@ PACKED: Final = (
 
 
 def run_cell(step: Step, x: Tensor, hx: Any, *parameters: Tensor | None) -> Any:
-    """The next state of a cell, as the operators `torch.lstm_cell` and the like return it."""
+    """The next state of a cell, in the form returned by `torch.lstm_cell` and similar operators."""
     weights = Weights(*parameters)  # type: ignore[arg-type]
     is_pair = isinstance(hx, tuple | list)
     state = step(weights.project_input(x), tuple(hx) if is_pair else (hx,), weights)
@@ -221,14 +222,14 @@ def run_layer(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """The outputs and last states of a recurrent layer, as the operators `torch.lstm` and the like return them.
+    """The outputs and last states of a recurrent layer, in the form returned by `torch.lstm`.
 
     Args:
-        step: computes the next state.
+        step: function that computes the next state.
         x: [steps, batch, features], or with `batch_first` [batch, steps, features].
-        hx: the initial states, [layers * directions, batch, outputs] each.
-        parameters: of all layers and directions in the order of `nn.LSTM`.
-        has_biases, layers, dropout, training, bidirectional, batch_first: as those of `nn.LSTM`.
+        hx: initial states, [layers * directions, batch, outputs] each.
+        parameters: parameters of all layers and directions in the order of `nn.LSTM`.
+        has_biases, layers, dropout, training, bidirectional, batch_first: as in `nn.LSTM`.
     """
     initial = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
     directions = 2 if bidirectional else 1
@@ -252,7 +253,7 @@ def run_layer(
 
 
 def weights_of(parameters: Sequence[Tensor], number: int, has_biases: bool) -> Iterator[Weights]:
-    """The parameters of so many layers, directions counted."""
+    """The parameters of each layer, where a bidirectional layer counts as two."""
     each = len(parameters) // number
     for start in range(0, len(parameters), each):
         own = parameters[start : start + each]
@@ -278,14 +279,14 @@ class StepByStep(TorchFunctionMode):
     """Computes recurrent layers with selected weights by operators of single time steps.
 
     Args:
-        model: that is captured.
-        names: of the selected parameters.
-        whole: layers that stay torch's operators, with reasons.
+        model: the captured model.
+        names: names of the selected parameters.
+        whole: layers that keep torch's operators, with reasons.
 
     Attributes:
-        captured: the layers that were computed step by step, by the name of their module, with the operators' calls.
-        whole: the layers with selected weights that were not, with reasons.
-        steps_left: how many more time steps may be captured.
+        captured: operator calls of each layer computed step by step, by the name of its module.
+        whole: layers with selected weights that keep torch's operators, with reasons.
+        steps_left: number of further time steps that may be captured.
         has_packed: whether the model packed sequences.
     """
 
@@ -298,7 +299,7 @@ class StepByStep(TorchFunctionMode):
         self.steps_left, self.has_packed = MOST_STEPS, False
 
     def __enter__(self) -> "StepByStep":
-        # An export puts other tensors in the place of parameters before it runs the model.
+        # An export replaces parameters by other tensors before it runs the model.
         named = self.model.named_parameters(remove_duplicate=False)
         self.known = {id(parameter): name for name, parameter in reversed(list(named))}
         self.captured, self.steps_left, self.has_packed = {}, MOST_STEPS, False
@@ -321,7 +322,7 @@ class StepByStep(TorchFunctionMode):
         return run_layer(LAYERS[func], *args) if func in LAYERS else run_cell(CELLS[func], *args)
 
     def layer_of(self, func: Any, args: Sequence[Any]) -> str | None:
-        """The module that has the selected weights among the arguments of an operator; None where none is selected."""
+        """The module of the selected weights among an operator's arguments; None without selected weights."""
         parameters = (
             args[2:] if func in CELLS else (p for arg in args[2:4] if isinstance(arg, list) for p in arg)
         )
@@ -331,7 +332,7 @@ class StepByStep(TorchFunctionMode):
 
 
 def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], steps_left: int) -> str:
-    """Why a recurrent operator is not computed step by step, "" where it is."""
+    """The reason why a recurrent operator is not computed step by step, "" otherwise."""
     if kwargs:
         return f"{func.__name__} has keyword arguments"
     if func in CELLS:
@@ -347,7 +348,7 @@ def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], steps_lef
 
 
 def steps_of_call(func: Any, args: Sequence[Any]) -> Any:
-    """The number of time steps of an operator, over all layers and directions; a cell is a step that its model has."""
+    """The time steps of an operator, over all layers and directions; 0 for a cell, a step of its model's loop."""
     if func in CELLS:
         return 0
     x, layers, bidirectional, batch_first = args[0], args[4], args[7], args[8]
@@ -355,7 +356,7 @@ def steps_of_call(func: Any, args: Sequence[Any]) -> Any:
 
 
 def selected_weights(model: nn.Module, asked: Asked) -> frozenset[str]:
-    """The matrices among the parameters that rules make sparse, under all of their names."""
+    """The matrices among the parameters made sparse by rules, under all of their names."""
     known = dict(model.named_parameters(remove_duplicate=False))
     names = set[str]()
     for position, rule in enumerate(asked.recipe.rules):
@@ -365,12 +366,12 @@ def selected_weights(model: nn.Module, asked: Asked) -> frozenset[str]:
 
 
 def settle(make: Callable[[StepByStep], Draft], model: nn.Module, asked: Asked) -> Draft:
-    """The draft whose recurrent layers run step by step where kernels compute products of their weights.
+    """The draft with recurrent layers step by step where kernels compute products of their weights.
 
     Args:
-        make: captures the model within a mode, and takes the graph through all passes.
+        make: function that captures the model within a mode and runs all passes.
         model: the source model.
-        asked: what `apply` was asked for.
+        asked: settings of `apply`.
 
     Raises:
         CaptureError: with `strict`, a layer cannot be captured step by step.
@@ -407,7 +408,7 @@ def reasons_left(draft: Draft, layers: Iterable[str]) -> dict[str, str]:
 
 
 def slower(draft: Draft, captured: Mapping[str, Sequence[Called]], known: Collection[str]) -> dict[str, str]:
-    """The layers that torch's operators are faster for, beside those that are known not to be kept, with reasons."""
+    """The layers for which torch's operators are faster, with reasons, except layers lost already."""
     found = {}
     for layer, calls in captured.items():
         outcome = timed_layer(draft, layer, calls) if layer not in known else None
@@ -425,7 +426,7 @@ def slower(draft: Draft, captured: Mapping[str, Sequence[Called]], known: Collec
 def timed_layer(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | None:
     """Times of steps and torch's operators; None for modules with more than a layer.
 
-    None as well where a recipe chooses.
+    None as well if the recipe makes the choice.
     """
     module, asked = draft.model.get_submodule(layer), draft.recipe.compile
     weights = [n for n in draft.graph.find_nodes(op="get_attr") if str(n.target).rpartition(".")[0] == layer]
@@ -439,9 +440,9 @@ def report_whole(draft: Draft, reasons: Mapping[str, str], refused: Collection[s
     """Reports the recurrent operators of a graph that read sparse weights, with one warning.
 
     Args:
-        draft: after all passes.
-        reasons: by layer why it is not captured step by step.
-        refused: layers whose reason is no matter of speed.
+        draft: draft after all passes.
+        reasons: reason why a layer is not captured step by step, by layer.
+        refused: layers with a reason other than speed.
 
     Raises:
         CaptureError: with `strict`, a layer is refused.
@@ -461,12 +462,12 @@ def report_whole(draft: Draft, reasons: Mapping[str, str], refused: Collection[s
 
 
 def is_marked(node: fx.Node) -> bool:
-    """Whether a node is a parameter that a rule makes sparse."""
+    """Whether a node is a parameter made sparse by a rule."""
     return node.op == "get_attr" and isinstance(info(node).mark, Mark)
 
 
 def report_refused(report: Report, model: nn.Module, asked: Asked, reason: str) -> None:
-    """Reports the recurrent layers with selected weights of a model that cannot be captured."""
+    """Reports the recurrent layers with selected weights in a model that cannot be captured."""
     layers = {name.rpartition(".")[0] for name in selected_weights(model, asked)}
     for name, module in model.named_modules():
         if name in layers and isinstance(module, nn.RNNBase | nn.RNNCellBase):

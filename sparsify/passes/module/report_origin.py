@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
+from torch.profiler import profile
 
 from sparsify.compiler import calibrate
 from sparsify.compiler.explain import Section
@@ -28,9 +29,17 @@ from sparsify.passes.capture.draft import kept_buffers
 from sparsify.passes.capture.shell import modes
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, scope
-from sparsify.passes.module.variant import Variant
-from sparsify.passes.module.verify import pairs
-from sparsify.passes.module.watch_call import Watched, given, in_turns, module_spans, traced, watched
+from sparsify.passes.module.check.verify import pairs
+from sparsify.passes.module.check.watch_call import (
+    Watched,
+    given,
+    in_turns,
+    labelled,
+    module_spans,
+    traced,
+    watched,
+)
+from sparsify.passes.module.variants.variant import Variant
 from sparsify.passes.region.printer import extent_names, shape_text
 from sparsify.passes.rules.recipe_text import recipe_text
 from sparsify.report import HOW, Origin
@@ -50,7 +59,7 @@ AGAIN: Final = "sparse = sparsify.apply(model, recipe, inputs)\nsparse.report.to
 
 
 class ReportOrigin(Origin):
-    """The model of a report, as long as it lives."""
+    """The model of a report, by a weak reference."""
 
     def __init__(self, module: "SparseModule") -> None:
         self._module = weakref.ref(module)
@@ -59,10 +68,10 @@ class ReportOrigin(Origin):
         return Origin, ()
 
     def details(self, inputs: Any = None, *, compares: bool = True) -> Details:
-        """Details of the page besides the report; of a call where inputs are given.
+        """Details of the page in addition to the report; of a call where inputs are given.
 
         Raises:
-            SparsifyError: there is no model any more, or the inputs are none that it runs with.
+            SparsifyError: the model no longer exists, or does not run with the inputs.
         """
         module = self._module()
         if module is None:
@@ -71,7 +80,7 @@ class ReportOrigin(Origin):
             return self._details(module, inputs, compares=compares)
 
     def _details(self, module: "SparseModule", inputs: Any, *, compares: bool) -> Details:
-        """The same, of a module that lives; buffers may change."""
+        """The details of a live module; buffers may change."""
         variant = shown(module) if inputs is None else for_inputs(module, inputs)
         found = Details(recipe=recipe_text(module._asked.recipe), versions=versions())
         found.shapes = {name: parameter_text(value) for name, value in module.named_parameters()}
@@ -87,11 +96,10 @@ class ReportOrigin(Origin):
         return found
 
     def trace(self, path: str | Path, inputs: Any) -> Path:
-        """Writes the trace of a call that is not the first.
+        """Writes the trace of a warm call.
 
         Raises:
-            SparsifyError: there is no model any more, the inputs are none that it runs with, or the file cannot be
-                written.
+            SparsifyError: the model no longer exists or does not run with the inputs, or the file cannot be written.
         """
         module = self._module()
         if module is None:
@@ -105,15 +113,28 @@ class ReportOrigin(Origin):
         with kept_buffers(module._source):
             variant = for_inputs(module, inputs)
             if variant is None:
-                raise SparsifyError(
-                    f"a call of {module.report.model} in pieces has no trace", "profile the call"
-                )
-            traced(module, variant, tensors_of(module, inputs)).export_chrome_trace(str(target))
+                found = traced_pieces(module, inputs)
+            else:
+                found = traced(module, variant, tensors_of(module, inputs))
+            found.export_chrome_trace(str(target))
         return target
 
 
+def traced_pieces(module: "SparseModule", inputs: Any) -> profile:
+    """The profile of a call in pieces, with regions named after their pieces."""
+    args, kwargs = given(inputs)
+    pieces = module._captures.pieces
+    regions = []
+    for entry, report in pieces.compiler.reports() if pieces is not None else ():
+        origin = None if report is None else report.origin
+        piece = origin._module() if isinstance(origin, ReportOrigin) else None
+        regions += [(entry.name, r) for v in (piece.variants if piece is not None else ()) for r in v.regions]
+    run = anew(module, args, kwargs, module._captures.may_write(modes(module)))
+    return labelled({f"{name}.{region.name}": region for name, region in regions}, run)
+
+
 def shown(module: "SparseModule") -> Variant | None:
-    """The variant that the module's graph is of."""
+    """The variant of the module's present graph."""
     return next((variant for variant in module.variants if variant.report is module.report), None)
 
 
@@ -126,10 +147,10 @@ def tensors_of(module: "SparseModule", inputs: Any) -> list[torch.Tensor]:
 def for_inputs(module: "SparseModule", inputs: Any) -> Variant | None:
     """The variant for a call, captured now if need be; `None` where the call runs in pieces.
 
-    Its kernels and operands are there afterwards.
+    Kernels are compiled and operands packed on return.
 
     Raises:
-        SparsifyError: the model does not run with the inputs, or no graph holds it whole.
+        SparsifyError: the model does not run with the inputs, or no whole graph holds the call.
     """
     args, kwargs = given(inputs)
     try:
@@ -170,10 +191,10 @@ def of_piece(piece: str, node: GraphNode) -> GraphNode:
 
 
 def look_at_call(module: "SparseModule", variant: Variant | None, inputs: Any, found: Details) -> None:
-    """Puts into the details what a call shows: spans, patterns, work, and the times of the dense model's modules.
+    """Adds the details of a call: spans, patterns, work, and the times of the dense model's modules.
 
     Args:
-        variant: of the call, `None` where it runs in pieces: the dense model's times alone.
+        variant: variant of the call, `None` for a call in pieces: the dense model's times alone.
     """
     if variant is not None:
         look_at_graph(module, variant, inputs, found)
@@ -185,7 +206,7 @@ def look_at_call(module: "SparseModule", variant: Variant | None, inputs: Any, f
 
 
 def look_at_graph(module: "SparseModule", variant: Variant, inputs: Any, found: Details) -> None:
-    """Puts into the details what a call of a graph shows: spans, patterns and work."""
+    """Adds the details of a graph's call: spans, patterns and work."""
     seen = watched(module, variant, tensors_of(module, inputs))
     scopes = {entry.name: entry.scopes for entry in variant.report.regions}
     found.spans = [replace(s, where=", ".join(scopes.get(s.region, [s.where]))) for s in seen.spans]
@@ -197,7 +218,7 @@ def look_at_graph(module: "SparseModule", variant: Variant, inputs: Any, found: 
 
 
 def compare(module: "SparseModule", inputs: Any, found: Details) -> None:
-    """Times calls of both models in turns and compares their outputs."""
+    """Times interleaved calls of both models and compares their outputs."""
     args, kwargs = given(inputs)
     may_write = module._captures.may_write(modes(module))
     dense, sparse = (anew(model, args, kwargs, may_write) for model in (module.original, module))
@@ -249,7 +270,7 @@ def operator_of(node: fx.Node) -> str:
 
 
 def stages_of(variant: Variant) -> Iterator[tuple[str, list[Stage]]]:
-    """The stages of each region, by its name."""
+    """The stages of each region, by region name."""
     calls = {region.name: region for region in variant.regions}
     for entry in variant.report.regions:
         section = region_section(calls[entry.name], replace(entry, measured_us=None), "")
@@ -257,7 +278,7 @@ def stages_of(variant: Variant) -> Iterator[tuple[str, list[Stage]]]:
 
 
 def flat(sections: Sequence[Section], before: str = "") -> Iterator[Stage]:
-    """The texts of sections, those inside others under both titles."""
+    """The texts of sections; nested sections carry both titles."""
     for section in sections:
         title = before + TITLES.get(section.title, section.title)
         if section.text:
@@ -288,13 +309,13 @@ def cells_of(tensor: SparseTensor) -> tuple[tuple[float, ...], ...]:
 
 
 def works_of(regions: Mapping[str, RegionCall], seen: Watched) -> Iterator[Work]:
-    """Work of the regions whose sizes are all known."""
+    """The work of regions with known sizes."""
     for name, operands in seen.operands.items():
         program = regions[name].program
         sizes = sizes_of(program, operands)
         try:
             operations, moved = counted(program, sizes.extents, sizes.stored)
-        except KeyError:  # an extent that no operand has
+        except KeyError:  # an extent without an operand
             continue
         yield Work(name, operations, moved)
 

@@ -1,4 +1,4 @@
-"""The result of `apply`: a module that runs its sparse graph, for every mode and input structure one variant.
+"""The result of `apply`: a module that runs its sparse graph, one variant per mode and input structure.
 
 In: `SparseModule(model, recipe)`. Out: a `torch.fx.GraphModule` with the model's signature, parameter names and modes.
 """
@@ -19,32 +19,34 @@ from sparsify.passes.capture.draft import Asked, Notices
 from sparsify.passes.capture.export import sparse_parts
 from sparsify.passes.capture.libraries import transformers_cache
 from sparsify.passes.capture.shell import Modes, adopt, fill_shell, is_dunder, modes, share_again
-from sparsify.passes.module import generate, index_errors, prepare, traced_calls
-from sparsify.passes.module.autocast import Autocast
+from sparsify.passes.module import prepare
 from sparsify.passes.module.capture_call import capture_call, compile_graph
-from sparsify.passes.module.facade import Facade, adopt_signature
-from sparsify.passes.module.hooks import Hooks
-from sparsify.passes.module.optimizer_steps import tell_of_replaced
-from sparsify.passes.module.packed_weights import Held, Weights, dense_state
+from sparsify.passes.module.check import index_errors
+from sparsify.passes.module.check.verify import compare
 from sparsify.passes.module.piecewise import run_whole
 from sparsify.passes.module.reconsider import Pending, settle
 from sparsify.passes.module.report_origin import ReportOrigin
-from sparsify.passes.module.variant import CallIndex, Captures, Variant, pruned_among
-from sparsify.passes.module.verify import compare
+from sparsify.passes.module.source import generate, traced_calls
+from sparsify.passes.module.source.autocast import Autocast
+from sparsify.passes.module.source.facade import Facade, adopt_signature
+from sparsify.passes.module.source.hooks import Hooks
+from sparsify.passes.module.variants.variant import CallIndex, Captures, Variant, pruned_among
+from sparsify.passes.module.weights.optimizer_steps import tell_of_replaced
+from sparsify.passes.module.weights.packed_weights import Held, Weights, dense_state
 from sparsify.passes.operands.content_memo import SparseInputs, reading_once
 from sparsify.report import Report
 from sparsify.runtime.locks import CAPTURES
-from sparsify.storage import trained_masks
+from sparsify.storage.subclass import trained_masks
 
 
 class SparseModule(fx.GraphModule):
     """A model whose sparse regions are kernels.
 
-    The parameters are those of the source model; frozen weights that kernels alone read are packed. `.graph` is
-    the variant of the current mode; `.report` says what became of the model. Calls that fit no variant are
-    captured anew, up to 8 times; then the source model runs, with one warning. So it does when capturing fails, in
-    pieces that `torch.compile` finds where these have kernels that are faster. Calls that
-    the source model refuses end as there, and count for nothing.
+    The parameters are shared with the source model; frozen weights read by kernels alone are packed. `.graph` is the
+    variant of the current mode; `.report` describes the result for each part of the model. Calls that fit no variant
+    are captured anew, up to 8 times; then the source model runs, with one warning. The source model also runs when
+    capturing fails, in pieces found by `torch.compile` if kernels make the pieces faster. Calls rejected by the source
+    model raise its error, and do not count as captures.
     """
 
     def __init__(self, model: nn.Module, asked: Asked, weights: Weights | None = None) -> None:
@@ -68,7 +70,7 @@ class SparseModule(fx.GraphModule):
         self._unpacked: dict[str, Held] = {}
         self._captures = Captures()
         self._pending: Pending | None = None
-        self._facade = Facade(self)  # last: attributes that are set from here on may be the source model's
+        self._facade = Facade(self)  # last: attributes set from here on may belong to the source model
         adopt(self, self._facade)
         adopt_signature(self, model, self._signature)
         self._register_load_state_dict_pre_hook(self._unpack_to_load)  # type: ignore[no-untyped-call]
@@ -93,22 +95,22 @@ class SparseModule(fx.GraphModule):
 
     @property
     def _source(self) -> nn.Module:
-        """The model whose code runs where no variant does."""
+        """The model whose code runs for calls without a variant."""
         return self._weights.source
 
     @property
     def variants(self) -> list[Variant]:
-        """All variants in the order in which they were captured."""
+        """All variants in the order of capture."""
         return list(self._captures)
 
     def show(self, variant: Variant) -> None:
-        """Makes a variant the one that `.graph` and `.report` are about."""
+        """Selects the variant shown by `.graph` and `.report`."""
         self._graph, self._code, self.report = variant.captured.graph, variant.code, variant.report
         self.report.origin = ReportOrigin(self)
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph of the variant that is shown; where `torch.export` runs it, one that finds the variant."""
+        """The graph of the shown variant; under `torch.export` a graph that looks up the variant."""
         if not torch.compiler.is_exporting() or tracing.is_elsewhere():
             return self._graph
         graph = fx.Graph()
@@ -122,14 +124,14 @@ class SparseModule(fx.GraphModule):
         set_graph(self, graph)
 
     def exported(self, names: Sequence[str] | None, values: Sequence[Any]) -> Any:
-        """The result for the arguments of a call, which `torch.export` gives one after the other.
+        """The result for the arguments of a call, passed one after the other by `torch.export`.
 
         Args:
-            names: those under which the last of the values were given; None where they are not known.
+            names: names of the last values; None if unknown.
             values: all arguments.
 
         Raises:
-            CaptureError: there is no graph for them, or several arguments may be of any name.
+            CaptureError: no graph exists for the arguments, or several arguments have unknown names.
         """
         if not len(list(self._captures)):
             traced_calls.fail_without_graph()
@@ -141,7 +143,7 @@ class SparseModule(fx.GraphModule):
 
     @property
     def generate(self) -> Callable[..., Any]:
-        """The `generate` of transformers' model, with this one in its steps; its arguments and results are the same.
+        """The `generate` of the transformers model, with sparse steps and unchanged arguments and results.
 
         Under patterns of attention no keys are kept from step to step, `use_cache` is False.
 
@@ -164,11 +166,11 @@ class SparseModule(fx.GraphModule):
         return code
 
     def train(self, mode: bool = True) -> "SparseModule":
-        """Sets the mode; `.graph` becomes the variant of that mode, captured now when the examples still live."""
+        """Sets the mode; `.graph` becomes its variant, captured now if the example tensors are still alive."""
         if "_facade" not in self.__dict__:
             super().train(mode)
             return self
-        with self._weights.lock:  # calls that look for a graph see the modes of before or after
+        with self._weights.lock:  # calls that look up a graph see the modes of before or after
             super().train(mode)
             wanted = modes(self)
         if self._asked.inplace:
@@ -193,23 +195,23 @@ class SparseModule(fx.GraphModule):
         return self
 
     def prepare(self, kinds: Sequence[Mapping[str, Any]]) -> list[prepare.Prepared]:
-        """Captures calls ahead and builds their kernels, for servers and threads.
+        """Captures calls ahead of time and builds their kernels, for servers and threads.
 
         Args:
-            kinds: of each kind whether the model is in `"training"`, as it is now if left out, and the `"inputs"` of
-                an example, as those of `apply`.
+            kinds: per kind, whether the model is in `"training"` (default: its present mode), and the example
+                `"inputs"`, as for `apply`.
 
         Returns:
-            What became of each kind. The modes of the model, gradients, buffers and random numbers stay as they are.
+            The outcome of each kind. The modes of the model, gradients, buffers and random numbers are unchanged.
 
         Raises:
-            CaptureError: a kind is wrong, or its calls fail; the text names it.
+            CaptureError: a kind is wrong, or its calls fail; the text names the kind.
             VerificationError: the results differ from the dense model's beyond the recipe's limits.
         """
         return prepare.prepare(self, kinds)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's result, by the variant that fits the call."""
+        """The model's result, from the variant that fits the call."""
         is_compiling = torch.compiler.is_compiling()
         if is_compiling and not self._hooks.paths and not tracing.is_elsewhere():
             return traced_calls.traced(self, args, kwargs)
@@ -221,10 +223,16 @@ class SparseModule(fx.GraphModule):
         if self._pending is not None and self.training and torch.is_grad_enabled() and not is_cast:
             call = self.taken_apart(args, kwargs)
             settle(self, call, call.tensors(self._matrices), modes(self))
-        earlier = self._call_index  # another thread that changes the model replaces it
+        earlier = self._call_index  # replaced by any other thread that changes the model
+        if not (kwargs or is_cast or is_compiling):
+            repeated = earlier.repeated(args)
+            if repeated is not None and repeated.direct is not None:
+                return repeated.direct(*args)
         quick = None if is_cast else earlier.read(args, kwargs)
         if quick is not None and (known := earlier.find(*quick)) is not None:
             if known.direct is not None and not is_compiling:
+                if not kwargs:
+                    earlier.note(quick[0], args, known)
                 return known.direct(*quick[1])
             return self.finish_or_source(known, quick[1], args, kwargs)
         if quick is not None and quick[0] in earlier.refused:
@@ -256,7 +264,7 @@ class SparseModule(fx.GraphModule):
         return result
 
     def taken_apart(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> calls.Call:
-        """The leaves of a call; integers that earlier calls had other values of are symbols of the graph."""
+        """The leaves of a call; integers whose values varied between calls are symbols of the graph."""
         varying = self._captures.varying
         call = calls.flatten(self._signature, args, kwargs, varying=varying)
         if self._captures.have_varied(call.shape):
@@ -266,7 +274,7 @@ class SparseModule(fx.GraphModule):
     def finish_or_source(
         self, variant: Variant, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The result of a variant, or of the source model where its graph is not for the data of the call."""
+        """The result of a variant, or of the source model where the graph does not hold for the call's data."""
         if not variant.captured.is_granted:
             return self.finish(variant, tensors)
         drawn = torch.get_rng_state()
@@ -301,15 +309,16 @@ class SparseModule(fx.GraphModule):
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:
-        """The variant that fits a call, captured now when there is none.
+        """The variant that fits a call, captured now if missing.
 
-        None when the source model has to run; what it must not run without raises.
+        Returns None when the source model has to run; raises where the source model must not run without the masks of
+        the recipe.
         """
         mode, shapes = modes(self), tuple(tensor.shape for tensor in tensors)
         variant = self._captures.fitting((mode, call.shape), shapes)
         if variant is not None or (mode, call.shape) in self._captures.refused:
             return variant
-        with self._weights.lock:  # or half of the modules may be in the mode that another thread is setting
+        with self._weights.lock:  # otherwise half of the modules may be in the mode set by another thread
             mode = modes(self)
         return capture_call(self, call, tensors, mode)
 
@@ -319,9 +328,9 @@ class SparseModule(fx.GraphModule):
             return calls.run_call(own(self._source), self._signature, call)
 
     def verify_gradients(self, *args: Any, **kwargs: Any) -> float:
-        """The largest difference of outputs and parameter gradients to the dense model's for these inputs.
+        """The largest difference of outputs and parameter gradients from the dense model's for some inputs.
 
-        The dense gradients of pruned weights count where these are not 0.
+        The dense gradients of pruned weights count only at nonzero weights.
         """
         parameters = [p for p in self._source.parameters() if p.requires_grad]
 
@@ -351,7 +360,7 @@ class SparseModule(fx.GraphModule):
         return self.report
 
     def _meet(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Has kernels compute calls with these arguments, although their edges may be few and new."""
+        """Makes kernels compute calls with these arguments, even if their edges are few and new."""
         call = self.taken_apart(args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
@@ -359,12 +368,13 @@ class SparseModule(fx.GraphModule):
             variant.operators.meet(tensors)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """The source model's own result, under the patterns that rules put into its attention, and as kernels draw.
+        """The source model's own result, under the recipe's attention patterns and with the draws of kernels.
 
-        Our sparse tensors are torch's for it. What kernels draw is known of calls that were captured; no other is.
+        Sparse tensors of this package are passed as torch's. The draws of kernels are reproduced only for captured
+        calls.
 
         Raises:
-            CaptureError: there are patterns, and no graph to put them into.
+            CaptureError: the recipe has patterns, and no graph exists for them.
         """
         variant, tensors = None, list[torch.Tensor]()
         if self._asked.has_masks or (any(modes(self)) and not torch.is_autocast_enabled("cpu")):
@@ -382,19 +392,19 @@ class SparseModule(fx.GraphModule):
             return variant.masked_result(own(self._source), tensors)
 
     def _run_refused(self, pieces: Modes | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a call that was not captured, by the pieces for these modes where there are some."""
+        """The result of an uncaptured call, by pieces for its modes if any."""
         known = self._captures.pieces
         if pieces is None or known is None:
             return run_whole(self, args, kwargs)
         return known.run(self, pieces, args, kwargs)
 
     def _run_source(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of the source model; our sparse tensors are torch's for it."""
+        """The source model's result; sparse tensors of this package are passed as torch's."""
         with self._weights.running(self) as own:
             return calls.run_source(own(self._source), args, kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Parameters and buffers; packed weights are dense, with `keep_vars` those of whole numbers alone."""
+        """Parameters and buffers; packed weights are dense, with `keep_vars` only the packed integer weights."""
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         keeps = kwargs.get("keep_vars", args[2] if len(args) > 2 else False)
         with self._weights.lock:
@@ -412,7 +422,7 @@ class SparseModule(fx.GraphModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Loads parameters and buffers into the source model, whose they are; weights are packed again."""
+        """Loads parameters and buffers into the source model, their owner; weights are packed again."""
         with CAPTURES, self._weights.lock:
             held = self._weights.unpack()
             try:
@@ -422,7 +432,7 @@ class SparseModule(fx.GraphModule):
                 share_again(self, self._source)
 
     def _unpack_to_load(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Weights are dense while a module that has this one inside loads a state."""
+        """Makes weights dense while an enclosing module loads a state."""
         with CAPTURES, self._weights.lock:
             self._unpacked = self._weights.unpack()
             share_again(self, self._source)
@@ -430,16 +440,16 @@ class SparseModule(fx.GraphModule):
         state.update({prefix + name: value for name, value in dense_state(own, self._source).items()})
 
     def _pack_again(self, *_: Any) -> None:
-        """Afterwards they are packed as before."""
+        """Packs the weights again after loading."""
         with CAPTURES, self._weights.lock:
             self._weights.repack(self._unpacked)
             share_again(self, self._source)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "SparseModule":
-        """Conversions such as `.double()` convert the source model, whose parameters these are.
+        """Converts the source model, the owner of the parameters, for `.double()` and the like.
 
-        Graphs are for the dtypes that were captured: those of others are forgotten, with the tensors that they made,
-        which no conversion reaches, as in the source model.
+        Graphs are valid for the captured dtypes: after a change of dtype or device all graphs are dropped, with the
+        constants created by captures, which no conversion reaches, as in the source model.
         """
         with CAPTURES, self._weights.lock:
             before = [(tensor.dtype, tensor.device) for tensor in (*self.parameters(), *self.buffers())]
@@ -481,7 +491,7 @@ class SparseModule(fx.GraphModule):
 
 
 def restored(source: nn.Module, asked: Asked, weights: Weights, training: Sequence[bool]) -> SparseModule:
-    """A sparse model without graphs, its modules in their order in training or not."""
+    """A sparse model without graphs, with the training modes of its modules in their order."""
     module = SparseModule(source, asked, weights)
     for part, mode in zip(module.modules(), training, strict=True):
         part.training = mode

@@ -1,12 +1,12 @@
-"""Patterns of sparse operands, and where the entries that a call brings lie on them: of edges, tensors and bags.
+"""Patterns of sparse operands, with the positions of a call's entries: edges, tensors and bags.
 
 In: rows `[1, 0, 1]` and columns `[0, 2, 0]` of edges. Out: `Aligned` with the pattern of (0, 2) and (1, 0) in CSR;
-`aligned.values(weights)` are the weights in storage order, those of equal edges added up.
+`aligned.values(weights)` are the weights in storage order, with duplicate edges summed.
 
-Bags of rows of a table are a tensor with three modes: in `A[b,p,j]` the entry at place p is in bag b and names row j.
-Indices `[4, 2, 2, 9]` and offsets `[0, 3]` for a table of 10 rows give ones at (0, 0, 4), (0, 1, 2), (0, 2, 2) and
-(1, 3, 9); the arrays are copies of the offsets and the indices. A bag may name a row twice and in any order, which a
-row of a matrix may not; with the places as a mode of its own no call sorts or merges anything.
+Bags of rows of a table are a tensor with three modes: in `A[b,p,j]` the entry at position p is in bag b and names row
+j. Indices `[4, 2, 2, 9]` and offsets `[0, 3]` for a table of 10 rows give ones at (0, 0, 4), (0, 1, 2), (0, 2, 2) and
+(1, 3, 9); the arrays are copies of the offsets and the indices. A bag may name a row twice and in any order, unlike a
+matrix row; with positions as a separate mode no call sorts or merges entries.
 """
 
 from collections.abc import Sequence
@@ -27,27 +27,34 @@ from sparsify.storage.tensor import wrap
 
 @dataclass(frozen=True)
 class Aligned:
-    """A pattern and where each edge's value goes.
+    """A pattern and the slot of each edge's value.
 
     Attributes:
-        edges: the edge in each slot, where each has its own and they do not come in the order of the slots.
-        slots: the slot of each edge, where some share one; that of edge `e` is `e` without either.
-        kept: the edges that have a slot, None when all do.
-        joined: how many edges each slot has, where some share one and which ones is not known: edges have no values.
+        edges: [slots], the first edge in each slot; edge `e` without.
+        slots: [edges], the slot of each edge, for shared slots without `others`.
+        others, shared: [edges - slots] each, all edges but the first ones of slots, and their slots.
+        kept: edges with a slot, None for all.
+        joined: [slots], the number of edges in each slot, for shared slots of unknown edges, which have no values.
     """
 
     pattern: Pattern
     edges: torch.Tensor | None = None
     slots: torch.Tensor | None = None
+    others: torch.Tensor | None = None
+    shared: torch.Tensor | None = None
     kept: torch.Tensor | None = None
     joined: torch.Tensor | None = None
 
     def values(self, given: torch.Tensor) -> torch.Tensor:
-        """The values in storage order on the device of those of edges, of one slot added up, differentiable."""
+        """The values in storage order on the device of the edges, summed per slot, differentiable."""
         if self.kept is not None:
             given = given.index_select(0, self.kept.to(given.device))
         if self.edges is not None:
-            return given.index_select(0, self.edges.to(given.device))
+            first = given.index_select(0, self.edges.to(given.device))
+            if self.others is None or self.shared is None:
+                return first
+            rest = given.index_select(0, self.others.to(given.device))
+            return first.index_add_(0, self.shared.to(given.device), rest)
         if self.slots is None:
             return given
         return given.new_zeros(self.pattern.nnz).index_add(0, self.slots.to(given.device), given)
@@ -56,13 +63,13 @@ class Aligned:
         """The values of `count` edges of 1."""
         if self.joined is not None:
             return self.joined.to(device, dtype)
-        if self.slots is None and self.kept is None:
+        if self.slots is None and self.others is None and self.kept is None:
             return torch.ones(self.pattern.nnz, dtype=dtype, device=device)
         return self.values(torch.ones(count, dtype=dtype, device=device))
 
 
 def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
-    """The pattern of what is not 0; of more modes than two each level stores one, in their order."""
+    """The pattern of the nonzeros; a tensor with more than two modes has one level per mode, in order."""
     coordinates = tuple([column.cpu() for column in torch.nonzero(dense, as_tuple=True)])
     if dense.dim() == 2:
         rows, columns = coordinates
@@ -74,13 +81,13 @@ def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
 def align_edges(
     rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format, has_values: bool = True
 ) -> Aligned:
-    """The pattern of edges (row, column) of a matrix, and the slot of each edge; equal edges share one.
+    """The pattern of edges (row, column) of a matrix, and the slot of each edge; duplicates share a slot.
 
     Args:
         rows, columns: [edges], any order, duplicates allowed.
-        shape: of the matrix; coordinates outside of it are an error.
-        form: how it is stored.
-        has_values: whether edges have values, which slots are for.
+        shape: shape of the matrix; coordinates outside are an error.
+        form: storage format.
+        has_values: whether edges have values, which need slots.
     """
     rows, columns = (
         rows.cpu().long(),
@@ -93,38 +100,48 @@ def align_edges(
     are_told = has_values or form != CSR
     found = sort_edges(rows, columns, shape, are_told=are_told)
     require_edges(found, rows, columns, shape)
-    # int32 is half the memory to read, and what the regions' programs declare.
+    # int32 halves the memory traffic, and is the index dtype declared in the regions' programs.
     arrays = (None, found.pos), (None, found.crd)
     pattern = Pattern.of_arrays(CSR, (shape[0], shape[1]), *arrays, len(found.crd))
     pattern.note_longest(found.longest)
     if not are_told:
         return Aligned(pattern, joined=found.joined)
-    return stored_as(Aligned(pattern, found.edges, found.slots), form)
+    return stored_as(Aligned(pattern, found.edges, others=found.others, shared=found.shared), form)
 
 
 def stored_as(aligned: Aligned, form: Format) -> Aligned:
-    """A pattern with one slot for each of its coordinates in another format."""
+    """A pattern with one slot per coordinate, converted to another format."""
     if form == aligned.pattern.format:
         return aligned
     pattern, moved = aligned.pattern.twin(form)
     is_padded = bool((moved < 0).any())  # the padding of blocks comes from no entry
-    if aligned.slots is None and not is_padded:
+    if aligned.slots is None and aligned.others is None and not is_padded:
         return Aligned(pattern, moved if aligned.edges is None else aligned.edges[moved])
     count = aligned.pattern.nnz
     kept = torch.nonzero(moved >= 0).squeeze(1)
     target = torch.empty(count, dtype=torch.int64).index_copy_(0, moved[kept], kept)
-    slots = aligned.slots
-    if aligned.edges is not None:
-        slots = torch.empty_like(aligned.edges).index_copy_(0, aligned.edges, torch.arange(count))
+    slots = _slots(aligned)
     return Aligned(pattern, slots=target if slots is None else target[slots])
 
 
+def _slots(aligned: Aligned) -> torch.Tensor | None:
+    """The slot of each edge; `None` where edge `e` has slot `e`."""
+    if aligned.edges is None:
+        return aligned.slots
+    first = torch.arange(len(aligned.edges))
+    if aligned.others is None or aligned.shared is None:
+        return torch.empty_like(first).index_copy_(0, aligned.edges, first)
+    slots = first.new_empty(len(aligned.edges) + len(aligned.others))
+    slots.index_copy_(0, aligned.edges, first)
+    return slots.index_copy_(0, aligned.others, aligned.shared)
+
+
 def align_coordinates(coordinates: Sequence[torch.Tensor], shape: Sequence[int], form: Format) -> Aligned:
-    """The pattern of entries at some coordinates, and the slot of each entry; equal entries share one.
+    """The pattern of entries at some coordinates, and the slot of each entry; duplicates share a slot.
 
     Args:
-        coordinates: per mode [entries], any order, duplicates allowed.
-        shape: of the tensor; coordinates outside of it are an error.
+        coordinates: [entries] per mode, any order, duplicates allowed.
+        shape: shape of the tensor; coordinates outside are an error.
     """
     if prod(shape) >= 2**63 or max(*shape, len(coordinates[0])) >= 2**31:
         raise UnsupportedProgramError(f"a tensor {list(shape)} needs wider coordinates")
@@ -149,7 +166,7 @@ def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[in
 
     Args:
         rows, columns: [edges], any order, duplicates allowed.
-        shape: rows, edges and columns; coordinates outside of it are an error.
+        shape: rows, edges and columns; coordinates outside are an error.
     """
     if max(shape) >= 2**31:
         raise UnsupportedProgramError(f"a relation {list(shape)} needs wider coordinates")
@@ -162,7 +179,7 @@ def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[in
 
 
 def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The different values of `key` in order, and for each entry the slot of its value."""
+    """The distinct values of `key` in order, and the slot of each entry's value."""
     ordered, order = torch.sort(key, stable=True)
     is_new = torch.ones_like(ordered, dtype=torch.bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
@@ -171,7 +188,7 @@ def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def outside(coordinates: torch.Tensor, extent: int) -> int | None:
-    """A coordinate that a mode does not have, `None` where it has all of them."""
+    """A coordinate outside of a mode's extent, `None` if all are inside."""
     if coordinates.numel() == 0:
         return None
     low, high = (int(bound) for bound in torch.aminmax(coordinates))
@@ -179,7 +196,7 @@ def outside(coordinates: torch.Tensor, extent: int) -> int | None:
 
 
 def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
-    """Raises when a coordinate is outside of its mode."""
+    """Raises for a coordinate outside of its mode."""
     if (wrong := outside(coordinates, extent)) is not None:
         raise outside_error(int((coordinates == wrong).nonzero()[0]), mode, wrong, extent)
 
@@ -187,10 +204,10 @@ def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
 def require_edges(
     found: SortedEdges, rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int]
 ) -> None:
-    """Raises where an edge lies outside of its matrix.
+    """Raises for an edge outside of its matrix.
 
     Raises:
-        InvalidTensorError: naming the edge and its row or column.
+        InvalidTensorError: names the edge and its row or column.
     """
     if (edge := found.outside) is None:
         return
@@ -216,11 +233,11 @@ class BagsOutput:
     """Bags among the outputs of a structure module.
 
     Attributes:
-        indices, offsets: positions of the rows that are named, and of where bags begin.
-        rows: how many the table has.
+        indices, offsets: positions of the named rows, and of the bag starts.
+        rows: number of rows of the table.
         has_last: whether the last offset is the end of the last bag.
-        dtype: of the values.
-        is_weighted: whether the caller brings them; else they are 1.
+        dtype: dtype of the values.
+        is_weighted: whether the caller passes the values; otherwise 1.
     """
 
     indices: int
@@ -231,12 +248,12 @@ class BagsOutput:
     is_weighted: bool
 
     def align(self, raw: Sequence[Any]) -> Aligned:
-        """The pattern of the bags, in which each index has a slot.
+        """The pattern of the bags, with a slot for each index.
 
         Raises:
-            InvalidTensorError: an index that is no row, or offsets that do not ascend from 0 within the indices.
+            InvalidTensorError: an index outside of the table, or offsets that do not ascend from 0 within the indices.
         """
-        # Copies: later writes of the caller's do not reach what kernels read.
+        # Copies: later writes by the caller do not reach the kernels' operands.
         indices = raw[self.indices].cpu().clone(memory_format=torch.contiguous_format)
         if (wrong := outside(indices, self.rows)) is not None:
             raise InvalidTensorError(
@@ -254,7 +271,7 @@ class BagsOutput:
         return Aligned(pattern)
 
     def made(self, aligned: Aligned, raw: Sequence[Any]) -> Any:
-        """The bags, on the device of their indices, or their pattern where the caller brings the values."""
+        """The bags, on the device of their indices, or their pattern if the caller passes the values."""
         if self.is_weighted:
             return aligned
         return wrap(aligned.pattern, raw[self.indices].new_ones(aligned.pattern.nnz, dtype=self.dtype))
@@ -264,9 +281,9 @@ def starts_of(offsets: torch.Tensor, count: int, has_last: bool) -> torch.Tensor
     """Start of each bag among `count` indices, and the end of the last one.
 
     Raises:
-        InvalidTensorError: offsets that do not ascend from 0, to `count` where they have the last end.
+        InvalidTensorError: offsets that do not ascend from 0, or with a last end other than `count`.
     """
-    given = offsets.numpy()  # faster than torch for few bags, which may be new in every call
+    given = offsets.numpy()  # faster than torch for few bags, possibly new in every call
     starts = given if has_last else np.empty(len(given) + 1, given.dtype)
     if len(starts) < 2:
         return offsets.new_zeros(1)

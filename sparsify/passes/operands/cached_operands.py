@@ -1,11 +1,10 @@
-"""Operands that follow from a graph's structure alone, computed once per graph.
+"""Operands determined by a graph's structure alone, computed once per graph.
 
-In: `edge_index`, `edge_weight`, the number of nodes. Out: the normalised adjacency as a `SparseTensor`,
-from memory when the same tensors come again unchanged.
+In: `edge_index`, `edge_weight`, the number of nodes. Out: the normalised adjacency as a `SparseTensor`.
 
-An entry is found by the content of each input, however it was written; by identity and version where a recipe calls
-the input static. When an input requires a gradient the values are computed anew, differentiably, and only the pattern
-is remembered.
+The cache key is the content of each input, after any kind of write; identity and version for inputs declared static by
+a recipe. With an input that requires a gradient the values are computed anew, differentiably, and only the pattern is
+memoized.
 """
 
 import time
@@ -27,16 +26,17 @@ from sparsify.passes.operands.alignment import (
 )
 from sparsify.passes.operands.content_memo import REMEMBERED, Memo, needs_gradient
 from sparsify.report import ConversionEntry
-from sparsify.sparsification.mask_spec import MaskSpec
-from sparsify.sparsification.rounding import narrowed, widened
-from sparsify.sparsification.streaming import KeepAll
-from sparsify.storage import trained_masks, transformed
+from sparsify.sparsification.masks.mask_spec import MaskSpec
+from sparsify.sparsification.rules.rounding import narrowed, widened
+from sparsify.sparsification.rules.streaming import KeepAll
+from sparsify.storage import transformed
 from sparsify.storage.format import Format
 from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.pattern import Pattern
+from sparsify.storage.subclass import trained_masks
 from sparsify.storage.tensor import SparseTensor, values_at
 
-# What entries at the same place become together; `nothing` where there may be none.
+# Reduction of duplicate entries; `nothing` excludes duplicates.
 Joins = Literal["sum", "logsumexp", "nothing"]
 
 
@@ -47,17 +47,18 @@ class MatrixOutput:
     Attributes:
         rows, columns: positions of the coordinates among the outputs.
         between: positions of the coordinates in the modes between rows and columns.
-        values: position of the values; None for ones, -1 when the caller brings them.
-        extents: positions of the extents; of three without coordinates between, the entries have numbers there.
-        dense: position of a dense tensor, of any number of modes, whose zeros are left out; the other positions are
-            then unused.
-        places: position of a tensor that is 0 where the dense one has no entries, None where its zeros say so.
-        transposed: whether the operand is its transpose.
-        is_frozen: whether its values get no gradient.
-        is_trained: whether it is a parameter as it is, which gets gradients and may be a sparse tensor itself.
-        rounds: the dtype of a dense tensor whose values are stored rounded to `dtype`, None where they are as they
-            are; whole numbers have scales, which are all that there is besides.
-        joins: what entries without values at the same place become together.
+        values: position of the values; None for ones, -1 if passed by the caller.
+        extents: positions of the extents; with three extents and no `between`, entries are numbered in the middle mode.
+        dense: position of a dense tensor, with any number of modes, stored without its zeros; the other positions are
+            unused.
+        places: position of a tensor that is 0 where the dense one has no entries, None for the dense tensor's own
+            zeros.
+        transposed: whether the operand is the transpose of `dense`.
+        is_frozen: whether the values get no gradient.
+        is_trained: whether the operand is a whole parameter with gradients, possibly sparse itself.
+        rounds: dtype of a dense tensor with values stored rounded to `dtype`, None for unrounded values; integer values
+            have scales, the only other result of the structure.
+        joins: reduction of duplicate entries without values.
     """
 
     format: Format
@@ -77,11 +78,11 @@ class MatrixOutput:
 
     @property
     def has_scales(self) -> bool:
-        """Whether the values are whole numbers with a scale for each row of the dense tensor."""
+        """Whether the values are integers with a scale for each row of the dense tensor."""
         return self.rounds is not None and self.dtype is torch.int8
 
     def stored(self, dense: torch.Tensor) -> torch.Tensor:
-        """A dense tensor as it is stored."""
+        """A dense tensor with its values in the stored dtype."""
         return dense if self.rounds is None else narrowed(dense, self.dtype)
 
     def packed(
@@ -90,25 +91,25 @@ class MatrixOutput:
         operand: SparseTensor | None = None,
         mask: torch.Tensor | None = None,
     ) -> SparseTensor:
-        """A dense weight, of the same shape, so that the operand is it, or its transpose without a copy.
+        """A packed weight in the dense weight's shape; the operand is the packed weight or its free transpose.
 
         Args:
             dense: the weight.
-            operand: that was made of it, where it is still there.
-            mask: the entries, where some of them may be 0.
+            operand: existing operand of the weight, if any.
+            mask: stored entries, if some may be 0.
         """
         found = self.operand(self.stored(dense), mask) if operand is None else plain(operand)
         return found.permute(1, 0) if self.transposed else found
 
     def operand(self, stored: torch.Tensor, mask: torch.Tensor | None = None) -> SparseTensor:
-        """The operand that is made of a dense weight whose entries are as they are stored."""
+        """The operand of a dense weight with values in the stored dtype."""
         turned = stored.t() if self.transposed else stored
         decides = turned if mask is None else mask.t() if self.transposed else mask
         made = align_entries(decides, self.format).pattern
         return plain(SparseTensor(made, values_at(turned, made)))
 
     def holds(self, weight: SparseTensor) -> bool:
-        """Whether a weight is stored as `packed` stores it."""
+        """Whether a weight has the format of `packed`."""
         form = weight._pattern.format
         return form is self.format or form == (
             self.format.permuted((1, 0)) if self.transposed else self.format
@@ -117,7 +118,7 @@ class MatrixOutput:
 
 @dataclass(frozen=True)
 class PatternOutput:
-    """A mask among the outputs of a structure module: it follows from lengths.
+    """A mask among the outputs of a structure module, determined by lengths.
 
     Attributes:
         spec: the pattern.
@@ -129,11 +130,11 @@ class PatternOutput:
     columns: int
 
     def made(self, raw: Sequence[Any]) -> SparseTensor:
-        """The mask for these lengths."""
+        """The mask for the lengths in `raw`."""
         return self.spec.mask(int(raw[self.rows]), int(raw[self.columns]))
 
 
-# How a result follows from the outputs of a structure module; a number is the position of a tensor among them.
+# Computation of a result from the outputs of a structure module; a number is the position of a tensor.
 Output = int | MatrixOutput | PatternOutput | BagsOutput
 
 
@@ -146,15 +147,15 @@ class Remembered:
 
 
 class Structure:
-    """The part of a graph that depends on structure alone, with its memory.
+    """The part of a graph that depends on structure alone, with its memo.
 
     Args:
-        module: from leaves to a list of tensors and numbers.
-        outputs: per result either the position of a tensor in that list, or how a matrix is made of it.
-        entry: where conversions and their time are reported.
-        most: for how many sets of leaves results are remembered; 0 for leaves that each call computes anew.
-        static: positions of leaves that a recipe calls static.
-        is_frozen: whether the leaves are weights that get no gradients.
+        module: function from leaves to a list of tensors and numbers.
+        outputs: per result the position of a tensor in the list, or the construction of a matrix.
+        entry: report entry of conversions and their time.
+        most: number of sets of leaves with memoized results; 0 for leaves computed anew in each call.
+        static: positions of leaves declared static by a recipe.
+        is_frozen: whether the leaves are weights without gradients.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Structure:
         self.beside: Memo[SparseTensor] = Memo(are_weights=True)
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
-        """The results for `leaves`; a matrix whose values the caller brings is given as `Aligned`."""
+        """The results for `leaves`; a matrix with values from the caller is `Aligned`."""
         if self.trained is not None and type(leaves[0]) is SparseTensor:
             return (self.trained_operand(self.trained, leaves[0]),) * len(self.outputs)
         if self.weight is not None and type(leaves[0]) is SparseTensor:
@@ -200,9 +201,9 @@ class Structure:
         return self.differentiable(leaves, self.remembered(leaves).aligned)
 
     def packed_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
-        """The operand of a packed weight, made beside it where the model holds it in another format.
+        """The operand of a packed weight, packed again if the model holds another format.
 
-        Such a weight is read by calls with far more rows, or far fewer. Structures that want the same share `beside`.
+        Other formats are for calls with far more, or far fewer, rows. Structures with the same format share `beside`.
         """
         if spec.holds(weight):
             return weight.permute(1, 0) if spec.transposed else weight
@@ -215,31 +216,33 @@ class Structure:
 
     @property
     def holds_weight(self) -> bool:
-        """Whether its leaf is a weight that a model may have as a sparse tensor."""
+        """Whether the leaf is a weight that a model may hold as a sparse tensor."""
         return self.weight is not None or self.trained is not None
 
     def trained_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
-        """The operand of a sparse parameter, differentiable; without gradients as that of a packed weight."""
+        """The operand of a sparse parameter, differentiable; as for a packed weight without gradients."""
         if not (torch.is_grad_enabled() and needs_gradient(weight)):
             return self.packed_operand(spec, weight)
         turned = weight.permute(1, 0) if spec.transposed else weight
         return turned if spec.holds(weight) else turned.to(format=spec.format)
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
-        """The results for leaves of these entries, computed now when nothing is remembered."""
+        """The results for some leaves, computed if not memoized."""
         if self.is_made_anew(leaves):
             return self.stored_anew(leaves)
-        masks = trained_masks.known(leaves)  # a zero that grew changes the pattern and not the entries
+        masks = trained_masks.known(
+            leaves
+        )  # a zero grown by training changes the pattern and not the entries
         return self.memory.get((*leaves, *masks), partial(self.compute, leaves))
 
     def is_made_anew(self, leaves: tuple[Any, ...]) -> bool:
-        """Whether each call computes its dense tensors, which nobody remembers."""
+        """Whether the dense tensors are computed anew in each call, without a memo."""
         return not self.memory.most and self.are_dense and runs_natively(leaves)
 
     def stored_anew(self, leaves: tuple[Any, ...]) -> Remembered:
-        """The results for dense tensors that each call computes anew: a kernel writes the entries that are not 0.
+        """The results for dense tensors computed anew in each call: a kernel writes the nonzeros.
 
-        They are differentiable in these entries.
+        Differentiable in the nonzeros.
         """
         raw = self.module(*leaves)
         made = [
@@ -250,15 +253,15 @@ class Structure:
         return Remembered([None] * len(made), list(made))
 
     def compute(self, leaves: tuple[Any, ...]) -> Remembered:
-        """The results for these leaves."""
-        with torch.inference_mode(False):  # what is remembered may be asked for in any mode later
+        """The results for some leaves."""
+        with torch.inference_mode(False):  # memoized results may be read in any mode later
             if transformed.are_active() and not transformed.is_followed(leaves):
-                with transformed.outside():  # or it would be wrapped by a transform that is over then
+                with transformed.outside():  # otherwise wrapped by a transform that ends before the memo
                     return self.timed(leaves)
             return self.timed(leaves)
 
     def timed(self, leaves: tuple[Any, ...]) -> Remembered:
-        """The results, their time reported."""
+        """The results, with their time reported."""
         started = time.perf_counter()
         with torch.no_grad():
             raw = self.module(*leaves)
@@ -267,7 +270,7 @@ class Structure:
                 for spec in self.outputs
             ]
             results = [self.result(spec, raw, at) for spec, at in zip(self.outputs, aligned, strict=True)]
-        if self.weight is not None or self.is_frozen:  # they get no gradient: their patterns are enough
+        if self.weight is not None or self.is_frozen:  # no gradients: the patterns suffice
             aligned = [None] * len(results)
             results = [plain(found) if isinstance(found, SparseTensor) else found for found in results]
         self.note_bytes(raw, results)
@@ -276,7 +279,7 @@ class Structure:
         return Remembered(aligned, results)
 
     def operand_of(self, weight: torch.Tensor) -> SparseTensor | None:
-        """The operand that was made of a frozen weight, `None` where it is not remembered."""
+        """The memoized operand of a frozen weight, `None` without one."""
         found = self.memory.known((weight,))
         return None if found is None else found.results[0]
 
@@ -289,7 +292,7 @@ class Structure:
         return widened(found, scale, spec.rounds or found.dtype)
 
     def note_bytes(self, raw: Sequence[Any], results: Sequence[Any]) -> None:
-        """Reports the bytes of dense operands, as they are and as they are stored."""
+        """Reports the bytes of dense operands, before and after packing."""
         made = [
             (raw[spec.dense], result)
             for spec, result in zip(self.outputs, results, strict=True)
@@ -306,7 +309,7 @@ class Structure:
             self.entry.bytes_after += sum(raw[spec].nbytes for spec in scales)
 
     def differentiable(self, leaves: tuple[Any, ...], aligned: Sequence[Aligned | None]) -> list[Any]:
-        """The results with values computed anew under autograd, on patterns that are known."""
+        """The results with values computed anew under autograd, on known patterns."""
         raw = self.module(*leaves)
         known = aligned or [None] * len(self.outputs)
         return [self.result(spec, raw, at) for spec, at in zip(self.outputs, known, strict=True)]
@@ -360,7 +363,7 @@ class Structure:
 
 
 def plain(operand: SparseTensor) -> SparseTensor:
-    """An operand without what was derived from its pattern when it was made."""
+    """An operand without the data derived from its pattern during construction."""
     made = operand._pattern
     return SparseTensor(
         Pattern(made.format, made.shape, made._pos, made._crd, is_private=True).trusted(), operand._vals
@@ -368,7 +371,7 @@ def plain(operand: SparseTensor) -> SparseTensor:
 
 
 def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
-    """The result of a structure for a frozen weight, where it has no other result."""
+    """The single result of a structure for a frozen weight; None otherwise."""
     specs = [spec for spec in outputs if isinstance(spec, MatrixOutput)]
     if not specs or not specs[0].is_frozen or any(spec != specs[0] for spec in specs):
         return None
@@ -376,7 +379,7 @@ def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
 
 
 def trained_of(outputs: Sequence[Output]) -> MatrixOutput | None:
-    """The result of a structure for a parameter that gets gradients, where it has no other result."""
+    """The single result of a structure for a trained parameter; None otherwise."""
     specs = [spec for spec in outputs if isinstance(spec, MatrixOutput)]
     is_one = len(specs) == len(outputs) > 0 and all(spec == specs[0] for spec in specs)
     return specs[0] if is_one and specs[0].is_trained else None

@@ -1,13 +1,12 @@
-"""Memos by content: results that are found again while the entries that they were made of are the same.
+"""Memos by content: results are reused while the entries of their leaves are unchanged.
 
-In: `memo = Memo()` and `memo.get((edge_index, 2708), make)`. Out: the result of an earlier `make()` for leaves of the
-same entries, else of `make()` now.
+In: `memo = Memo()` and `memo.get((edge_index, 2708), make)`. Out: the result of an earlier `make()` for leaves with the
+same entries, else of a new `make()`.
 
-torch counts writes that it makes itself. Writes through numpy views, `.data`, DLPack or the memory of another process
-count nothing, so the entries themselves decide, by a digest at the speed of memory. Leaves that a recipe calls static
-are told apart by identity and version instead; weights that get no gradients by place, version and a sample of their
-entries, as reading all of them takes longer than a product with few rows. Within one call of a model each tensor is
-read once.
+torch counts only its own writes. Writes through numpy views, `.data`, DLPack or the memory of another process are not
+counted, so the entries themselves are compared, by a digest at the speed of memory. Leaves declared static by a recipe
+are compared by identity and version instead; weights without gradients by address, version and a sample of their
+entries, as a full read takes longer than a product with few rows. Within one call of a model each tensor is read once.
 """
 
 import threading
@@ -25,13 +24,13 @@ from sparsify.storage.own_memory import PLAIN, has_memory, is_on_device
 from sparsify.storage.tensor import SparseTensor
 
 T = TypeVar("T")
-# How many results a memo keeps: those of copies of a model, and of the last few inputs.
+# Maximum number of memoized results, for copies of a model and the last few inputs.
 REMEMBERED: Final = 8
 Key = tuple[Any, ...]
 
 
 class Identity:
-    """A tensor whose entries change by writes that torch counts, and by no others."""
+    """A tensor with entries changed only by writes counted by torch."""
 
     __slots__ = ("reference", "state")
 
@@ -50,13 +49,13 @@ class Identity:
 
 
 class Fingerprint(tuple[Any, ...]):
-    """Digest, dtype, shape, and strides that leave gaps: equal for tensors of equal entries that lie alike."""
+    """Digest, dtype, shape, and strides if not contiguous: equal for equal entries in equal layouts."""
 
     __slots__ = ()
 
 
 class Unread:
-    """A tensor whose entries cannot be read: it equals nothing else, so nothing is found again for it."""
+    """A tensor with unreadable entries: unequal to everything, so its results are never reused."""
 
     __slots__ = ()
 
@@ -65,7 +64,7 @@ Told = Fingerprint | Identity | Unread
 
 
 def fingerprint(tensor: torch.Tensor) -> Told:
-    """The fingerprint of the entries that a tensor has now; a private tensor's is its identity."""
+    """The fingerprint of a tensor's present entries; identity for a private tensor."""
     told = _told_unread(tensor, fingerprint)
     if told is not None:
         return told
@@ -75,7 +74,7 @@ def fingerprint(tensor: torch.Tensor) -> Told:
 
 
 def sampled(tensor: torch.Tensor) -> Told:
-    """The fingerprint of a weight that gets no gradients: of a sample of its entries, its place and version."""
+    """The fingerprint of a frozen weight: a sample of its entries, its address and version."""
     told = _told_unread(tensor, sampled)
     if told is not None:
         return told
@@ -86,7 +85,7 @@ def sampled(tensor: torch.Tensor) -> Told:
 
 
 def _told_unread(tensor: torch.Tensor, read: Callable[[torch.Tensor], Told]) -> Told | None:
-    """The fingerprint of a tensor that is private, sparse or without memory; `None` where its entries decide."""
+    """The fingerprint of a private, sparse or device tensor; `None` where entries in memory decide."""
     private: Identity | None = getattr(tensor, "_identity", None)
     if private is not None:
         return private
@@ -100,19 +99,19 @@ def _told_unread(tensor: torch.Tensor, read: Callable[[torch.Tensor], Told]) -> 
 
 
 def _of_parts(tensor: SparseTensor, read: Callable[[torch.Tensor], Told]) -> Fingerprint:
-    """The fingerprint of a sparse tensor, which has no memory of its own: of its values and its pattern."""
+    """The fingerprint of a sparse tensor: of its values and its pattern."""
     parts = (tensor._vals, *tensor._pattern.arrays_in_place())
     return Fingerprint((*map(read, parts), tensor.shape, str(tensor.format)))
 
 
 def keep_private(tensor: torch.Tensor) -> torch.Tensor:
-    """Marks a tensor that only this package reaches and never writes to: identity tells it apart, it is not read."""
+    """Marks a tensor reachable and unwritten by this package alone: compared by identity, never read."""
     tensor._identity = Identity(tensor)  # type: ignore[attr-defined]
     return tensor
 
 
 class _Read(threading.local):
-    """The fingerprints of tensors in the call of a model that runs in this thread, `None` outside of calls."""
+    """The fingerprints of tensors in this thread's present model call, `None` outside of calls."""
 
     known: dict[int, tuple[torch.Tensor, int, Told]] | None = None
 
@@ -137,7 +136,7 @@ def _fingerprint_once(tensor: torch.Tensor) -> Told:
         if found is not None and found[0] is tensor and found[1] == tensor._version:
             return found[2]
     made = fingerprint(tensor)
-    if known is not None and not tensor.is_inference():  # inference tensors do not count their versions
+    if known is not None and not tensor.is_inference():  # inference tensors have no version counter
         known[id(tensor)] = tensor, tensor._version, made
     return made
 
@@ -147,7 +146,7 @@ def key_of(
     static: Collection[int] = (),
     read: Callable[[torch.Tensor], Told] = _fingerprint_once,
 ) -> Key:
-    """The key of leaves: tensors by their entries, at `static` positions by identity; others as they are."""
+    """The key of leaves: tensors by their entries, by identity at `static` positions; others unchanged."""
     if not static:
         return tuple([read(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
     return tuple(
@@ -163,25 +162,25 @@ def key_of(
 
 
 def is_of_tensor(part: Any) -> bool:
-    """Whether a part of a key stands for a tensor."""
+    """Whether a part of a key is the key of a tensor."""
     return isinstance(part, Told)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A result, the key of its leaves, and the tensors among them."""
+    """A result, the key of its leaves, and weak references to their tensors."""
 
     key: Key
     tensors: tuple["weakref.ref[torch.Tensor]", ...]
     made: T
 
     def is_alive(self) -> bool:
-        """Whether all of its tensors are there."""
+        """Whether all referenced tensors are alive."""
         return all(reference() is not None for reference in self.tensors)
 
     def replaces(self, other: "Entry[T]") -> bool:
-        """Whether the other result is for other entries of the same tensors."""
-        # Equal references are one object: those of a tensor that is there.
+        """Whether the other result is for the same tensors with other entries."""
+        # Equal references to a live tensor are one object.
         if not self.tensors or self.tensors[0] is not other.tensors[0]:
             return False
         if self.key == other.key or len(self.key) != len(other.key):
@@ -192,14 +191,14 @@ class Entry(Generic[T]):
 
 
 class Memo(Generic[T]):
-    """Results by the content of their leaves, the latest first.
+    """Results by the content of their leaves, latest first.
 
-    Results of tensors that are gone, or that have other entries by now, make room for new ones.
+    Results of dead tensors, or of tensors with changed entries, make room for new ones.
 
     Args:
-        most: how many are kept.
-        static: positions of leaves that change only by writes that torch counts.
-        are_weights: whether tensors are weights that get no gradients, of which a sample is read.
+        most: maximum number of results.
+        static: positions of leaves changed only by writes counted by torch.
+        are_weights: whether tensors are weights without gradients, compared by samples.
     """
 
     def __init__(
@@ -216,13 +215,13 @@ class Memo(Generic[T]):
         accepts: Callable[[T], bool] | None = None,
         owner: torch.Tensor | None = None,
     ) -> T:
-        """The result for leaves of these entries, made now where none is kept.
+        """The result for leaves with some entries, made now if missing.
 
         Args:
             leaves: tensors and hashable values.
-            make: computes the result from the leaves.
-            accepts: says whether a kept result will do, where more than the leaves decides.
-            owner: has the leaves as its parts; the result is kept while it lives.
+            make: function that computes the result from the leaves.
+            accepts: predicate of reusable results, where more than the leaves decides.
+            owner: tensor with the leaves as its parts; the result is kept while the owner is alive.
         """
         if transformed.are_active() and transformed.is_followed(leaves):
             return make()
@@ -242,7 +241,7 @@ class Memo(Generic[T]):
         return made
 
     def known(self, leaves: Sequence[Any]) -> T | None:
-        """The result for leaves of these entries where it is kept."""
+        """The memoized result for leaves with some entries, None if missing."""
         key = key_of(leaves, self.static, self.read)
         return next((entry.made for entry in self.entries if entry.key == key), None)
 
@@ -258,10 +257,10 @@ class Memo(Generic[T]):
 
 
 class SparseInputs:
-    """The parts of the last few sparse inputs: the same tensors each time, so that what follows from them is kept.
+    """The parts of the last few sparse inputs: stable tensors, so that dependent results stay memoized.
 
     Args:
-        parts: what takes a sparse matrix apart.
+        parts: function that splits a sparse matrix.
     """
 
     def __init__(self, parts: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
@@ -269,19 +268,19 @@ class SparseInputs:
         self.memo: Memo[Sequence[torch.Tensor]] = Memo()
 
     def __call__(self, matrix: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The parts of `matrix`; taken apart anew when its values need a gradient or it has changed."""
+        """The parts of `matrix`; split anew for values with gradients or after a change."""
         if torch.is_grad_enabled() and needs_gradient(matrix):
             return self.parts(matrix)
         return self.memo.get(arrays_of(matrix), partial(self.made, matrix), owner=matrix)
 
     def made(self, matrix: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The parts of `matrix`, taken apart now."""
-        with torch.inference_mode(False), torch.no_grad():  # what is kept may be asked for in any mode later
+        """The parts of `matrix`, without the memo."""
+        with torch.inference_mode(False), torch.no_grad():  # memoized parts may be read in any mode later
             return [keep_private(part.detach()) for part in self.parts(matrix)]
 
 
 def arrays_of(matrix: torch.Tensor) -> tuple[Any, ...]:
-    """Its layout and shape, and all that it is stored as."""
+    """The layout and shape of a sparse matrix, and its storage arrays."""
     if isinstance(matrix, SparseTensor):
         return matrix._pattern, matrix._fill, matrix._vals
     with torch.no_grad():
@@ -293,6 +292,6 @@ def arrays_of(matrix: torch.Tensor) -> tuple[Any, ...]:
 
 
 def needs_gradient(matrix: torch.Tensor) -> bool:
-    """Whether a sparse tensor requires gradients, asked without going through `__torch_function__`."""
+    """Whether a sparse tensor requires gradients, read without `__torch_function__`."""
     with torch._C.DisableTorchFunctionSubclass():
         return matrix.requires_grad

@@ -1,11 +1,11 @@
-"""The operands of a convolution's kernel: flat images, its packed weight at places in them, the result as torch has it.
+"""The operands of a convolution's kernel: flat images, weight at image offsets, and the result's shape.
 
-In: x, a weight [o, c, ...] that is packed, a bias and what a normalisation in evaluation has learned, what is added.
+In: x, a packed weight [o, c, ...], a bias and the learned statistics of a normalisation in evaluation, summands.
 Out: the result of `Y[n,o,p] = relu(s[o] * sum(k, W[o,k] * F[n,k+p]) + b[o] + Z[n,o,p])`, s and b computed once.
 
-W has the values of the packed weight; the places of its entries depend on the extents of images and are listed beside
-it, for the latest of them. Kernels are for a number of results; calls with images of other sizes have kernels of their
-own, the latest of which are kept.
+W has the values of the packed weight; the offsets of its entries depend on the extents of images and are listed
+separately, for the latest extents. Kernels are specialized for a number of results; images of other sizes have separate
+kernels, the latest of which are kept.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,18 +29,18 @@ from sparsify.storage.tensor import SparseTensor
 
 K = TypeVar("K")
 V = TypeVar("V")
-# Sizes of images whose kernels are kept, and those for which the places of a weight's entries are.
+# Maximum number of image sizes with cached kernels, and with cached offsets of a weight's entries.
 SIZES: Final = 8
 PLACED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of the operands of a convolution among those of its nodes.
+    """Positions of a convolution's operands among the operands of its nodes.
 
     Attributes:
-        rows: of what its vectors over outputs follow from.
-        added: of tensors of the shape of the result.
+        rows: sources of its vectors over outputs.
+        added: tensors of the shape of the result.
     """
 
     image: int
@@ -50,14 +50,14 @@ class Places:
 
 
 class Placed:
-    """Weights at the places of their entries in images: of the latest weights and sizes of images, or of none."""
+    """Weights at image offsets, memoized for the latest weights and image sizes, or not at all."""
 
     def __init__(self, most: int = PLACED) -> None:
         self.memory: Memo[SparseTensor] = Memo(most, are_weights=True)
 
     @property
     def most(self) -> int:
-        """How many are remembered."""
+        """The capacity of the memo."""
         return self.memory.most
 
     def __call__(self, weight: SparseTensor, grid: Grid) -> SparseTensor:
@@ -67,34 +67,34 @@ class Placed:
         return self.memory.get((weight._vals, weight._pattern, grid), partial(self.made, weight, grid))
 
     def made(self, weight: SparseTensor, grid: Grid) -> SparseTensor:
-        """The same, made now."""
+        """W[o,k] of a packed weight, computed without the memo."""
         with torch.inference_mode(False), torch.no_grad():
             return grid.matrix(weight)
 
     def make_room(self, weight: SparseTensor, grids: Iterable[Grid], most: int) -> None:
-        """Room for the places in images of all these sizes, where they take no more than `most` bytes."""
+        """Extends the memo to images of all sizes in `grids`, if within `most` bytes."""
         sizes = dict.fromkeys(grids)
         if self.most and sum(grid.bytes_beside(weight) for grid in sizes) <= most:
             self.memory.most = max(self.most, len(sizes))
 
     def kept(self, grids: Iterable[Grid]) -> list[Grid]:
-        """The sizes of images for which places are kept."""
+        """The image sizes with kept offsets."""
         return list(dict.fromkeys(grids))[: self.most]
 
 
 class FlatImages:
-    """How the operands of a convolution's kernel follow from those of its nodes.
+    """Operands of a convolution's kernel, from the operands of its nodes.
 
     Args:
         windows: one for each mode of an image.
-        places: of its operands.
-        example: the extents of the example's images.
-        by_row: the program of vectors over outputs, `s[o] = r1[o] / sqrt(r2[o] + 1e-05)`, of r0, r1, ...; None without.
-        keeps_places: whether places are listed once, and not in each call.
+        places: positions of its operands.
+        example: extents of the example's images.
+        by_row: program of vectors over outputs, `s[o] = r1[o] / sqrt(r2[o] + 1e-05)`, of r0, r1, ...; None without.
+        keeps_places: whether offsets are listed once, not in each call.
         is_single: whether images come without a batch, one at a time.
 
     Attributes:
-        refused: windows over images whose kernels could not be had.
+        refused: windows over images without a working kernel.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class FlatImages:
         return f"{self.windows} over {self.example.extents}{how}"
 
     def grid(self, image: Tensor) -> Grid:
-        """The windows over images like this one."""
+        """The windows over images of a given size."""
         extents = tuple(image.shape[-len(self.windows) :])
         if any(type(extent) is not int for extent in extents):
             return Grid(self.windows, extents)  # of a traced graph
@@ -132,7 +132,7 @@ class FlatImages:
         return found
 
     def run(self, kernel: Kernel, program: Program, options: Options, given: Sequence[Any]) -> Tensor:
-        """The result for the operands of the nodes, by the kernel or by one for images of their size."""
+        """The result for the operands of the nodes, by the kernel or one for the image size."""
         grid = self.grid(given[self.places.image])
         if grid.count != self.example.count:
             sizes = self.sizes(program, len(given[self.places.image]), given[self.places.weight], grid)
@@ -150,7 +150,7 @@ class FlatImages:
         return found
 
     def operands(self, given: Sequence[Any], grid: Grid | None = None) -> list[Any]:
-        """The operands F, W, s, b and Z of the program, as far as it has them."""
+        """The operands F, W, s, b and Z of the program, as far as present."""
         places = self.places
         grid = grid or self.grid(given[places.image])
         vectors = () if self.by_row is None else self.by_output(tuple([given[at] for at in places.rows]))
@@ -159,7 +159,7 @@ class FlatImages:
         return [grid.image(self.batch(given[places.image])), weight, *vectors, *added]
 
     def batch(self, images: Tensor) -> Tensor:
-        """Images [n, ...], of one that comes without a batch, too."""
+        """Images [n, ...], also for a single image without a batch."""
         return images.unsqueeze(0) if self.is_single else images
 
     def vectors(self, *rows: Tensor) -> list[Tensor]:
@@ -174,7 +174,7 @@ class FlatImages:
         return list(evaluate_program(self.by_row, operands))
 
     def without_weight(self, arguments: Sequence[Any]) -> list[Any]:
-        """The arguments with a weight that gets no gradient."""
+        """The arguments with the weight detached."""
         found = list(arguments)
         found[self.places.weight] = found[self.places.weight].detach()
         return found
@@ -186,7 +186,7 @@ class FlatImages:
         return [*batch, weight.shape[0], *self.grid(image).results]
 
     def sizes(self, program: Program, images: int, weight: Tensor, grid: Grid | None = None) -> Sizes:
-        """The sizes of the operands for so many images, of the example's extents or those of `grid`."""
+        """The sizes of the operands for a number of images, with the example's extents or those of `grid`."""
         grid = grid or self.example
         columns = weight.shape[1] * grid.places
         batch = 1 if self.is_single else images
@@ -203,7 +203,7 @@ def latest(known: dict[K, V]) -> dict[K, V]:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The form of a chain that stays torch's, and where it is reported how often its weights were laid out in it."""
+    """The form of a chain left to torch, with the report entry that counts its weight conversions."""
 
     form: str
     entry: ConversionEntry

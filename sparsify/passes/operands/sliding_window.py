@@ -1,12 +1,12 @@
 """Convolutions as products of a sparse matrix with shifted parts of flat images.
 
 In:  x [n, c, 56, 56], a weight [o, c, 3, 3] with zeros, padding 1.
-Out: F [n, c * 58 * 58], the padded images; W [o, c * 58 * 58] with the entry (o, c, r, s) at
-     (o, (c * 58 + r) * 58 + s); and so `Y[n,o,p] = sum(k, W[o,k] * F[n,k+p])`, where p = 58 y + x.
+Out: F [n, c * 58 * 58], the padded images; W [o, c * 58 * 58] with the entry (o, c, r, s) at (o, (c * 58 + r) * 58 +
+s); and so `Y[n,o,p] = sum(k, W[o,k] * F[n,k+p])`, where p = 58 y + x.
 
-Columns of W are places in the image, so each entry is one number times neighbours in memory. Results run over
-the padding between rows too, which is left out afterwards. Where windows begin every `stride`, rows that are as far
-apart lie side by side: what one entry reads are neighbours again.
+Columns of W are offsets in the image, so each entry is one number times contiguous memory. Results run over the padding
+between rows too, which is dropped afterwards. With a stride, rows at that distance are stored side by side: the reads
+of one entry are contiguous again.
 
 Source: Park and others, Faster CNNs with Direct Sparse Convolutions and Guided Pruning, 2017, section 3.1.
 """
@@ -31,7 +31,7 @@ from sparsify.storage.tensor import SparseTensor
 CSR: Final = Format("csr")
 # Bytes of a place in an image, and of `pos`.
 PLACE_BYTES: Final = 4
-# Bytes of a coordinate of a packed weight, and how many coordinates they tell apart.
+# Bytes of a coordinate of a packed weight, with the exclusive upper bound of the extent.
 COORDINATES: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
 
 
@@ -40,7 +40,7 @@ class Window:
     """The reads of a result along one mode: `size` entries, `dilation` apart; the next one begins `stride` further.
 
     Attributes:
-        padding: zeros in front of the first entry, and behind the last.
+        padding: zeros before the first entry, and after the last.
     """
 
     size: int
@@ -55,7 +55,7 @@ class Window:
 
     @property
     def phases(self) -> int:
-        """The number of kept remainders of places by the stride: those that entries have, from 0 on.
+        """The number of kept remainders of offsets modulo the stride: those of entries, from 0 on.
 
         >>> Window(3, stride=2).phases, Window(1, stride=2).phases
         (2, 1)
@@ -63,7 +63,7 @@ class Window:
         return 1 + max(self.dilation * entry % self.stride for entry in range(self.size))
 
     def results(self, extent: int) -> int:
-        """The number of results a mode of this extent has.
+        """The number of results along a mode of a given extent.
 
         >>> Window(3, stride=2, padding=1).results(56)
         28
@@ -77,7 +77,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Grid:
-    """Windows over images of known extents, a window a mode; what follows from them is computed once.
+    """Windows over images of known extents, one window per mode; derived quantities are memoized.
 
     >>> grid = Grid((Window(3, padding=1), Window(3, padding=1)), (56, 56))
     >>> grid.widths, grid.steps, grid.count
@@ -109,7 +109,7 @@ class Grid:
 
     @cached_property
     def count(self) -> int:
-        """The results from the first to the last, with what lies between rows."""
+        """The number of positions from the first to the last result, gaps between rows included."""
         return 1 + sum((n - 1) * step for n, step in zip(self.results, self.steps, strict=True))
 
     @cached_property
@@ -124,12 +124,12 @@ class Grid:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether images lie flat as they are: in one phase, without padding."""
+        """Whether images need no conversion: a single phase, without padding."""
         return all(window.stride == 1 and window.padding == 0 for window in self.windows)
 
     @cached_property
     def is_ordered(self) -> bool:
-        """Whether places ascend as the entries of a window do; not where these have several phases."""
+        """Whether offsets ascend in the order of a window's entries; not with several phases."""
         return bool((self.offsets(1).diff() > 0).all())
 
     def offsets(self, channels: int) -> Tensor:
@@ -139,7 +139,7 @@ class Grid:
         return (torch.arange(channels).unsqueeze(1) * self.places + torch.tensor(found)).flatten()
 
     def _offset(self, at: Sequence[int]) -> int:
-        """The place of one entry in its channel."""
+        """The offset of one entry in its channel."""
         phase, within = 0, 0
         for entry, window, step in zip(at, self.windows, self.steps, strict=True):
             place, rest = divmod(entry * window.dilation, window.stride)
@@ -148,9 +148,9 @@ class Grid:
         return phase * prod(self.widths) + within
 
     def matrix(self, weight: SparseTensor) -> SparseTensor:
-        """A packed weight [o, c, ...] as a matrix [o, places of all channels] in CSR.
+        """A packed weight [o, c, ...] as a matrix [o, offsets of all channels] in CSR.
 
-        Where places ascend as entries do it has the values of the weight, else a copy of them.
+        Shares the values of the weight if offsets ascend with the entries, otherwise copies them.
         """
         stored = weight._pattern
         entries = torch.zeros(stored.nnz, dtype=torch.int64)
@@ -171,11 +171,11 @@ class Grid:
         return SparseTensor(aligned.pattern, aligned.values(weight._vals))
 
     def bytes_beside(self, weight: SparseTensor) -> int:
-        """The further arguments of `matrix` of a packed weight."""
+        """The bytes of `matrix` of a packed weight, in addition to the weight."""
         return self.bytes_of_places(weight.nnz, len(weight), weight.itemsize)
 
     def bytes_of_places(self, stored: int, outputs: int, value_bytes: int) -> int:
-        """The same for so many entries."""
+        """The further bytes for a number of stored entries and outputs."""
         if self.is_ordered:
             return stored * PLACE_BYTES
         return stored * (PLACE_BYTES + value_bytes) + (outputs + 1) * PLACE_BYTES
@@ -194,7 +194,7 @@ class Grid:
         return made.flatten(1)
 
     def _fill(self, made: Tensor, x: Tensor, phase: Sequence[int]) -> None:
-        """Writes one phase of images, with zeros where an image has nothing."""
+        """Writes one phase of images, with zeros outside of an image."""
         read = [slice(None)] * 2
         for mode, (window, extent, width) in enumerate(
             zip(self.windows, self.extents, self.widths, strict=True), 2
@@ -212,12 +212,12 @@ class Grid:
         made.copy_(x[tuple(read)])
 
     def flat(self, result: Tensor) -> Tensor:
-        """A tensor like the result, [n, o, ...], as [n, o, count]; only where nothing lies between rows."""
+        """A tensor of the result's shape, [n, o, ...], as [n, o, count]; only without gaps between rows."""
         assert self.is_whole, "padding between rows has no values"
         return result.reshape(*result.shape[:2], self.count)
 
     def shown(self, flat: Tensor) -> Tensor:
-        """The result [n, o, ...] without what lies between rows, from [n, o, count]."""
+        """The result [n, o, ...] without the gaps between rows, from [n, o, count]."""
         images, outputs, _ = flat.shape
         if self.is_whole:
             return flat.view(images, outputs, *self.results)
@@ -227,12 +227,12 @@ class Grid:
 
 
 def recycled(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Memory with undefined values for entries like those of a tensor, used again where it is the processor's."""
+    """Uninitialised memory like a tensor's, from the pool on the CPU."""
     return POOL.empty(shape, like.dtype) if like.is_cpu else like.new_empty(shape)
 
 
 def packed_format(shape: Sequence[int]) -> Format:
-    """How a weight [o, c, ...] is packed: output by output, its coordinates in as few bytes as hold them.
+    """The packed format of a weight [o, c, ...]: by output, with the narrowest coordinates.
 
     >>> str(packed_format((64, 256, 1, 1)))
     'dense, compressed(crd=int16), dense, dense'
@@ -244,7 +244,7 @@ def packed_format(shape: Sequence[int]) -> Format:
 
 
 def packed_bytes(shape: Sequence[int], stored: int, value_bytes: int) -> int:
-    """The bytes of a weight with so many entries in that format."""
+    """The bytes of a weight with `stored` entries in the packed format."""
     listed = shape[1:2] if max(shape[2:]) == 1 else shape[1:]
     each = value_bytes + sum(coordinate_bytes(extent) for extent in listed)
     return stored * each + (shape[0] + 1) * PLACE_BYTES

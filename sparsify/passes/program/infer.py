@@ -1,8 +1,7 @@
-"""Formats, fills and densities of all tensors of a model program, from those of its leaves.
+"""Formats, fills and densities of all tensors of a model program, inferred from the leaves.
 
-In: `y[i,j] = a[i,j] * m[i,j]` with a in CSR. Out: y on the pattern of a, with fill 0.
-
-The compiler's rules say where a result is its fill, and which results are expected to be too full to be sparse.
+In: `y[i,j] = a[i,j] * m[i,j]` with a in CSR. Out: y on the pattern of a, with fill 0. The compiler's rules determine
+where a result equals its fill, and whether a result is expected to be too full to be sparse.
 """
 
 from collections.abc import Mapping
@@ -17,13 +16,13 @@ from sparsify.compiler.einsum.nodes import Assign, Declaration, Expr
 from sparsify.compiler.ir.dtypes import name_of
 from sparsify.passes.program.model import ModelProgram, Size
 
-# What an extent that only a call knows counts as.
+# Assumed value of an extent known only at call time.
 UNKNOWN: Final = 1024
 
 
 @dataclass
 class Storage:
-    """How the tensors of a program are stored.
+    """The storage of the tensors of a program.
 
     Attributes:
         leaves: by name the sparse leaves.
@@ -35,7 +34,7 @@ class Storage:
     declarations: dict[str, Declaration] = field(default_factory=dict)
 
     def is_sparse(self, name: str) -> bool:
-        """Whether a tensor leaves out its fill."""
+        """Whether a tensor omits its fill."""
         declared = self.declarations.get(name)
         return declared is not None and not declared.format.is_dense
 
@@ -48,7 +47,7 @@ class Storage:
         )
 
     def sparsity(self, expr: Expr) -> Sparsity:
-        """Where an expression is its fill."""
+        """The pattern outside of which an expression equals its fill."""
         return infer_sparsity(expr, self.declarations)
 
 
@@ -81,7 +80,7 @@ def infer(program: ModelProgram, leaves: Mapping[str, Operand], densities: Mappi
 def declaration_of(
     storage: Storage, statement: Assign, expected: Mapping[str, float], extents: Mapping[str, int]
 ) -> tuple[Declaration, float | None]:
-    """The declaration of what a statement assigns, and the expected density of a pattern of its own."""
+    """The declaration of a statement's target, and the expected density of a newly found pattern."""
     name, known = statement.target.tensor, storage.declarations
     indices = tuple(str(index) for index in statement.target.indices)
     if not any(storage.is_sparse(tensor) for tensor in storage.program.reads(name)):
@@ -92,7 +91,7 @@ def declaration_of(
 
 
 def leaf_declaration(program: ModelProgram, name: str, operand: Operand | None) -> Declaration:
-    """The declaration of a tensor that no statement computes."""
+    """The declaration of a tensor without a statement."""
     extents = tuple(f"{name}_{mode}" for mode in range(len(program.sizes[name])))
     if operand is None:
         return Declaration(

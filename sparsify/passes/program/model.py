@@ -1,9 +1,8 @@
-"""A model as one einsum program over its parameters, its inputs and the results of opaque operators.
+"""A model as one einsum program over parameters, inputs and results of opaque operators.
 
 In: nodes `%h = mm(%x, %w); %y = relu(%h); %s = sort(%y)`. Out: `h[i,k] = sum(j, x[i,j] * w[j,k])`, `y[i,k] =
-relu(h[i,k])` and `opaque = {"s": "sort: ..."}`.
-
-Tensors of programs have no modes of extent 1: `unsqueeze`, `squeeze`, `expand` and `keepdim` are renamings.
+relu(h[i,k])` and `opaque = {"s": "sort: ..."}`. Tensors of programs have no modes of extent 1: `unsqueeze`, `squeeze`,
+`expand` and `keepdim` are renamings.
 """
 
 from collections.abc import Iterator
@@ -25,26 +24,26 @@ class Refusal(Exception):
     """Why an operator has no meaning in index notation for the arguments of a node."""
 
 
-# The number of coordinates of a mode: a number, or the expression of symbols that export writes.
+# The extent of a mode: a number, or a symbolic expression from export.
 Size = Any
 
 
-# The entries of a relation: pairs of nodes with how many edges join them, which is no more than one for `distinct`, the
-# logarithm of that or the sum of a number of each edge; or edges with their numbers as a mode.
+# The entries of a relation. Over pairs of nodes: the number of edges, at most one for `distinct`, its logarithm, or the
+# sum of edge values; or edges with their numbers as a mode.
 By = Literal["nodes", "distinct", "logarithms", "values", "edges"]
 
 
 @dataclass(frozen=True)
 class Relation:
-    """An adjacency: `A[i,j]` counts or weights the edges from j to i, `A[i,e,j]` and `A[i,e]` is 1 where edge e is one.
+    """An adjacency: `A[i,j]` counts or weights edges from j to i, `A[i,e,j]` and `A[i,e]` are 1 at edge e.
 
     Attributes:
-        name: of the leaf.
-        rows, columns: the tensors of the nodes where edges end and start; None where no node is read at the start.
-        by: what its entries are.
-        dtype: of its values.
-        values: the tensor of the numbers of edges, None where they count as 1.
-        bounds: the tensor of the numbers of the first edges of all nodes, where edges come in the order of their ends.
+        name: name of the leaf.
+        rows, columns: tensors of receiving and sending nodes; None where the sender is not read.
+        by: kind of the entries.
+        dtype: dtype of the values.
+        values: tensor of the edges' values, None where each counts as 1.
+        bounds: tensor with the first edge of each node, for edges sorted by receiver.
     """
 
     name: str
@@ -57,12 +56,12 @@ class Relation:
 
     @property
     def inputs(self) -> list[str]:
-        """The tensors that it is made of."""
+        """The source tensors of the relation."""
         return [name for name in (self.bounds or self.rows, self.columns, self.values) if name is not None]
 
     @property
     def is_numbered(self) -> bool:
-        """Whether the number of an edge is a mode of its own."""
+        """Whether the number of an edge is a separate mode."""
         return self.by == "edges" or self.bounds is not None
 
 
@@ -81,24 +80,24 @@ def sizes_of(value: torch.Tensor) -> tuple[Size, ...]:
 
 @dataclass
 class ModelProgram:
-    """Statements over named tensors, with the graph that they come from.
+    """Statements over named tensors, with their source graph.
 
     Attributes:
         graph: the captured graph.
-        statements: by the name of the tensor that each one assigns, in an order in which it can be computed.
-        source: by name the node that a tensor is; statements that a row writes before its value have that of the row.
-        opaque: by name of a node the reason why torch's operator computes it.
-        extents: by index variable the number of coordinates.
-        sizes: by tensor the extents of its modes, those of extent 1 left out.
-        dtypes: by tensor the dtype of its entries.
-        nodes: of the graph, by name.
-        constants: tensors that are computed once, from parameters alone.
-        equal: by symbolic extent another one that operators make equal, as those of keys and values.
-        weights: sparse parameters, and what is computed once from such, whose products are regions of their own.
-        relations: the adjacencies among its leaves, by name.
-        inferred: by tensor how its statement is stored, and the statement and what it read when that was inferred.
-        letters: of tensors and index variables that textbooks always call the same.
-        bounds: by tensor of places in ascending order the one that says where each place begins.
+        statements: statements by target tensor, in topological order.
+        source: node of each tensor, by name; auxiliary statements of a row have the node of the row's result.
+        opaque: refusal of each node left to torch's operator, by node name.
+        extents: number of coordinates, by index variable.
+        sizes: extents of the modes of each tensor, without modes of extent 1.
+        dtypes: dtype of each tensor.
+        nodes: nodes of the graph, by name.
+        constants: tensors computed once, from parameters alone.
+        equal: union-find of symbolic extents made equal by operators, such as the lengths of keys and values.
+        weights: sparse parameters and tensors computed once from them, whose products are separate regions.
+        relations: adjacencies among the leaves, by name.
+        inferred: memoized storage of each tensor's statement, with the statement and its operands' storage.
+        letters: fixed textbook names of tensors and index variables.
+        bounds: tensor with the start of each index, by tensor of ascending indices.
     """
 
     graph: fx.Graph
@@ -123,20 +122,20 @@ class ModelProgram:
         self.nodes = {node.name: node for node in self.graph.nodes}
 
     def index(self, extent: Size) -> str:
-        """A new index variable of this extent."""
+        """A new index variable of a given extent."""
         name = f"i{next(self._numbers)}"
         self.extents[name] = extent
         return name
 
     def unite(self, first: Size, second: Size) -> None:
-        """Notes that two extents are equal where the operator runs at all."""
+        """Records that two extents are equal whenever the operator is valid."""
         first, second = self.known(first), self.known(second)
         if first != second:
             symbol, other = (first, second) if isinstance(second, int) else (second, first)
             self.equal[symbol] = other
 
     def known(self, extent: Size) -> Size:
-        """An extent, or the one that stands for all that are equal to it."""
+        """The representative of all extents equal to a given one."""
         while extent in self.equal:
             extent = self.equal[extent]
         return extent
@@ -155,7 +154,7 @@ class ModelProgram:
         self.sizes[name] = tuple(self.extents[index] for index in indices)
 
     def reads(self, name: str) -> list[str]:
-        """The tensors that a statement reads, each once."""
+        """The tensors read by a statement, each once."""
         statement = self.statements[name]
         known = self._reads.get(name)
         if known is None or known[0] is not statement:
@@ -164,13 +163,13 @@ class ModelProgram:
         return known[1]
 
     def inputs_of(self, name: str) -> list[str]:
-        """The tensors that a statement reads, or the inputs of a node without a statement."""
+        """The tensors read by a statement, or the inputs of a node without a statement."""
         if name in self.statements:
             return self.reads(name)
         return self.node_inputs(name)
 
     def node_inputs(self, name: str) -> list[str]:
-        """The inputs of a node or a relation; none where it is computed once."""
+        """The inputs of a node or a relation; none for a constant."""
         if name in self.relations:
             return self.relations[name].inputs
         if name in self.constants or name not in self.nodes:
@@ -178,7 +177,7 @@ class ModelProgram:
         return [node.name for node in self.nodes[name].all_input_nodes]
 
     def readers(self) -> dict[str, set[str]]:
-        """By tensor the statements that read it now."""
+        """The present readers of each tensor, by tensor."""
         found: dict[str, set[str]] = {}
         for name in self.statements:
             for read in self.reads(name):
@@ -186,12 +185,12 @@ class ModelProgram:
         return found
 
     def reads_weight(self, expr: Expr) -> bool:
-        """Whether an expression has a sum over the entries of a sparse parameter that is a matrix."""
+        """Whether an expression has a sum over the entries of a sparse parameter with at most two modes."""
         read = (access for part in find(expr, Reduce) for access in find(part, Access))
         return any(access.tensor in self.weights and len(access.indices) <= MATRIX for access in read)
 
     def drop_unneeded(self) -> None:
-        """Leaves out the statements that neither the caller nor opaque operators need."""
+        """Removes dead statements, unneeded by the caller and by opaque operators."""
         needed, waiting = set[str](), [node.name for node in self.graph.output_node().all_input_nodes]
         while waiting:
             name = waiting.pop()
@@ -202,7 +201,7 @@ class ModelProgram:
             del self.statements[name]
 
     def order(self) -> None:
-        """Puts statements after those that they read."""
+        """Sorts the statements in topological order."""
         done: dict[str, Assign] = {}
 
         def put(name: str) -> None:
@@ -221,19 +220,20 @@ class ModelProgram:
 
 
 def index_names(statement: Assign) -> list[str]:
-    """All index variables of a statement, each once: of its target, its accesses, its reductions and its extents."""
+    """All index variables of a statement, each once: of target, accesses, reductions and extents."""
     bound = [name for reduction in find(statement.value, Reduce) for name in reduction.indices]
     named = [part.name for part in find(statement, Index, Extent) if isinstance(part, Index | Extent)]
     return list(dict.fromkeys([*named, *bound]))
 
 
 def require_extents(program: ModelProgram, statement: Assign) -> None:
-    """Checks that each plain index variable has the extent of every mode that it reads.
+    """Checks that each plain index variable has the extent of every mode indexed by it.
 
-    A plain index *means* the extent of what it reads: `x[i]` with fewer coordinates than `x` has is written `x[i + 0]`.
+    A plain index *implies* the extent of its mode: `x[i]` over fewer coordinates than the extent of `x` is written `x[i
+    + 0]`.
 
     Raises:
-        Refusal: an index variable has another extent, as far as export tells.
+        Refusal: an index variable has another extent, as far as known from export.
     """
     for access in find(statement, Access):
         sizes = program.sizes[access.tensor]
@@ -249,8 +249,8 @@ def require_extents(program: ModelProgram, statement: Assign) -> None:
 
 
 def is_of_data(size: Size) -> bool:
-    """Whether only the data of a call say how large an extent is, as of the edges that are no loops.
+    """Whether an extent is data-dependent, as the number of edges other than loops.
 
-    Export gives the same count another name wherever it meets it; operators that run at all have found them equal.
+    Export gives equal counts different names at different nodes; operators that run have found them equal.
     """
     return not isinstance(size, int) and any(str(symbol).startswith("u") for symbol in size.free_symbols)

@@ -1,4 +1,4 @@
-"""A node of a graph as rows of the operator table see it: arguments by name, accesses by index variables.
+"""A node in the view of an operator table row: arguments by name, accesses by index variables.
 
 In: `%y = linear(%x, %w, %b)`, x [4, 3], w [5, 3]. Out: `view.out == ("i0", "i1")`, `view.at(view["bias"], ["i1"])` is
 `"b[i1]"`.
@@ -13,19 +13,19 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Expr
-from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.program.model import ModelProgram, Refusal, Size, size_of, sizes_of
 
 
 class OperatorView:
-    """A node whose operator a row translates.
+    """A node to be translated by a row.
 
     Args:
-        program: to which statements are added.
-        node: that calls the operator.
-        value: of the result, where `node` has several.
-        at: the node that the result is, where `node` has several.
+        program: program that gets the statements.
+        node: node that calls the operator.
+        value: fake value of the result, for a node with several results.
+        at: node of the result, for a node with several results.
 
     Attributes:
         out: an index variable for each mode of the result.
@@ -52,14 +52,14 @@ class OperatorView:
         return self.arguments.get(name) is not None
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The first of some arguments that is given, else the default."""
+        """The first present argument out of some names, or the default."""
         return next((self.arguments[name] for name in names if name in self), default)
 
     def number(self, name: str, default: Any = None) -> Any:
-        """An argument that must be a number of the graph itself.
+        """An argument that must be a constant of the graph.
 
         Raises:
-            Refusal: a node computes it.
+            Refusal: a node computes the argument.
         """
         found = self.get(name, default=default)
         if isinstance(found, fx.Node | torch.SymInt | torch.SymFloat):
@@ -76,7 +76,7 @@ class OperatorView:
         return len(self.shape(tensor))
 
     def mode(self, tensor: fx.Node, name: str = "dim", default: int = -1) -> int:
-        """A mode of a tensor that an argument names, counted from the front."""
+        """A mode of a tensor named by an argument, counted from the front."""
         return int(self.number(name, default)) % max(1, self.rank(tensor))
 
     def index(self, extent: Any) -> str:
@@ -84,10 +84,10 @@ class OperatorView:
         return self.program.index(extent if not isinstance(extent, torch.SymInt) else size_of(extent))
 
     def require_equal(self, *pairs: tuple[Size, Size]) -> None:
-        """Notes that extents are equal where the operator runs at all, though export has not said so.
+        """Records that extents are equal whenever the operator is valid, even if export does not know.
 
         Raises:
-            Refusal: they are different numbers.
+            Refusal: the extents are different numbers.
         """
         for first, second in pairs:
             if isinstance(first, int) and isinstance(second, int) and first != second:
@@ -95,14 +95,13 @@ class OperatorView:
             self.program.unite(first, second)
 
     def at(self, tensor: Any, names: Sequence[str] | None = None) -> str:
-        """A tensor at these indices, its modes of extent 1 left out; a number as it is.
+        """A tensor accessed at some indices, without its modes of extent 1; a number is unchanged.
 
         Args:
-            names: an index variable or expression for each mode, broadcast from the last one; those of the result
-                where none are given.
+            names: index variable or expression for each mode, broadcast from the last one; by default the result's.
 
         Raises:
-            Refusal: it is neither a tensor nor a number that the graph has.
+            Refusal: neither a tensor nor a constant of the graph.
         """
         if isinstance(tensor, bool | int | float):
             return literal(tensor)
@@ -116,14 +115,14 @@ class OperatorView:
         return f"{name}[{', '.join(kept)}]" if kept else name
 
     def at_entry(self, argument: Any) -> str:
-        """An operand of an entrywise operator, which runs only where the extents that operands meet at are equal."""
+        """An operand of an entrywise operator; records that extents not broadcast are equal."""
         if isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), torch.Tensor):
             pairs = zip(reversed(self.shape(argument)), reversed(self.sizes), strict=False)
             self.require_equal(*[pair for pair in pairs if 1 not in pair])
         return self.at(argument)
 
     def let(self, suffix: str, names: Sequence[str], text: str) -> str:
-        """A statement before the result; the access to it."""
+        """Adds an auxiliary statement before the result and returns its access."""
         kept = tuple([name for name in names if self.program.extents[name] != 1])
         name = f"{self.result.name}_{suffix}"
         while name in self.program.source:
@@ -132,7 +131,7 @@ class OperatorView:
         return f"{name}[{', '.join(kept)}]" if kept else name
 
     def call(self, tensor: Any, letter: str) -> None:
-        """Says how textbooks call a tensor; a view has no letter, what it is a view of has."""
+        """Sets the textbook letter of a tensor, of the base tensor for a view."""
         name = tensor.name if isinstance(tensor, fx.Node) else str(tensor).partition("[")[0]
         while name in self.program.statements:
             value = self.program.statements[name].value
@@ -142,7 +141,7 @@ class OperatorView:
         self.program.letters[name] = letter
 
     def reduce(self, monoid: str, names: Sequence[str], text: str) -> str:
-        """`monoid(names, text)` over those that have more than one coordinate."""
+        """`monoid(names, text)` over the index variables with more than one coordinate."""
         kept = [name for name in names if self.program.extents[name] != 1]
         return f"{monoid}({', '.join(kept)}, {text})" if kept else text
 
@@ -150,7 +149,7 @@ class OperatorView:
         """The number of coordinates of some index variables together, `extent(i) * extent(j)`.
 
         Raises:
-            Refusal: there are none: a mean of nothing is NaN, a sum of nothing the fill.
+            Refusal: the count is 0: a mean of nothing is NaN, a sum of nothing the fill.
         """
         kept = [name for name in names if self.program.extents[name] != 1]
         if any(self.program.extents[name] == 0 for name in kept):
@@ -163,7 +162,7 @@ class OperatorView:
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a node by the names of its operator's schema or signature, defaults included."""
+    """The arguments of a node, named by the operator's schema or signature, defaults included."""
     target = node.target
     if isinstance(target, FunctionType):
         bound = signature(target).bind(*node.args, **node.kwargs)
@@ -178,7 +177,7 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 
 def literal(value: float | bool) -> str:
-    """A number as index notation writes it."""
+    """A number in index notation."""
     if isinstance(value, bool):
         return str(value)
     text = "inf" if value in (float("inf"), float("-inf")) else repr(abs(value))

@@ -1,7 +1,7 @@
 """Graph nodes to statements, by the operator table.
 
 In: `%y = softmax(%x, -1); %s = sort(%y)`. Out: a `ModelProgram` with `y_max[i] = max(j, x[i,j]); ..; y[i,j] = ..`, and
-the reason why `sort` is opaque. Nodes that are neither stay the program's leaves.
+the reason why `sort` is opaque. Nodes without statements are leaves of the program.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,7 +14,7 @@ from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.infer.dtype import infer_dtype
 from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.einsum.nodes import Assign, Cast, Declaration
-from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.ir.dtypes import name_of
 from sparsify.errors import EinsumError
 from sparsify.passes.graph.operators import operator_name, tensor_value
@@ -22,7 +22,7 @@ from sparsify.passes.program.model import ModelProgram, Refusal, Size, require_e
 from sparsify.passes.program.operator_view import OperatorView
 from sparsify.passes.program.table import OPAQUE, ROWS
 
-# Of statements; others are computed by torch, and read where it is written.
+# Dtypes of statements; torch computes tensors of other dtypes, which are leaves of programs.
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.bool, torch.int32, torch.int64),
@@ -33,7 +33,7 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
     """The program of a graph.
 
     Args:
-        apart: nodes that stay opaque.
+        apart: nodes that are opaque.
     """
     program = ModelProgram(graph)
     for extent, number in fixed_extents(graph):
@@ -54,7 +54,7 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
 
 
 def fixed_extents(graph: fx.Graph) -> Iterator[tuple[Size, int]]:
-    """Extents with the numbers that the shape guards of a graph say they have, as `8*(s - 2)` and 72."""
+    """Extents fixed to numbers by the shape guards of a graph, as `8*(s - 2)` and 72."""
     values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
     extents = (extent for value in values for extent in getattr(value, "shape", ()))
     environment = next((e.node.shape_env for e in extents if isinstance(e, torch.SymInt)), None)
@@ -68,7 +68,7 @@ def reason_against(
     node: fx.Node,
     declarations: dict[str, Declaration],
 ) -> str:
-    """Adds the statements of a node; the reason why it has none."""
+    """Adds the statements of a node; returns the reason for none, "" on success."""
     call = node.args[0] if operator_name(node) == "getitem" else node
     assert isinstance(call, fx.Node), "parts are of nodes"
     name = operator_name(call)
@@ -101,7 +101,7 @@ def reason_against(
 
 
 def note_dtype(program: ModelProgram, statement: Assign, declarations: dict[str, Declaration]) -> None:
-    """Adds the dtype of a statement to those of tensors, with those of the leaves that it reads."""
+    """Adds the declarations of a statement's target and of its leaves to `declarations`."""
     for name in program.reads(statement.target.tensor):
         if name not in declarations:
             declarations[name] = leaf_declaration(program, name)
@@ -111,7 +111,7 @@ def note_dtype(program: ModelProgram, statement: Assign, declarations: dict[str,
 
 
 def infer_dtypes(program: ModelProgram) -> None:
-    """Writes the dtypes of statements after rewrites; `bfloat16(x) -> x` where x is in bfloat16 by itself."""
+    """Infers the dtypes of statements after rewrites; `bfloat16(x) -> x` for x in bfloat16 already."""
     declarations: dict[str, Declaration] = {}
     for name, statement in program.statements.items():
         if isinstance(statement.value, Cast):
@@ -125,7 +125,7 @@ def infer_dtypes(program: ModelProgram) -> None:
 
 
 def leaf_declaration(program: ModelProgram, name: str) -> Declaration:
-    """A tensor that no statement computes, as a dense operand."""
+    """The declaration of a tensor without a statement, as a dense operand."""
     value = program.source[name].meta["val"]
     extents = tuple(f"{name}_{mode}" for mode in range(len(program.sizes[name])))
     return declaration(name, extents, name_of(value.dtype))

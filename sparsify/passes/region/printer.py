@@ -1,11 +1,11 @@
-"""Text of graphs: an operator a line, with its shape, the module it ran in and why its result is sparse.
+"""Text of graphs: one operator per line, with shape, module and mark.
 
 In: the graph of `relu(conv1(x, edge_index))`. Out: lines such as
 
     %linear = linear(%x, conv1.lin.weight)    float32[n, 128]  conv1.lin
 
-An `Origin` has the texts that `explain` shows of a region: the nodes that it replaces, the marks of its operands, the
-tensors behind their names.
+An `Origin` has the texts of a region for `explain`: the replaced nodes, the marks of the operands, and the tensors
+that the operands are computed from.
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.compiler.einsum.printer import declaration_parts
+from sparsify.compiler.einsum.text.printer import declaration_parts
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
@@ -31,17 +31,17 @@ WIDEST: Final = 72
 
 
 def graph_text(nodes: Iterable[fx.Node], sizes: dict[str, str]) -> str:
-    """The lines of nodes, with the names of extents; parameters appear where they are read."""
+    """The lines of nodes, with named extents; parameters appear inline as arguments."""
     return aligned([cells(node, sizes) for node in nodes if node.op != "get_attr"])
 
 
 def whole_graph(draft: Draft) -> str:
-    """The graph as it is now."""
+    """The present graph as text."""
     return graph_text(draft.graph.nodes, extent_names(draft.graph))
 
 
 def extent_names(graph: fx.Graph) -> dict[str, str]:
-    """A letter for each extent that the capture left open, in the order in which they appear."""
+    """A letter for each extent left open by the capture, in order of appearance."""
     symbols: dict[str, None] = {}
     for node in graph.nodes:
         value = tensor_value(node)
@@ -55,7 +55,7 @@ def extent_names(graph: fx.Graph) -> dict[str, str]:
 
 
 def cells(node: fx.Node, sizes: dict[str, str]) -> tuple[str, str, str]:
-    """The columns of a node's line: what it computes, its shape, where it ran and its mark."""
+    """The columns of a node's line: computation, shape, and module with mark."""
     mark = info(node).mark
     notes = [scope(node)] if scope(node) else []
     if isinstance(mark, Mark):
@@ -75,7 +75,7 @@ def cells(node: fx.Node, sizes: dict[str, str]) -> tuple[str, str, str]:
 
 
 def value_text(value: Any) -> str:
-    """An argument of an operator; a parameter under its qualified name."""
+    """An argument of an operator; a parameter by its qualified name."""
     match value:
         case fx.Node(op="get_attr"):
             return str(value.target)
@@ -89,7 +89,7 @@ def value_text(value: Any) -> str:
 
 
 def shape_text(node: fx.Node, sizes: dict[str, str]) -> str:
-    """`float32[n, 128]`; nothing for what is no tensor."""
+    """`float32[n, 128]`; nothing for a value other than a tensor."""
     value = tensor_value(node)
     if value is None:
         return ""
@@ -98,7 +98,7 @@ def shape_text(node: fx.Node, sizes: dict[str, str]) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows in columns; a cell that is much wider than the others moves only its own line."""
+    """Rows in columns; a cell much wider than the others shifts only its own line."""
     if not rows:
         return ""
     widths = [
@@ -122,12 +122,12 @@ def regions_text(draft: Draft) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The text of `explain` about a region besides its program.
+    """The text of `explain` about a region, in addition to its program.
 
     Attributes:
-        graph: the nodes that it replaces, a line each.
-        marked: its sparse operands, and the rules that make them so.
-        sources: the tensor behind each operand, by the operand's name in the program.
+        graph: replaced nodes, one per line.
+        marked: sparse operands, with the rules that mark them.
+        sources: tensor that each operand is computed from, by the operand's name in the program.
     """
 
     graph: str
@@ -144,10 +144,10 @@ def origin(
     """The origin of a region.
 
     Args:
-        region: with its program.
-        leaves: the nodes from which operands are computed once, by name.
-        replaced: the calls of earlier regions, by the nodes whose place they took.
-        sizes: the names of the graph's extents.
+        region: region with its program.
+        leaves: nodes from which operands are computed once, by operand name.
+        replaced: calls of earlier regions, by replaced node.
+        sizes: names of the graph's extents.
     """
     marks = []
     sources = {}
@@ -164,7 +164,7 @@ def origin(
 
 
 def source(operand: fx.Node | SparseOperand, leaves: Sequence[fx.Node] | None) -> str:
-    """The tensor behind an operand, in words."""
+    """The text of the tensor that an operand is computed from."""
     if isinstance(operand, PatternOperand):
         return f"{operand.spec}, made once for each length"
     if isinstance(operand, Bags):
@@ -184,7 +184,7 @@ def source(operand: fx.Node | SparseOperand, leaves: Sequence[fx.Node] | None) -
 
 
 def plain(node: fx.Node) -> str:
-    """An input or parameter under its own name, another node as graphs print it; `adj` for a part of it."""
+    """An input or parameter by its own name, any other node as in graph text; `adj` for a part of `adj`."""
     return (
         str(info(node).input_name or node.name).split(".")[0]
         if node.op == "placeholder"

@@ -1,8 +1,7 @@
-"""A region: graph nodes that one einsum program computes.
+"""A region: graph nodes computed by one einsum program.
 
 In: nodes `%t = linear(%x, %w)`, `%y = index_add(...)`, `%z = add(%y, %b)`, `%r = relu(%z)`.
-Out: `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])` over nodes and
-matrices.
+Out: `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])` over nodes and matrices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.operands.convolution_operands import FlatImages
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, SparseOperand, row_scales
 
-# A node, the index variables of its modes and what computes it.
+# A node, the index variables of its modes and its defining expression.
 Statement = tuple[fx.Node, tuple[str, ...], Expr]
 SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
 
@@ -31,7 +30,7 @@ N = TypeVar("N", bound=Node)
 
 
 class Equations(Protocol):
-    """Statements under the names that textbooks use, and the extents that no operand gives."""
+    """Statements with textbook names, and the extents that follow from no operand."""
 
     @property
     def statements(self) -> tuple[Assign, ...]:
@@ -39,7 +38,7 @@ class Equations(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """By index variable."""
+        """The extents without an operand, by index variable."""
 
 
 @dataclass
@@ -48,17 +47,16 @@ class Region:
 
     Attributes:
         statements: (node, indices, value) in order; the last one is the output.
-        operands: the node or matrix behind every name that is read and not computed here.
-        covered: all nodes that the region replaces.
+        operands: node or matrix of each name read but not computed by the region.
+        covered: all nodes replaced by the region.
         notes: decisions for the report.
-        backend: the library whose product computes it, "" for a kernel.
-        is_contested: whether torch has an operator of its own for all of it, which may be as fast.
-        layout: how the operands of a convolution's program follow from those of its nodes, None for other programs.
-        densely: the inputs of its program whose gradients its nodes compute, not a kernel.
-        results: the nodes whose values a program of several results computes, in its order and that of the graph; ()
-            for one result.
-        equations: the statements of a program whose formats follow from those of its operands; None for other ones.
-        is_layer: whether it is a product of matrices, one of them a weight, for which `pack` times formats.
+        backend: library of the region's product, "" for a kernel.
+        is_contested: whether one operator of torch computes the whole region, possibly as fast.
+        layout: mapping from the operands of convolution nodes to the program's, None for other programs.
+        densely: program inputs whose gradients are computed by the region's nodes, not by a kernel.
+        results: result nodes of a program with several results, in the order of program and graph; () for one result.
+        equations: statements of a program with formats derived from its operands; None otherwise.
+        is_layer: whether the region is a matrix product with a weight operand, for which `pack` times formats.
     """
 
     statements: list[Statement]
@@ -77,24 +75,24 @@ class Region:
 
     @property
     def output(self) -> fx.Node:
-        """The node whose value the region computes, the first one of several."""
+        """The node computed by the region, the first of several."""
         return self.outputs[0]
 
     @property
     def shown(self) -> fx.Node:
-        """The node that stands for the region in reports."""
+        """The node shown for the region in reports."""
         found = info(self.output).shown or self.output
         assert isinstance(found, fx.Node)
         return found
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
-        """The nodes whose values the region computes, in the order of the graph."""
+        """The nodes computed by the region, in the order of the graph."""
         return self.results or (self.statements[-1][0],)
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """The nodes that the region reads."""
+        """The input nodes of the region."""
         found: list[fx.Node | None] = []
         for operand in self.operands.values():
             if isinstance(operand, Matrix):
@@ -117,7 +115,7 @@ class Region:
 
     @property
     def read(self) -> list[fx.Node]:
-        """The inputs that its nodes read: all but the scales of weights."""
+        """The inputs read by the region's nodes: all but the scales of weights."""
         return [node for node in self.inputs if node.target is not row_scales]
 
     @property
@@ -140,7 +138,7 @@ def place(expr: Expr, indices: Mapping[str, Expr]) -> Expr:
 
 
 def finish(region: Region) -> None:
-    """Writes the program of a region's equations for its operands, as they are stored now, into it."""
+    """Writes the program of a region's equations into the region, for its operands' present formats."""
     equations = region.equations
     assert equations is not None, "regions of other roads come with their program"
     operands = {}
@@ -161,10 +159,10 @@ def declare_equations(
     outputs: Mapping[str, str],
     sizes: Mapping[str, int],
 ) -> Program:
-    """The program of some statements; its results are dense, temporaries as their operands have it.
+    """The program of some statements; results are dense, formats of temporaries follow from the operands.
 
     Args:
-        outputs: by name the dtype of each result: products in half precision of weights in another one are rounded.
+        outputs: dtype of each result by name: half-precision products of weights in another dtype are rounded.
     """
     found = declare(statements, operands, [*outputs], sizes=sizes)
     sparse = [name for name in outputs if not found.declaration(name).format.is_dense]

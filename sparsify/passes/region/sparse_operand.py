@@ -1,7 +1,7 @@
-"""Sparse operands of a graph: where their coordinates and values come from.
+"""Sparse operands of a graph, with the sources of their coordinates and values.
 
-In: a placeholder `adj` that a rule marked. Out: `Matrix(name="A_adj", dense=%adj)`. A weight whose values are whole
-numbers has scales, `%s = row_scales(%w, %w_scales)`.
+In: a placeholder `adj` marked by a rule. Out: `Matrix(name="A_adj", dense=%adj)`. A weight with integer values has
+scales, `%s = row_scales(%w, %w_scales)`.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, tensor_value
 from sparsify.passes.operands.alignment import BAGS
 from sparsify.passes.operands.cached_operands import Joins
-from sparsify.sparsification.mask_spec import MaskSpec
-from sparsify.sparsification.rounding import scale_dtype, scales
+from sparsify.sparsification.masks.mask_spec import MaskSpec
+from sparsify.sparsification.rules.rounding import scale_dtype, scales
 from sparsify.storage.format import Format
 
-# Of products with weights that get no gradients: sums of float32, rounded once.
+# Dtypes of products with weights without gradients: sums of float32, rounded once.
 HALVES: Final = (torch.bfloat16, torch.float16)
-# After the name of a weight of whole numbers, that of the buffer that has its scales.
+# Suffix of an integer weight's name for the buffer with its scales.
 SCALES: Final = "_scales"
 
 
@@ -35,22 +35,22 @@ class Matrix:
     """A sparse operand [rows, columns].
 
     Attributes:
-        name: its name in einsum programs.
-        extents: numbers or size nodes; None for a dense tensor, whose shape says it. Of three without
-            coordinates between, the second is the number of entries: each has a number of its own there.
+        name: name of the operand in einsum programs.
+        extents: numbers or size nodes; None for a dense tensor, whose shape has the extents. With three extents and no
+            `between` coordinates, the second is the number of entries: each entry has its own middle coordinate.
         rows, columns: coordinates of the entries, [entries], None for a dense tensor.
         values: [entries], None when all are 1.
-        dense: a dense tensor that a rule declares sparse.
+        dense: dense tensor declared sparse by a rule.
         transposed: whether the operand is the transpose of `dense`.
-        dtype: of the values.
-        mark: why it is sparse.
-        packed: the format that was chosen where the rule leaves it open.
-        scales: what the rows of `dense` are multiplied with, None where values are what they stand for.
-        places: a tensor that is 0 where `dense` is 0 whatever its values are, None where its zeros are values.
-        parts: what `dense` and `places` are computed from where that is part of the operand, none for other ones.
+        dtype: dtype of the values.
+        mark: origin of the sparsity.
+        packed: chosen format where the rule leaves the format open.
+        scales: factors of the rows of `dense`, None for unscaled values.
+        places: tensor with zeros that imply zeros of `dense` for any values, None where zeros of `dense` are values.
+        parts: nodes from which `dense` and `places` are computed if the computation belongs to the operand, else empty.
         between: coordinates of the entries in the modes between rows and columns.
-        joins: what entries at the same place become together, without values counting as 1, or as the logarithm 0;
-            `nothing` where there may be none.
+        joins: reduction of duplicate entries, where missing values count as 1, or as the logarithm 0; `nothing` where
+            duplicates are excluded.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Matrix:
 
     @property
     def leaves(self) -> list[fx.Node]:
-        """The nodes that a dense tensor's operand is made of, the tensor itself first."""
+        """The source nodes of a dense tensor's operand, the tensor itself first."""
         assert self.dense is not None, "other operands have coordinates"
         if self.parts:
             return list(self.parts)
@@ -81,20 +81,20 @@ class Matrix:
 
     @property
     def format(self) -> Format:
-        """The format in which it is stored."""
+        """The storage format."""
         if self.packed is not None:
             return self.packed
         return Format("csr" if self.mark.format == "auto" else self.mark.format)
 
     @property
     def declared(self) -> Operand:
-        """How programs read it."""
+        """The declaration of the operand in programs."""
         form = self.format
         return Operand(form, name_of(self.dtype), 0.0, () if form.is_dense else result_index_dtypes(form))
 
     @property
     def source(self) -> str:
-        """The name of the dense tensor that it is made of."""
+        """The name of the source tensor if dense."""
         if self.dense is None:
             return ""
         return str(self.dense.target) if self.dense.op in ("placeholder", "get_attr") else self.dense.name
@@ -102,13 +102,13 @@ class Matrix:
 
 @dataclass(frozen=True)
 class PatternOperand:
-    """A mask that follows from lengths alone.
+    """A mask determined by lengths alone.
 
     Attributes:
-        name: among the operands of its region.
+        name: name among the operands of its region.
         spec: the pattern.
-        extents: how many queries and keys, as numbers or size nodes.
-        format: of the masks that it gives.
+        extents: numbers of queries and keys, as numbers or size nodes.
+        format: format of the masks.
     """
 
     name: str
@@ -124,29 +124,29 @@ class PatternOperand:
 
     @property
     def declared(self) -> Operand:
-        """How programs read it: truth values, or what is added to scores."""
+        """The declaration in programs: truth values, or numbers added to scores."""
         dtype, fill = ("float32", -inf) if self.spec.is_weighted else ("bool", False)
         return Operand(self.format, dtype, fill, result_index_dtypes(self.format))
 
     @property
     def size_nodes(self) -> list[fx.Node]:
-        """The extents that only a call knows."""
+        """The extents known only at call time."""
         return [extent for extent in self.extents if isinstance(extent, fx.Node)]
 
 
 @dataclass(frozen=True)
 class Bags:
-    """The rows of a table that each bag names, `A[b,p,j]` with the places of all bags as a mode: 1, or a weight.
+    """The table rows named by each bag: `A[b,p,j]`, with positions over all bags as mode p; 1, or a weight.
 
     Attributes:
-        name: among the operands of its region.
-        extents: how many bags, indices and rows of the table there are, as numbers or symbols.
-        indices: the rows that are named, bag by bag.
-        offsets: where bags begin.
-        weights: one for each index, None when all are 1.
+        name: name among the operands of its region.
+        extents: numbers of bags, indices and table rows, as numbers or symbols.
+        indices: named rows, bag by bag.
+        offsets: start positions of bags.
+        weights: one per index, None when all are 1.
         has_last: whether the last offset is the end of the last bag.
-        dtype: of the values.
-        mark: why it is sparse.
+        dtype: dtype of the values.
+        mark: origin of the sparsity.
     """
 
     name: str
@@ -160,12 +160,12 @@ class Bags:
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """The nodes that it is made of."""
+        """The source nodes of the operand."""
         return [self.indices, self.offsets, *([] if self.weights is None else [self.weights])]
 
     @property
     def declared(self) -> Operand:
-        """How programs read it: its arrays are the indices and offsets of the model."""
+        """The declaration in programs: arrays are the indices and offsets of the model."""
         crd, pos = (name_of(node.meta["val"].dtype) for node in (self.indices, self.offsets))
         return Operand(BAGS, name_of(self.dtype), 0.0, (("", ""), (pos, crd), ("", crd)))
 
@@ -174,9 +174,9 @@ SparseOperand = Matrix | PatternOperand | Bags
 
 
 def declared_sparse(node: Any) -> Matrix | None:
-    """The sparse operand that a dense input or parameter is by a rule, through transposes.
+    """The sparse operand of a dense input or parameter marked by a rule, through transposes.
 
-    None when it is dense.
+    None for a dense operand.
     """
     transposed = False
     base = node
@@ -197,7 +197,7 @@ def declared_sparse(node: Any) -> Matrix | None:
 
 
 def row_scales(weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """The scales of a dense weight; `kept` are those that it has where it is held packed."""
+    """The scales of a dense weight; `kept` holds the scales of a packed weight."""
     return scales(weight)
 
 

@@ -1,4 +1,4 @@
-"""Message passing on nodes in another order, in which neighbours lie near each other.
+"""Message passing on nodes in another order, with neighbours close to each other.
 
 In: a marked graph with message passing. Out: the graph with a node permutation. Read `reorder.py`, `rowwise.py`,
 `node_order.py`.

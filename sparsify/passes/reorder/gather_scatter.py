@@ -1,8 +1,8 @@
-"""Message passing, found by its operators: gather rows of nodes, compute over edges, add up what ends in each node.
+"""Recognition of message passing: gather node rows, compute over edges, reduce at receivers.
 
 In: `%g = index_select(%x, 0, %col); %m = mul(view(%w, [-1, 1]), %g); %y = index_add(zeros, 0, %row, %m)`.
-Out: `GatherScatter(node=%y, rows=%row, columns=%col, gather=%g, weights=[%w], extent=n)`. What is computed over edges
-between the two, whatever it is, does not depend on the order of nodes.
+Out: `GatherScatter(node=%y, rows=%row, columns=%col, gather=%g, weights=[%w], extent=n)`. Any computation over edges
+between gather and scatter is independent of the order of nodes.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class GatherScatter:
     Attributes:
         node: the scatter.
         rows, columns: receiving and sending node of each edge, [edges].
-        gather: the rows of the sending nodes, [edges, features].
-        weights: what messages follow from besides.
+        gather: rows of the sending nodes, [edges, features].
+        weights: other sources of the messages.
         extent: number of receiving nodes, a number or a size node.
     """
 
@@ -41,7 +41,7 @@ class GatherScatter:
 
 
 def recognise(node: fx.Node) -> GatherScatter | None:
-    """The message passing that ends in the scatter `node`, None when it is something else."""
+    """The message passing with the scatter `node`, None for other nodes."""
     parts, value = scatter_parts(node), tensor_value(node)
     if parts is None or value is None or value.dim() != 2 or not is_zeros(parts[0]):
         return None
@@ -55,7 +55,7 @@ def recognise(node: fx.Node) -> GatherScatter | None:
 
 
 def over_edges(messages: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The gathers of features from which messages follow over edges alone, and what else they follow from."""
+    """The gathers that messages over edges are computed from, and the other sources of the messages."""
     edges = str(messages.meta["val"].shape[0])
 
     def is_passed(node: fx.Node) -> bool:
@@ -69,7 +69,7 @@ def over_edges(messages: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
 
 
 def scatter_parts(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """(base, row of each message [edges], messages) of a scatter that sums along the first mode."""
+    """(base, row of each message [edges], messages) of a scatter-sum along the first mode."""
     name = operator_name(node)
     base = node.args[0] if node.args else None
     if not isinstance(base, fx.Node):
@@ -102,13 +102,13 @@ def checked(base: fx.Node, index: Any, source: Any) -> tuple[fx.Node, fx.Node, f
 
 
 def is_first_mode(dim: Any, node: fx.Node) -> bool:
-    """Whether `dim` is the first mode of the tensor that `node` computes."""
+    """Whether `dim` is the first mode of the tensor of `node`."""
     value = tensor_value(node)
     return value is not None and dim in (0, -value.dim())
 
 
 def spread_index(index: Any) -> Any:
-    """The vector [edges] that an index [edges, features] repeats in every column, None when it is another."""
+    """The vector [edges] repeated in every column of an index [edges, features], None for other indices."""
     if not isinstance(index, fx.Node):
         return None
     value = tensor_value(index)
@@ -132,7 +132,7 @@ def is_zeros(node: fx.Node) -> bool:
 
 
 def gathered_index(node: fx.Node) -> fx.Node | None:
-    """The vector by which `node` gathers rows, None when it gathers none."""
+    """The vector by which `node` gathers rows, None for other nodes."""
     name = operator_name(node)
     index: Any = None
     if name == "index_select" and isinstance(node.args[0], fx.Node):

@@ -1,7 +1,7 @@
-"""The order in which the nodes of a graph are visited, computed once per graph, and the call that gives it.
+"""The visiting order of a graph's nodes, computed once per graph, and the call for the order.
 
-In: `node_order(handle, 0, 2708, edge_index)`. Out: [nodes], the node that comes at each place; with 1 the place of each
-node. Remembered as long as the edges are the same; while tracing, the call is the operator of regions.
+In: `node_order(handle, 0, 2708, edge_index)`. Out: [nodes], the node at each position; with 1 the position of each
+node. Memoized while the edges are unchanged; under tracing, the call is the operator of regions.
 """
 
 import time
@@ -23,7 +23,7 @@ from sparsify.report import ConversionEntry, OrderEntry
 if TYPE_CHECKING:
     import scipy.sparse
 
-# Nodes of a part that METIS makes: their features lie in a cache of the second level.
+# Nodes per METIS part: their features fit a second-level cache.
 NODES_OF_A_PART: Final = 1024
 PLACE_TO_NODE, NODE_TO_PLACE = 0, 1
 
@@ -66,7 +66,7 @@ METHODS: Final[dict[str, Callable[["scipy.sparse.csr_array"], torch.Tensor]]] = 
 
 
 def neighbours(rows: torch.Tensor, columns: torch.Tensor, nodes: int) -> "scipy.sparse.csr_array":
-    """The graph of these edges without directions and loops."""
+    """The undirected graph of some edges, without loops."""
     import scipy.sparse
 
     apart = rows != columns
@@ -79,12 +79,12 @@ def neighbours(rows: torch.Tensor, columns: torch.Tensor, nodes: int) -> "scipy.
 
 
 class NodeOrder:
-    """An order with its memory.
+    """An order with its memo.
 
     Args:
-        edges: from leaves to rows [edges], columns [edges], and extents that are all the number of nodes.
+        edges: function from leaves to rows [edges], columns [edges], and extents that all equal the number of nodes.
         method: one of `METHODS`.
-        conversion, entry: where it is reported.
+        conversion, entry: report entries.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class NodeOrder:
             return self.structure(leaves)
 
     def __call__(self, nodes: int, *leaves: Any) -> tuple[torch.Tensor, ...]:
-        """The same for traces: what is remembered is not handed out, since they use memory again."""
+        """Copies of the orders for traces, which reuse memory: memoized tensors are not handed out."""
         return tuple([order.clone() for order in self.orders(leaves)])
 
     def portable(self, arguments: Sequence[Any]) -> None:
@@ -119,14 +119,14 @@ class NodeOrder:
         return [[arguments[0]], [arguments[0]]]
 
     def read_of(self, results: Sequence[torch.Tensor], wanted: tuple[int, ...]) -> Known:
-        """Orders have no gradients, which would read them."""
+        """No results: orders have no gradients."""
         return [None] * len(results)
 
     def compute(self, *leaves: Any) -> list[torch.Tensor]:
-        """The same, computed now.
+        """The orders, computed now.
 
         Raises:
-            InvalidTensorError: the matrix is not square, or an edge is outside of it.
+            InvalidTensorError: the matrix is not square, or an edge is outside.
         """
         started = time.perf_counter()
         rows, columns, *extents = self.edges(*leaves)
@@ -154,14 +154,14 @@ def distance(rows: torch.Tensor, columns: torch.Tensor) -> float:
 def gather_us(order: torch.Tensor, columns: int) -> float:
     """Time to permute a tensor [nodes, columns]."""
     values = torch.ones(len(order), columns)
-    result = torch.index_select(values, 0, order)  # its memory is there for the second
+    result = torch.index_select(values, 0, order)  # allocates the memory of the second call
     started = time.perf_counter()
     torch.index_select(values, 0, order, out=result)
     return (time.perf_counter() - started) * 1e6
 
 
 def node_order(handle: int, which: int, nodes: Any, *leaves: Any) -> torch.Tensor:
-    """The order with this handle for its leaves, tensors and sizes: the node at each place, or the place of each."""
+    """The order of a handle for its leaves, tensors and sizes: node at each position, or position of each node."""
     if torch.compiler.is_compiling() and is_traced():
         traced: torch.Tensor = torch.ops.sparsify.region(handle, *parted((nodes, *leaves)), "")[which]
         return traced

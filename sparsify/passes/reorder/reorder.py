@@ -1,11 +1,11 @@
-"""Message passing on nodes in another order, in which neighbours lie near each other.
+"""Message passing on nodes in another order, with neighbours close to each other.
 
 In: `%y = index_add(%zeros, 0, %rows, %w * index_select(%x, 0, %columns))` by a rule with `reorder: rcm`.
 Out: `%o = node_order(handle, 0, %n, %edge_index)`, `%p = node_order(handle, 1, ...)`; the same steps with `%p[%rows]`
-and `%p[%columns]` on `index_select(%x, 0, %o)`, and `index_select(%y, 0, %p)` for what needs the nodes as they were.
+and `%p[%columns]` on `index_select(%x, 0, %o)`, and `index_select(%y, 0, %p)` for readers that need the original order.
 
-Operators that compute row by row (`rowwise`) run in either order; a minimal cut chooses, so that a call permutes as few
-numbers as it can: chained layers share one permutation on the way in and one on the way out.
+Rowwise operators (`rowwise`) run in either order; a minimal cut selects the order of each, to minimise the permuted
+numbers per call: chained layers share one permutation on the way in and one on the way out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,10 +38,10 @@ class Group:
     """Steps of message passing over one adjacency.
 
     Attributes:
-        mark: of the rule that asks for the order.
+        mark: mark of the rule with the order.
         matches: the steps.
-        rows: the extents that are the number of nodes, as text.
-        extents: the same as numbers or size nodes.
+        rows: extents equal to the number of nodes, as text.
+        extents: the extents as numbers or size nodes.
     """
 
     mark: Mark
@@ -54,16 +54,16 @@ class Group:
         return str(extent) in self.rows
 
     def gathers(self) -> dict[fx.Node, fx.Node]:
-        """By gather the features that it reads."""
+        """The gathered features, by gather."""
         return {match.gather: match.features for match in self.matches}
 
 
 def reorder(draft: Draft) -> Draft:
-    """The draft with message passing in the order that its rule asks for.
+    """The draft with message passing in the order requested by its rule.
 
     Raises:
-        RecipeError: there is no message passing to reorder, its adjacency is not square or not static, or the method
-            needs a package that is missing.
+        RecipeError: no message passing to reorder, an adjacency not square or not static, or a missing package for the
+            method.
     """
     wanted = {rule.id or f"rule {at + 1}": rule for at, rule in enumerate(draft.recipe.rules)}
     wanted = {label: rule for label, rule in wanted.items() if rule.reorder != "none"}
@@ -73,9 +73,7 @@ def reorder(draft: Draft) -> Draft:
     for label, rule in wanted.items():
         require_possible(draft, label, rule, [group for group in groups if group.mark.rule == label])
     for group in groups:
-        again = [
-            gather_scatter.recognise(match.node) for match in group.matches
-        ]  # as earlier groups left them
+        again = [gather_scatter.recognise(match.node) for match in group.matches]  # as left by earlier groups
         group.matches = [match for match in again if match is not None]
         complete(draft, wanted[group.mark.rule], group)
         put_in_order(draft, group)
@@ -85,7 +83,7 @@ def reorder(draft: Draft) -> Draft:
 
 
 def groups_of(draft: Draft) -> Iterator[Group]:
-    """The steps whose rule asks for an order, by their edges."""
+    """The steps with a requested order, grouped by edges."""
     found: dict[Any, Group] = {}
     for node in draft.graph.nodes:
         match = gather_scatter.recognise(node)
@@ -97,7 +95,7 @@ def groups_of(draft: Draft) -> Iterator[Group]:
 
 
 def require_possible(draft: Draft, label: str, rule: Rule, groups: Sequence[Group]) -> None:
-    """Raises where a rule asks for an order that there cannot be."""
+    """Raises where a requested order is impossible."""
     if rule.reorder == "metis" and not has_metis():
         text = "`reorder: metis` needs the package pymetis, which is not installed; pip install pymetis, or use `rcm`"
         raise rule_error(draft.recipe, rule, text)
@@ -111,7 +109,7 @@ def require_possible(draft: Draft, label: str, rule: Rule, groups: Sequence[Grou
 
 
 def complete(draft: Draft, rule: Rule, group: Group) -> None:
-    """Finds the number of nodes of a group; raises where there is no one order for it."""
+    """Sets the number of nodes of a group; raises where no single order exists."""
     sizes: dict[str, tuple[Any, int | None]] = {}
     for match in group.matches:
         features = tensor_value(match.features)
@@ -135,7 +133,7 @@ def complete(draft: Draft, rule: Rule, group: Group) -> None:
 
 
 def why_unknown(draft: Draft, group: Group) -> str:
-    """The missing part of an order that is computed once, or ""; `{}` is the adjacency."""
+    """The missing requirement of a memoized order, or ""; `{}` is the adjacency."""
     for leaf in leaves_of(needed(group)):
         if leaf.op == "placeholder" and not group.mark.static:
             name = info(leaf).input_name or leaf.name
@@ -152,7 +150,7 @@ def why_unknown(draft: Draft, group: Group) -> str:
 
 
 def needed(group: Group) -> list[fx.Node]:
-    """The nodes that an order follows from."""
+    """The nodes that determine an order."""
     match = group.matches[0]
     return [match.rows, match.columns, *(e for e in group.extents if isinstance(e, fx.Node))]
 
@@ -163,13 +161,13 @@ def is_size(node: fx.Node) -> bool:
 
 
 def first_extent(node: Any) -> Any:
-    """The first extent of a tensor, `None` where there is none."""
+    """The first extent of a tensor, `None` without one."""
     value = tensor_value(node)
     return value.shape[0] if value is not None and value.dim() > 0 else None
 
 
 def put_in_order(draft: Draft, group: Group) -> None:
-    """Rewrites the steps of a group, and what runs in their order with them."""
+    """Rewrites the steps of a group, and rowwise nodes assigned to the new order."""
     graph = draft.graph
     program = translate(graph)
     operands = {
@@ -181,7 +179,7 @@ def put_in_order(draft: Draft, group: Group) -> None:
     chosen = cheapest(draft, group, operands)
     columns = permuted_columns(group, operands, chosen)
     order, place = ask_for_order(draft, group, columns)
-    # What crosses from one order to the other, and in which it is there then.
+    # Tensors that cross between the orders, in their other order.
     turned: dict[fx.Node, fx.Node] = {}
     gathers = group.gathers()
     for source, user, wanted in crossings(graph, group, operands, chosen):
@@ -220,7 +218,7 @@ def placed(place: fx.Node, coordinates: fx.Node) -> fx.Node:
 def crossings(
     graph: fx.Graph, group: Group, operands: dict[fx.Node, list[fx.Node]], chosen: set[fx.Node]
 ) -> list[tuple[fx.Node, fx.Node, bool]]:
-    """(tensor, user, whether it wants the new order) wherever a tensor of all nodes is read in another order."""
+    """(tensor, user, whether the user needs the new order) for each tensor that nodes read in another order."""
     found = []
     for source, user, wanted in reads(graph, group, operands):
         wants = wanted is True or (wanted is None and user in chosen)
@@ -232,7 +230,7 @@ def crossings(
 def reads(
     graph: fx.Graph, group: Group, operands: dict[fx.Node, list[fx.Node]]
 ) -> Iterator[tuple[fx.Node, fx.Node, bool | None]]:
-    """(tensor, user, which order): the new one, that of the nodes as they are, `None` that of the user's result."""
+    """(tensor, user, order): True for the new order, False for the original, `None` for the user's."""
     gathers = group.gathers()
     for source in graph.nodes:
         if not group.is_rows(first_extent(source)):
@@ -267,10 +265,10 @@ def width(node: fx.Node) -> int:
 
 
 def cheapest(draft: Draft, group: Group, operands: dict[fx.Node, list[fx.Node]]) -> set[fx.Node]:
-    """The nodes that are computed in the new order, so that the fewest numbers are permuted: a minimal cut.
+    """The nodes computed in the new order, minimising the permuted numbers: a minimal cut.
 
-    Each tensor is permuted once for all users that want it: a tensor that stays and a user in the new order are apart
-    at the cost of its width, through a vertex that stands for the permuted tensor, and likewise back.
+    Each tensor is permuted once for all of its users: a tensor in the original order and a user in the new one are
+    separated at the cost of the tensor's width, through a vertex for the permuted tensor, and likewise in reverse.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -301,13 +299,13 @@ def cheapest(draft: Draft, group: Group, operands: dict[fx.Node, list[fx.Node]])
     network = coo_array((capacities, ends), shape=(count, count), dtype="int32").tocsr()
     rest = (network - maximum_flow(network, start, end).flow).tocsr()
     rest.eliminate_zeros()
-    # Of equal cuts the last: what follows a step, as a bias does, may join its region.
+    # Of equal cuts the last: operators after a step, such as a bias, may join its region.
     kept = set(breadth_first_order(rest.T.tocsr(), end, return_predecessors=False).tolist())
     return {key for key, at in vertices.items() if isinstance(key, fx.Node) and at not in kept} | steps
 
 
 def ask_for_order(draft: Draft, group: Group, columns: tuple[int, int]) -> tuple[fx.Node, fx.Node]:
-    """The nodes for the order of a group, in front of all that may need it."""
+    """The nodes of a group's order, inserted before all possible users."""
     graph, match = draft.graph, group.matches[0]
     leaves = leaves_of(needed(group))
     last = list(graph.find_nodes(op="placeholder"))[-1]
@@ -336,7 +334,7 @@ def ask_for_order(draft: Draft, group: Group, columns: tuple[int, int]) -> tuple
 
 
 def adjacency_mark(match: GatherScatter) -> Mark | None:
-    """The mark with an order of message passing: its own, or that of an input from which its adjacency is made."""
+    """The mark with an order of message passing: its own, or an input's behind its adjacency."""
     made_of = [match.node, *sources([match.rows, match.columns, *match.weights])]
     marks = (info(node).mark for node in made_of)
     return next((mark for mark in marks if isinstance(mark, Mark) and mark.reorder != "none"), None)

@@ -1,7 +1,7 @@
-"""Operators that compute each row of their result from the same row of their operands, as index notation shows it.
+"""Rowwise operators: each result row depends on the same operand row, as seen in index notation.
 
-In: `y[i,k] = relu(x[i,k] + b[k])` of a node. Out: `[%x]`: permuting the rows of `x` permutes those of `y`. `None` where
-the number of a row is read otherwise, as in `y[i,k] = x[5 - i,k]`, and for operators without a statement.
+In: `y[i,k] = relu(x[i,k] + b[k])` of a node. Out: `[%x]`: a permutation of the rows of `x` permutes the rows of `y`.
+`None` for other uses of the row index, as in `y[i,k] = x[5 - i,k]`, and for operators without a statement.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from sparsify.passes.program.model import ModelProgram, sizes_of
 def row_operands(
     program: ModelProgram, node: fx.Node, is_rows: Callable[[Any], bool]
 ) -> list[fx.Node] | None:
-    """The operands whose rows are those of the result, `None` where other rows matter.
+    """The operands with the rows of the result, `None` where other rows matter.
 
     Args:
-        program: of the graph.
-        node: any.
+        program: program of the graph.
+        node: any node.
         is_rows: whether an extent is the number of rows.
     """
     value = tensor_value(node)
@@ -34,7 +34,7 @@ def row_operands(
     by_row, others = set[str](), set[str]()
 
     def visit(part: Node, row: str) -> bool:
-        """Notes what an expression reads at a row, and otherwise; whether the row is nothing but the first index."""
+        """Collects the tensors read at a row, and otherwise; returns whether the row is only a first index."""
         match part:
             case Access(name, indices):
                 is_at_row = indices[:1] == (Index(row),)
@@ -46,11 +46,11 @@ def row_operands(
         return all(visit(child, row) for child in children(part))
 
     def visit_own(name: str, is_at_row: bool) -> bool:
-        """The same of a statement of the node."""
+        """Visits the value of a statement of the node."""
         statement = program.statements[name]
         return visit(statement.value, str(statement.target.indices[0]) if is_at_row else "")
 
-    # What is read in two ways has its rows in two orders.
+    # A tensor read in both ways would need its rows in two orders.
     if not visit_own(node.name, True) or by_row & others:
         return None
     return sorted({program.source[name] for name in by_row} - {node}) or None

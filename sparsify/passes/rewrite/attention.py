@@ -1,10 +1,10 @@
-"""Attention in the form of textbooks, whichever way a model spells it.
+"""Attention in textbook form, independent of the spelling in the model.
 
 In: `s[i,j] = sum(d, q[i,d] * t[d,j]); x[i,j] = s[i,j] / 8.0 + b[j]; p[i,j] = e[i,j] / d[i]; y[i,l] = sum(j, p[i,j] *
 v[j,l])`, e and d of the softmax of x. Out: `x[i,j] = 0.125 * sum(d, q[i,d] * k[j,d]) + b[j]; y[i,l] = sum(j, e[i,j] *
 v[j,l] / d[i])`.
 
-Attention is a softmax between two products of matrices, with entrywise statements between them that nothing else reads.
+Attention is a softmax between two products of matrices, connected by entrywise statements without other readers.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from sparsify.passes.rewrite.sinks import LETTERS, beside, cut_off, sink_of, sum
 # Index variables of batch and heads, the innermost last.
 OUTER = ("a", "b", "h")
 NO_PRODUCT = "it is not taken of a product of queries and keys that nothing else reads"
-# Functions that statements of scores have inside; of others, gradients read the tangents.
+# Functions inlined into statements of scores; gradients of other functions read their results.
 ARITHMETIC = frozenset(
     ("add", "sub", "mul", "div", "neg", "where", "logical_and", "logical_or", "logical_not")
 )
@@ -32,13 +32,13 @@ class Attention:
     """The statements of attention, by name.
 
     Attributes:
-        softmax: the weights.
-        scores: what it is taken of.
-        chain: from the scores to the product of queries and keys.
-        path: from what reads the weights to their product with the values.
-        value: of the scores, at the index variables of their statement.
-        mean: of the values, at the index variables of the last statement of the path.
-        sink: a logit of each query beside its scores, None without.
+        softmax: attention weights.
+        scores: operand of the softmax.
+        chain: statements from the scores to the product of queries and keys.
+        path: statements from the reader of the weights to the product with the values.
+        value: scores, at the index variables of their statement.
+        mean: weighted mean of the values, at the index variables of the last statement of the path.
+        sink: additional logit of each query, None without.
     """
 
     softmax: str
@@ -75,7 +75,7 @@ class Product:
 
 
 def attention_of(program: ModelProgram, softmax: str) -> Attention | str:
-    """The attention around a softmax along the last mode; why it is none elsewhere."""
+    """The attention around a softmax along the last mode, or the refusal."""
     readers = all_readers(program)
     path = weighted_mean(program, softmax, readers)
     if isinstance(path, str):
@@ -122,7 +122,7 @@ def is_cut(program: ModelProgram, name: str) -> bool:
 
 
 def with_read_extents(program: ModelProgram, value: Expr) -> Expr:
-    """`extent(e) -> extent(d)` of an index variable that is summed over and has as many coordinates."""
+    """`extent(e) -> extent(d)` for the summed index variable d of equal extent."""
     found = value
     for part in find(value, Extent):
         size = program.known(program.extents[part.name])
@@ -133,7 +133,7 @@ def with_read_extents(program: ModelProgram, value: Expr) -> Expr:
 
 
 def all_readers(program: ModelProgram) -> dict[str, set[str]]:
-    """By tensor the statements and the nodes without statements that read it."""
+    """The readers of each tensor, by tensor: statements, and nodes without statements."""
     found = program.readers()
     for node in program.graph.nodes:
         if node.name not in program.statements and (node.op == "output" or node.name in program.opaque):
@@ -143,7 +143,7 @@ def all_readers(program: ModelProgram) -> dict[str, set[str]]:
 
 
 def weighted_mean(program: ModelProgram, softmax: str, readers: dict[str, set[str]]) -> tuple[str, ...] | str:
-    """The names from what reads the weights of a softmax to their product with values; why there are none."""
+    """The names from the weights' reader to the product with values, or the refusal."""
     name, path, is_dropped = softmax, list[str](), False
     while True:
         known = sorted(readers.get(name, ()))
@@ -168,7 +168,7 @@ def weighted_mean(program: ModelProgram, softmax: str, readers: dict[str, set[st
 
 
 def is_same_or_dropped(statement: Assign, weights: str) -> bool:
-    """Whether a statement is the weights, or `p[i,j] * where(uniform(seed, i, j) < rate, 0, c)`."""
+    """Whether a statement equals the weights, or `p[i,j] * where(uniform(seed, i, j) < rate, 0, c)`."""
     own = Access(weights, statement.target.indices)
     match without_casts(statement.value):
         case Call("mul", (access, Call("where", (Call("lt", (Call("uniform", _), _)), _, _)))):
@@ -194,9 +194,9 @@ def is_mean(program: ModelProgram, statement: Assign, weights: str) -> bool:
 
 
 def without_shift(program: ModelProgram, name: str, readers: dict[str, set[str]]) -> None:
-    """`softmax(j, x[i,j] - m[i]) = softmax(j, x[i,j])` for an m that follows from x, such as its largest entry.
+    """`softmax(j, x[i,j] - m[i]) = softmax(j, x[i,j])` for an m computed from x, such as the maximum.
 
-    Other terms without j stay: they may be -inf, as masks of queries are, or so large that nothing is left of x.
+    Other terms without j stay: they may be -inf, as in masks of queries, or so large that x is lost in rounding.
     """
     statement = program.statements.get(name)
     if statement is None or not statement.target.indices:
@@ -213,13 +213,13 @@ def without_shift(program: ModelProgram, name: str, readers: dict[str, set[str]]
 
 
 def is_shift(program: ModelProgram, term: Expr, whole: Expr, j: Expr) -> bool:
-    """Whether a term of scores has no j, and reads nothing but what follows from the rest of them."""
+    """Whether a term of scores lacks j, and depends on the remaining terms alone."""
     read = {access.tensor for access in find(whole, Access)}
     return j not in indices_of(term) and j in indices_of(whole) and follows_from(program, term, read)
 
 
 def follows_from(program: ModelProgram, value: Expr, tensors: set[str]) -> bool:
-    """Whether an expression reads these tensors alone, or statements that do, and some of them."""
+    """Whether an expression depends on some tensors, directly or by statements, and on nothing else."""
     accesses = find(value, Access)
     statements = [program.statements.get(a.tensor) for a in accesses if a.tensor not in tensors]
     return bool(accesses) and all(
@@ -228,7 +228,7 @@ def follows_from(program: ModelProgram, value: Expr, tensors: set[str]) -> bool:
 
 
 def terms_of(value: Expr) -> list[Access]:
-    """The tensors that an expression is a sum or a choice of: `x + m`, `where(c, x, -inf)`."""
+    """The tensors whose sum or choice an expression is: `x + m`, `where(c, x, -inf)`."""
     match value:
         case Access():
             return [value]
@@ -242,7 +242,7 @@ def terms_of(value: Expr) -> list[Access]:
 
 
 def indices_of(value: Expr) -> set[Expr]:
-    """The index variables at which an expression reads tensors."""
+    """The index variables of an expression's accesses."""
     return {index for access in find(value, Access) for index in access.indices}
 
 
@@ -297,7 +297,7 @@ def is_of_rows(statement: Assign, value: Expr) -> bool:
 
 
 def without_casts(value: Expr) -> Expr:
-    """`float32(x) -> x`: kernels compute in the dtype of their operands, and half precision in float32."""
+    """`float32(x) -> x`: kernels compute in their operands' dtype, and half precision in float32."""
 
     def visit(node: Node) -> Node:
         node = map_children(node, visit)
@@ -334,7 +334,7 @@ def scaled(c: float, value: Expr) -> Expr:
 
 
 def put_in_form(program: ModelProgram, found: Attention) -> list[str]:
-    """Writes the statements of attention as the module says, in place; the names of all that belong to it."""
+    """Writes the statements of attention in textbook form, in place; returns their names."""
     names = [*write_scores(program, found), found.result]
     scores = program.statements[found.scores]
     if found.sink is not None:
@@ -356,7 +356,7 @@ def put_in_form(program: ModelProgram, found: Attention) -> list[str]:
 
 
 def write_scores(program: ModelProgram, found: Attention) -> list[str]:
-    """Writes the statement of scores, and one of a bound inside of them: gradients read the tangents that it gives."""
+    """Writes the statement of scores, with a separate statement for a bound, whose result gradients read."""
     scores, value, names = program.statements[found.scores], found.value, [found.scores]
     bounds = [c for c in find(value, Call) if c.function not in ARITHMETIC and find(c, Reduce)]
     if bounds:
@@ -371,10 +371,9 @@ def write_scores(program: ModelProgram, found: Attention) -> list[str]:
 
 
 def write_dropped(program: ModelProgram, found: Attention) -> tuple[Expr, list[str]]:
-    """The numerator of the weights that meet the values, at the index variables of their statement.
+    """The numerator of the weights in the product with values, at the index variables of its statement.
 
-    Weights that are dropped are a statement by themselves, which it adds: each is drawn once, whatever the width of the
-    values.
+    Dropped weights become a separate statement: each is drawn once, regardless of the width of the values.
     """
     weights, path, dropped = program.statements[found.softmax], found.path[:-1], list[str]()
     if found.sink is not None:
@@ -394,7 +393,7 @@ def write_dropped(program: ModelProgram, found: Attention) -> tuple[Expr, list[s
 
 
 def write_mean(program: ModelProgram, found: Attention, weights: Assign) -> None:
-    """`sum(j, p[i,j] * v[j,l]) -> sum(j, e[i,j] * v[j,l] / d[i])`, p = e / d; beside a sink it is scaled behind.
+    """`sum(j, p[i,j] * v[j,l]) -> sum(j, e[i,j] * v[j,l] / d[i])`, p = e / d; with a sink scaled afterwards.
 
     Args:
         weights: e at the index variables of p.
@@ -430,7 +429,7 @@ def quotient(weights: Assign) -> tuple[Expr, Expr]:
 
 
 def name_as_textbooks(program: ModelProgram, found: Attention) -> None:
-    """Says how textbooks call the index variables of attention."""
+    """Assigns the textbook names of the index variables of attention."""
     scores, result = program.statements[found.scores], program.statements[found.result]
     *lead, i, j = scores.target.indices
     sums = [
@@ -452,10 +451,10 @@ def name_as_textbooks(program: ModelProgram, found: Attention) -> None:
 
 
 def read_stored(program: ModelProgram, access: Access, rows: Index) -> Access:
-    """`t[d,j] -> k[j,d]`, `repeated[g,r,j,d] -> k[g,j,d]`: a factor as it is stored by rows, each once.
+    """`t[d,j] -> k[j,d]`, `repeated[g,r,j,d] -> k[g,j,d]`: a factor in its stored form by rows, without repeats.
 
     Args:
-        rows: the index variable of rows; the other one of the factor's matrix is to be the last.
+        rows: index variable of rows; the other one of the factor's matrix becomes the last.
     """
     found = access
     while (statement := program.statements.get(access.tensor)) is not None:

@@ -1,8 +1,8 @@
-"""Sparsity backwards: a dense tensor that is read only where a pattern stores is computed there alone.
+"""Backward sparsity: a dense tensor read only at stored coordinates of a pattern is computed only there.
 
 `y[i,j] = g[i,j] * t[i,j]`, `where(g[i,j], t[i,j], c)` and `m[i,j] + t[i,j]` with unstored entries -inf in m read t only
-where g or m stores: `t[i,j] = f -> t[i,j] = where(stored(g[i,j]), f, 0)`. Sampled products, masked attention and
-experts behind a gate are this law.
+at stored coordinates of g or m: `t[i,j] = f -> t[i,j] = where(stored(g[i,j]), f, 0)`. Sampled products, masked
+attention and experts behind a gate are instances of this rule.
 """
 
 from collections.abc import Collection
@@ -15,15 +15,15 @@ from sparsify.compiler.ir.node import children, find
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
 
-# A tensor and the index variables at which it is read.
+# A tensor and the index variables of its access.
 Pattern = tuple[str, tuple[Expr, ...]]
 
 
 def demand(program: ModelProgram, storage: Storage, kept: Collection[str]) -> bool:
-    """Restricts the last statement that is needed under a pattern alone; whether there was one.
+    """Restricts the last statement needed only under a pattern; returns whether one was found.
 
     Args:
-        kept: tensors that opaque operators or the caller read, in all entries.
+        kept: tensors read by opaque operators or the caller, in all entries.
     """
     readers = program.readers()
     for name in reversed(program.statements):
@@ -60,7 +60,7 @@ def follows(program: ModelProgram, tensor: str, other: str) -> bool:
 
 
 def guards(consumer: Assign, producer: Assign, storage: Storage) -> set[Pattern]:
-    """The patterns, at the producer's index variables, outside of which no access of a consumer to it counts."""
+    """The patterns, in the producer's index variables, outside of which a consumer ignores the producer."""
     name, own = producer.target.tensor, producer.target.indices
     found: list[set[Pattern]] = []
 
@@ -100,7 +100,7 @@ def guards(consumer: Assign, producer: Assign, storage: Storage) -> set[Pattern]
 
 
 def is_choice(expr: Expr) -> bool:
-    """Whether an expression is `where(..)`."""
+    """Whether an expression is a `where(..)`."""
     return isinstance(expr, Call) and expr.function == "where"
 
 
@@ -113,7 +113,7 @@ def stored_where(expr: Expr, storage: Storage) -> frozenset[Pattern]:
 
 
 def pattern_of(sparsity: Sparsity, fills: Collection[float | bool]) -> frozenset[Pattern]:
-    """The pattern of an expression with one of these fills."""
+    """The pattern of an expression whose fill is among given ones."""
     if sparsity.fill is None or sparsity.is_number or sparsity.pattern is None or sparsity.fill not in fills:
         return frozenset()
     return frozenset((sparsity.pattern,))

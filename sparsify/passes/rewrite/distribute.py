@@ -1,11 +1,11 @@
-"""Sums over what is sparse and something else, term by term: neither is written out as a dense tensor.
+"""Sums over a sparse term plus another term, distributed: neither term is made dense.
 
 In: `l[i,j] = where(i == j, d[i], 0) - a[i,j]; y[i,k] = sum(j, l[i,j] * x[j,k])` with a sparse a.
 Out: `y[i,k] = d[i] * x[i,k] - sum(j, a[i,j] * x[j,k])`.
 
-The terms may be sparse, diagonals, `where(i == j, f, 0)`, or products that have the modes of the sum in different
-factors, as `m[i]` and `sum(r, u[i,r] * v[r,j])` have. Tensors that anything but a sum reads, or reads otherwise than
-as a factor, stay as they are.
+The terms may be sparse, diagonals, `where(i == j, f, 0)`, or products with the modes of the sum in different factors,
+as `m[i]` and `sum(r, u[i,r] * v[r,j])`. Tensors with readers other than sums, or read other than as a factor, are
+unchanged.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,19 +23,19 @@ from sparsify.passes.rewrite.simplify import factors, is_multilinear, join_sums,
 
 # A sign and a product.
 Term = tuple[int, Expr]
-# Terms that one tensor has at most.
+# Maximum number of terms of a tensor.
 MOST: Final = 4
 
 
 def distribute(program: ModelProgram, storage: Storage, apart: Collection[str]) -> None:
-    """Sums the terms of tensors one by one, in place, where some are sparse and the tensor is not.
+    """Sums the terms of dense tensors with sparse terms one by one, in place.
 
     Args:
-        storage: how tensors are stored.
-        apart: tensors that opaque operators or the caller read.
+        storage: storage of tensors.
+        apart: tensors read by opaque operators or the caller.
     """
     changed = set[str]()
-    # Products with weights are regions of their own.
+    # Products with weights are separate regions.
     layers = {name for name, made in program.statements.items() if program.reads_weight(made.value)}
     for name in list(program.statements):
         if (
@@ -64,7 +64,7 @@ def distribute(program: ModelProgram, storage: Storage, apart: Collection[str]) 
 
 
 def with_products(program: ModelProgram, name: str, apart: Collection[str]) -> Assign:
-    """A statement with the products of matrices that are terms of it and that nothing else reads."""
+    """A statement with those of its terms inlined that are matrix products without other readers."""
     statement, readers = program.statements[name], program.readers()
     for read in program.reads(name):
         producer = program.statements.get(read)
@@ -80,7 +80,7 @@ def with_products(program: ModelProgram, name: str, apart: Collection[str]) -> A
 
 
 def is_split(storage: Storage, statement: Assign) -> bool:
-    """Whether a tensor is a sum of terms of which each is summed for less than the tensor, one at least sparse."""
+    """Whether a tensor is a sum of terms, each cheaper to sum than the tensor, at least one of them sparse."""
     own = set(map(str, statement.target.indices))
     terms = list(summands(storage, statement.value))
     kinds = [is_sparse(storage, term) or bool(diagonals(term)) for _, term in terms]
@@ -94,7 +94,7 @@ def is_split(storage: Storage, statement: Assign) -> bool:
 
 
 def is_zero_outside(storage: Storage, name: str) -> bool:
-    """Whether a tensor is stored sparse, and 0 elsewhere: its products leave nothing out."""
+    """Whether a tensor is stored sparse with fill 0: its products omit all else already."""
     return storage.is_sparse(name) and storage.declarations[name].fill == 0
 
 
@@ -105,12 +105,12 @@ def is_sparse(storage: Storage, expr: Expr) -> bool:
 
 
 def diagonals(expr: Expr) -> list[Expr]:
-    """The factors `where(i == j, f, 0)` of a product."""
+    """The factors of the form `where(i == j, f, 0)` in a product."""
     return [factor for factor in factors(expr) if ends_of(factor) is not None]
 
 
 def ends_of(expr: Expr) -> tuple[str, str] | None:
-    """`i` and `j` of `where(i == j, f, 0)`, `None` for other expressions."""
+    """`i` and `j` of `where(i == j, f, 0)`, `None` for any other expression."""
     match expr:
         case Call("where", (Call("eq", (Index(i), Index(j))), _, Const(value))) if value == 0 and i != j:
             return i, j
@@ -118,7 +118,7 @@ def ends_of(expr: Expr) -> tuple[str, str] | None:
 
 
 def is_separable(storage: Storage, term: Expr, own: set[str]) -> bool:
-    """Whether no factor of a term reads two modes of its tensor, and what joins them has fewer coordinates by half."""
+    """Whether each factor of a term reads at most one mode, joined over at most half as many coordinates."""
     extents = storage.program.extents
     joined = [extents[name] for reduction in find(term, Reduce) for name in reduction.indices]
     sizes = [number_of(extents[name]) for name in own]
@@ -160,7 +160,7 @@ def summands(storage: Storage, expr: Expr, sign: int = 1) -> Iterator[Term]:
 def is_summed(
     program: ModelProgram, name: str, reader: str, apart: Collection[str], layers: Collection[str]
 ) -> bool:
-    """Whether a statement has a tensor as a factor of its sums, or of a tensor of which all readers have."""
+    """Whether a statement has a tensor as a factor of its sums, directly or through linear statements."""
     value = program.statements[reader].value
     if reader in layers or not is_linear(value, name):
         return False
@@ -218,7 +218,7 @@ def sum_by_terms(program: ModelProgram, storage: Storage, name: str) -> None:
 
 
 def summed(program: ModelProgram, storage: Storage, name: str, reduction: Reduce) -> Expr:
-    """The sum of the terms of a reduction, each of its own; sparse ones together."""
+    """The sum of the terms of a reduction, one reduction per term; sparse ones share one."""
     terms = list(summands(storage, reduction.body))
     mixed = [term for _, term in terms if diagonals(term) or not is_sparse(storage, term)]
     if not mixed or not any(is_sparse(storage, term) or diagonals(term) for _, term in terms):
@@ -246,7 +246,7 @@ def total(terms: Sequence[Term]) -> Expr:
 
 
 def one_sum(program: ModelProgram, name: str, bound: Sequence[str], term: Expr) -> Expr:
-    """The sum of a term without its diagonals, and of nothing that is the same for each coordinate."""
+    """The sum of a term without its diagonals, with loop-invariant factors moved out of the sum."""
     left, at = list(bound), dict[str, str]()
     parts = list(factors(term))
     for place_of, part in enumerate(parts):
@@ -278,7 +278,7 @@ def placed_at(expr: Expr, at: dict[str, str]) -> Expr:
 
 
 def hoisted(program: ModelProgram, name: str, reduction: Reduce) -> Expr:
-    """A statement of its own for a reduction: kernels compute it once."""
+    """A separate statement for a reduction, computed once by kernels."""
     reduction = join_sums(reduction)
     indices = [str(index) for index in find(reduction, Index) if str(index) not in bound_in(reduction)]
     free = tuple(dict.fromkeys(indices))
@@ -292,7 +292,7 @@ def hoisted(program: ModelProgram, name: str, reduction: Reduce) -> Expr:
 
 
 def bound_in(expr: Expr) -> set[str]:
-    """The index variables that an expression reduces."""
+    """The index variables reduced in an expression."""
     return {name for reduction in find(expr, Reduce) for name in reduction.indices}
 
 

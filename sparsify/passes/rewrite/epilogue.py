@@ -1,10 +1,10 @@
-"""The entrywise statements behind a tensor, as one expression of its entries where they read it once.
+"""The entrywise statements after a tensor, as one expression of its entries if each is read once.
 
-In:  `s[i4,i5] = sigmoid(y[i4,i5]); m[i6,i7] = y[i6,i7] * s[i6,i7] + b[i7]` behind y.
+In:  `s[i4,i5] = sigmoid(y[i4,i5]); m[i6,i7] = y[i6,i7] * s[i6,i7] + b[i7]` after y.
 Out: `m = silu(y[n,o]) + b[o]`.
 
-Statements have the shape of the tensor, are read by each other alone, but for the last one, and read nothing else that
-follows from the tensor.
+The statements have the shape of the tensor, are read only by each other except for the last, and read nothing else that
+depends on the tensor.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from sparsify.passes.program.model import ModelProgram, Refusal, sizes_of
 from sparsify.passes.rewrite.inline import DEEPEST
 from sparsify.passes.rewrite.simplify import depth, exchanged, simplify
 
-# The access that takes the place of one to another tensor; raises a `Refusal` where it has none.
+# Function to the replacement of an access to another tensor; raises a `Refusal` without one.
 Read = Callable[[Access, Assign], Access]
 
 
@@ -32,13 +32,13 @@ def epilogue(
     apart: Collection[str],
     taken: Collection[fx.Node],
 ) -> dict[fx.Node, Expr]:
-    """The nodes behind a node that are computed with it, in order, and the value of each; the last one is the result.
+    """The nodes fused after a node, in order, and the value of each; the last one is the result.
 
     Args:
-        at: the indices of an entry.
-        read: how they may read other tensors.
-        apart: tensors that are not computed together with what reads them.
-        taken: nodes that other regions compute.
+        at: indices of an entry.
+        read: function that replaces accesses to other tensors.
+        apart: tensors that must not be fused with their readers.
+        taken: nodes of other regions.
     """
     inside: dict[fx.Node, Expr] = {}
     whole: dict[fx.Node, Expr] = {}
@@ -54,7 +54,7 @@ def epilogue(
             if value is None:
                 behind.add(following)
                 if own:
-                    break  # it reads one of them beside all that could follow
+                    break  # reads a fused node, whose value later nodes would lack
             else:
                 inside[following] = value
                 levels += depth(value)
@@ -74,13 +74,13 @@ def entrywise(
     at: tuple[Expr, ...],
     read: Read,
 ) -> Expr | None:
-    """The value of a node that computes each entry from the same one of a tensor; `None` for other nodes.
+    """The value of an entrywise node over a tensor; `None` for other nodes.
 
     Args:
-        like: has the same shape.
-        own: tensors that are read at the entry itself.
-        at: the indices of that.
-        read: how others are read.
+        like: node of the same shape.
+        own: tensors accessed at the entry itself.
+        at: indices of the entry.
+        read: function that replaces accesses to other tensors.
     """
     statement, value = program.statements.get(node.name), tensor_value(node)
     if statement is None or value is None or sizes_of(value) != sizes_of(like.meta["val"]):
@@ -111,10 +111,10 @@ def entrywise(
 
 
 def joined(values: dict[str, Expr], last: str) -> dict[str, Expr]:
-    """`t = f(y); z = g(t) -> z = g(f(y))` for all that is read once, in the order of the tensors.
+    """`t = f(y); z = g(t) -> z = g(f(y))` for all tensors read once, in the order of the tensors.
 
     Args:
-        values: by tensor its value; an access in them to one of these is one to its own entry.
+        values: value of each tensor; accesses among the tensors are entrywise.
         last: the result.
     """
     found = dict(values)

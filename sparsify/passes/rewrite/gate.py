@@ -1,10 +1,10 @@
-"""Mixtures of experts in their normal form: rows on the pattern of a gate, and one product that reads them.
+"""Normal form of mixtures of experts: rows on the pattern of a gate, and one product over the rows.
 
 In: `r[t,e,h] = where(stored(g[t,e]), silu(u[t,e,h+0]) * u[t,e,h+8], 0); y[t,o] = sum(e, g[t,e] * (sum(h, r[t,e,h] *
 v[e,o,h]) + b[e,o]))`. Out: `r[t,e,h] = g[t,e] * (silu(sum(d, x[t,d] * w[e,0,h,d])) * sum(d, x[t,d] * w[e,1,h,d]));
 y_biases[t,o] = sum(e, g[t,e] * b[e,o]); y[t,o] = y_biases[t,o] + sum(e, h, r[t,e,h] * v[e,o,h])`.
 
-`demand` has restricted the rows before. Each law is one function here.
+The rows have been restricted by `demand`. Each rule is one function.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,7 +29,7 @@ aten: Final = torch.ops.aten
 
 
 def restricted(program: ModelProgram, storage: Storage, gates: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """The gates, and the statements that are computed where gates store alone, with the modes that are the gate's."""
+    """The gates, and the statements computed only at a gate's stored coordinates, with the gate's modes."""
     found = {name: tuple(range(len(program.sizes[name]))) for name in gates if name in program.sizes}
     for name, statement in program.statements.items():
         if not storage.is_sparse(name) or sums_choices(statement, found):
@@ -51,7 +51,7 @@ def sums_choices(statement: Assign, restricted: Mapping[str, tuple[int, ...]]) -
 
 
 def results_of(program: ModelProgram, storage: Storage, gates: Collection[str]) -> set[str]:
-    """The sums over what gates restrict: the results of mixtures."""
+    """The results of mixtures: sums over tensors restricted by gates."""
     known = restricted(program, storage, gates)
     return {name for name, statement in program.statements.items() if sums_choices(statement, known)}
 
@@ -59,8 +59,8 @@ def results_of(program: ModelProgram, storage: Storage, gates: Collection[str]) 
 def split_biases(program: ModelProgram, gates: Collection[str]) -> set[fx.Node]:
     """`y = sum(e, g * (z + b)) -> y = sum(e, g * z) + sum(e, g * b)` in the graph; the nodes of the second sums.
 
-    The second sum has one number for each expert where the first one has rows and matrices: torch computes it at once
-    for all tokens.
+    The second sum has one number per expert where the first one has rows and matrices: torch computes the second sum
+    for all tokens at once.
     """
     readers, made = program.readers(), set[fx.Node]()
     for name, statement in list(program.statements.items()):
@@ -95,7 +95,7 @@ def split_biases(program: ModelProgram, gates: Collection[str]) -> set[fx.Node]:
 def put_biases_behind(
     program: ModelProgram, name: str, gate: Access, terms: tuple[Access, Access], expert: str
 ) -> fx.Node | None:
-    """Splits a sum over experts in the graph; the node that sums the term which all tokens share, if there is one."""
+    """Splits a sum over experts in the graph; returns the node that sums the tokens' common term, if any."""
     sums_of = [term for term in terms if is_sum(program, term)]
     if len(sums_of) != 1:
         return None
@@ -146,7 +146,7 @@ def is_sum(program: ModelProgram, access: Access) -> bool:
 
 
 def erase(node: fx.Node) -> None:
-    """Takes a node that nothing reads out of its graph, and what only that reads."""
+    """Erases an unread node from its graph, and its inputs that become unread."""
     read = node.all_input_nodes
     node.graph.erase_node(node)
     for before in read:
@@ -156,7 +156,7 @@ def erase(node: fx.Node) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """`x[8 * place + h]`, or `x[count * h + place]` where parts alternate, of a mode with `count` parts."""
+    """`x[8 * place + h]`, or `x[count * h + place]` for alternating parts, of a mode with `count` parts."""
 
     index: Index
     place: int
@@ -165,7 +165,7 @@ class Part:
 
 
 def part_of(program: ModelProgram, index: Expr, extent: Size) -> Part | None:
-    """The part of a mode that an index runs over; `None` where it is none of equal parts."""
+    """The part of a mode addressed by an index; `None` unless the mode divides into equal parts."""
     match index:
         case Call("add", (Call("mul", (Const(int(step)), Index(name))), Const(int(start)))):
             pass
@@ -188,7 +188,7 @@ def part_of(program: ModelProgram, index: Expr, extent: Size) -> Part | None:
 def inline_parts(program: ModelProgram, storage: Storage, kept: Collection[str]) -> None:
     """`u[t,e,c] = f(c); r[t,e,h] = where(stored(g), u[t,e,h+0] * u[t,e,h+8], 0) -> .. f(h+0) * f(h+8) ..`, in place.
 
-    Each entry of u is read once at most.
+    Each entry of u is read at most once.
     """
     for name in reversed(list(program.statements)):
         readers = sorted(program.readers().get(name, ()))
@@ -207,7 +207,7 @@ def inline_parts(program: ModelProgram, storage: Storage, kept: Collection[str])
 
 
 def is_restricted(statement: Assign) -> bool:
-    """Whether a statement is `where(stored(g), .., 0)`."""
+    """Whether a statement has the form `where(stored(g), .., 0)`."""
     match statement.value:
         case Call("where", (Stored(), _, Const(0))):
             return True
@@ -255,7 +255,7 @@ def absorb(program: ModelProgram, name: str, gates: Collection[str], kept: Colle
 
 
 def product_of(product: Reduce, parts: list[Expr]) -> Reduce:
-    """A sum of a product with these factors."""
+    """A sum of a product of given factors."""
     body = parts[0]
     for part in parts[1:]:
         body = Call("mul", (body, part))
@@ -263,7 +263,7 @@ def product_of(product: Reduce, parts: list[Expr]) -> Reduce:
 
 
 def replaced(program: ModelProgram, name: str, old: Expr, new: Expr) -> None:
-    """Puts an expression in the place of another one in a statement."""
+    """Replaces an expression in a statement by another one."""
 
     def visit(node: Node) -> Node:
         return new if node is old else map_children(node, visit)
@@ -293,7 +293,7 @@ def join(program: ModelProgram, name: str, kept: Collection[str]) -> None:
 
 
 def is_product(value: Expr) -> bool:
-    """Whether an expression is a sum of products, or that where a gate stores, or times a factor."""
+    """Whether an expression is a sum of products, also under `where(stored(g), .., 0)` or times a factor."""
     match value:
         case Reduce():
             return is_multilinear(value)
@@ -309,7 +309,7 @@ def is_product(value: Expr) -> bool:
 def read_parts(program: ModelProgram, names: Collection[str]) -> None:
     """`w[e,h+8,d] -> w_parts[e,1,h,d]`, a view of a leaf with a mode for the parts, in place.
 
-    Lanes run over all of a mode; parts that alternate are the last mode of the two.
+    Vector lanes run over a whole mode; alternating parts are the last of the two modes.
     """
     for name in names:
         statement = program.statements[name]
@@ -338,7 +338,7 @@ def read_parts(program: ModelProgram, names: Collection[str]) -> None:
 
 
 def parts_of(node: fx.Node, mode: int, part: Part) -> fx.Node:
-    """A view of a tensor with a mode as its parts; those that alternate are its last mode, others its first one."""
+    """A view of a tensor with a mode split into parts; alternating parts are the last mode, others the first."""
     value = node.meta["val"]
     whole = [place for place, extent in enumerate(value.shape) if type(extent) is not int or extent != 1]
     mode = whole[mode]  # programs leave out modes of extent 1

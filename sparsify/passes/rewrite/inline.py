@@ -1,17 +1,28 @@
-"""Statements put into those that read them, where that moves less memory and computes nothing twice.
+"""Inlining of statements into their readers, if memory traffic drops and no work is repeated.
 
-In: `t[j,k] = x[k,j]; m[i,j] = sum(k, x[i,k] * t[k,j]); y[i,j] = a[i,j] * m[i,j]` with a sparse a that m follows.
+In: `t[j,k] = x[k,j]; m[i,j] = sum(k, x[i,k] * t[k,j]); y[i,j] = a[i,j] * m[i,j]` with a sparse a, demanded by m.
 Out: `y[i,j] = a[i,j] * sum(k, x[i,k] * x[j,k])`.
 
 Views and numbers are always inlined, products of sums into each other (`contract` finds their order), entrywise
-statements where the reader runs over the same coordinates. A statement that opaque operators read stays as well.
+statements where the reader iterates over the same coordinates. A statement read by opaque operators is kept as well.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Cast, Const, Expr, Extent, Index, Reduce
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Extent,
+    Index,
+    Reduce,
+    Stored,
+)
 from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import MATRIX, ModelProgram
@@ -27,7 +38,7 @@ from sparsify.passes.rewrite.simplify import (
     simplify,
 )
 
-# Functions that cost less than to read their result again.
+# Functions cheaper than reading a stored result.
 ARITHMETIC: Final = frozenset(
     ("mul", "neg", "add", "sub", "div", "relu", "max", "min", "square", "abs", "detach")
 )
@@ -35,7 +46,7 @@ LOGIC: Final = frozenset(
     ("where", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or")
 )
 CHEAP: Final = ARITHMETIC | LOGIC
-# Of expressions, which passes walk by recursion.
+# Maximum depth of expressions, which passes walk recursively.
 DEEPEST: Final = 60
 
 
@@ -45,15 +56,15 @@ def inline(
     kept: Collection[str],
     which: Callable[[Assign], bool] = lambda statement: True,
 ) -> None:
-    """Inlines statements of a program, in place, until no rule holds.
+    """Inlines statements of a program, in place, until no rule applies.
 
     Args:
-        storage: how tensors are stored.
-        kept: tensors that opaque operators or the caller read.
-        which: of the statements may be inlined.
+        storage: storage of tensors.
+        kept: tensors read by opaque operators or the caller.
+        which: predicate of statements that may be inlined.
     """
     readers = program.readers()
-    waiting = list(program.statements)[::-1]  # producers first: a sampled product joins what scales it
+    waiting = list(program.statements)[::-1]  # producers first: a sampled product joins its scaling
     while waiting:
         name = waiting.pop()
         known = sorted(readers.get(name, ())) if name in program.statements else []
@@ -68,7 +79,7 @@ def inline(
             continue
         for reader in fitting:
             consumer, before = program.statements[reader], program.reads(reader)
-            value = simplify(placed(program, consumer.value, statement))
+            value = joined(simplify(placed(program, consumer.value, statement)))
             program.statements[reader] = replace(consumer, value=value)
             for tensor in before:
                 readers[tensor].discard(reader)
@@ -92,11 +103,11 @@ def is_view(statement: Assign) -> bool:
 def may_inline(
     program: ModelProgram, storage: Storage, name: str, reader: str, count: int, is_kept: bool
 ) -> bool:
-    """Whether a reader computes a statement itself.
+    """Whether a statement may be inlined into a reader.
 
     Args:
-        count: how often all readers read it.
-        is_kept: whether it is computed anyway.
+        count: total number of accesses by all readers.
+        is_kept: whether the statement is computed in any case.
     """
     producer, consumer = program.statements[name], program.statements[reader]
     sums = [part for part in find(consumer.value, Reduce) if program.reads_weight(part)]
@@ -106,13 +117,13 @@ def may_inline(
             return False
         case Const() | Index():
             return True
-        case Cast(dtype, Const()):  # a number in a statement of its dtype needs no cast
+        case Cast(dtype, Const()):  # a number in a statement of the same dtype needs no cast
             return dtype == program.dtypes[reader]
         case Access(tensor, indices):
             # Slices of a dense tensor cost nothing as views of torch, and a lot inside of loops.
             return all(isinstance(index, Index) for index in indices) or storage.is_sparse(tensor)
     if is_multiplied or depth(producer.value) + depth(consumer.value) > DEEPEST:
-        return False  # a kernel of a layer reads a packed weight beside a tensor, and nothing that is computed again
+        return False  # a layer's kernel reads a packed weight and a tensor, and recomputes nothing
     functions = functions_of(producer.value)
     reduces, consumes = bool(find(producer.value, Reduce)), bool(find(consumer.value, Reduce))
     is_cheap = storage.is_sparse(name) and not reduces and functions <= CHEAP
@@ -131,6 +142,8 @@ def may_inline(
     if program.reads_weight(consumer.value) and any(map(storage.is_sparse, program.reads(name))):
         return False  # a kernel of a layer reads one sparse tensor
     product = product_with(consumer.value, access)
+    if product is not None and is_sampled_vector(producer, access, product):
+        return not storage.is_found(name)
     if product is not None and is_multilinear(producer.value) and not program.reads_weight(producer.value):
         reads_sparse = [
             any(storage.is_sparse(a.tensor) for a in find(value, Access))
@@ -143,7 +156,7 @@ def may_inline(
 
 
 def is_of_rows(storage: Storage, consumer: Assign, product: Access) -> bool:
-    """Whether a statement computes each entry from the same one of a product, and reads nothing along some rows alone.
+    """Whether a statement is entrywise over a product, without operands that vary along some rows only.
 
     `relu(y[b,t,k] + z[k])`, but not `y[b,t,k] + z[t,k]` nor `y[t,b,k]`: kernels see all rows as one mode.
     """
@@ -154,14 +167,28 @@ def is_of_rows(storage: Storage, consumer: Assign, product: Access) -> bool:
     return len(own) <= MATRIX or all(access.indices in (own, own[-1:], ()) for access in others)
 
 
+def is_sampled_vector(producer: Assign, access: Access, product: Reduce) -> bool:
+    """Whether a product's factor samples sums of products with several results per entry.
+
+    `sum(j, A[i,j] * t[i,j,k])` with `t[i,j,k] = where(stored(A[i,j]), sum(g, x[i,g] * z[j,g,k]), 0)`: a vector per
+    entry is more to write and read than the products of one sum, whose order `contract` finds.
+    """
+    match producer.value:
+        case Call("where", (Stored(sampling), Reduce() as total, Const(0))) if is_multilinear(total):
+            own = dict(zip(map(str, producer.target.indices), access.indices, strict=True))
+            entry = place(sampling, own)
+            return entry in factors(product.body) and len(sampling.indices) < len(access.indices)
+    return False
+
+
 def product_with(value: Expr, access: Access) -> Reduce | None:
-    """The sum of products of tensors in an expression that has an access as a factor."""
+    """The sum of products in an expression with an access as a factor."""
     sums = (part for part in find(value, Reduce) if is_multilinear(part))
     return next((found for found in sums if access in factors(found.body)), None)
 
 
 def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
-    """`value` with what a statement computes in place of each access to it."""
+    """`value` with each access to a statement's target replaced by the statement's value."""
     own = [str(index) for index in producer.target.indices]
     bound = {name for reduction in find(producer.value, Reduce) for name in reduction.indices}
 
@@ -182,8 +209,19 @@ def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
     return found
 
 
+def joined(value: Expr) -> Expr:
+    """An expression with nested sums of products flattened: `sum(j, A * sum(g, X)) -> sum(j, g, A * X)`."""
+
+    def visit(node: Node) -> Node:
+        return join_sums(map_children(node, visit))
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return found
+
+
 def place_extents(value: Expr, indices: Mapping[str, Expr]) -> Expr:
-    """`extent(i) -> extent(j)` of index variables that others replace."""
+    """`extent(i) -> extent(j)` for replaced index variables."""
 
     def visit(node: Node) -> Node:
         if isinstance(node, Extent):

@@ -1,4 +1,4 @@
-"""Masks of attention from what they are made of, so that none is kept for each pair of query and key without need.
+"""Attention masks computed from their sources, so that no mask is stored per query-key pair without need.
 
 In: `s[h,i,j] = f + m[b,h,i,j]`, `m[b,h,i,j] = where(logical_and(c[i,j], p[b,j]), t[h,i,j], -3.4e38)`, `c[i,j] = j<=i`,
 t of distances alone. Out: `s[h,i,j] = f + where(logical_and(j <= i, p[b,j]), v[h, j - i + extent(i) - 1], -3.4e38)`.
@@ -16,7 +16,7 @@ from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.rewrite.inline import placed
 from sparsify.passes.rewrite.simplify import simplify
 
-# The dtypes of masks that kernels read; others are of places, which torch compares.
+# Dtypes of masks readable by kernels; masks of positions are compared by torch.
 READ = ("bool", "float16", "bfloat16", "float32", "float64")
 MOST = 1
 
@@ -30,14 +30,14 @@ def from_factors(
     true: Collection[Expr] = (),
     patterns: Collection[str] = (),
 ) -> Expr:
-    """Scores that compute masks of queries and keys, where what these are made of is smaller.
+    """Scores with masks computed from their sources, if these are smaller.
 
     Args:
-        kept: accesses that stay.
-        pair: the index variables of queries and keys.
-        along: a mask that is of distances alone, read by these; None for others.
+        kept: accesses left unchanged.
+        pair: index variables of queries and keys.
+        along: function from a mask of distances alone to its access by distance; None for other masks.
         true: conditions that always hold.
-        patterns: tensors that are sparse: conversions of them are read as they are.
+        patterns: sparse tensors, whose conversions are read unchanged.
     """
 
     written = {node.name for node in overwritten(program.graph)}
@@ -84,7 +84,7 @@ def is_of(pair: tuple[Expr, Expr], access: Access) -> bool:
 
 
 def counted(program: ModelProgram, value: Expr, written: Collection[str]) -> Expr:
-    """`arange[j] -> j`, `ones[i,j] -> 1`: tensors of coordinates and numbers as what they are."""
+    """`arange[j] -> j`, `ones[i,j] -> 1`: counted tensors and constants become expressions."""
 
     def visit(node: Node) -> Node:
         if not isinstance(node, Access) or node.tensor in written:
@@ -102,7 +102,7 @@ def counted(program: ModelProgram, value: Expr, written: Collection[str]) -> Exp
 
 
 def known_values(program: ModelProgram, access: Access) -> Expr | None:
-    """A number that a tensor has in all entries, or the coordinate that it counts; None for other tensors."""
+    """The constant value of a tensor, or the coordinate counted by it; None for other tensors."""
     node = program.nodes.get(access.tensor)
     if node is None:
         return None
@@ -118,7 +118,7 @@ def known_values(program: ModelProgram, access: Access) -> Expr | None:
 
 
 def simplified(value: Expr, true: Collection[Expr] = ()) -> Expr:
-    """Truth values without those that always hold: `logical_and(c, True) -> c`, `i >= 0 -> True`."""
+    """Conditions without parts that always hold: `logical_and(c, True) -> c`, `i >= 0 -> True`."""
 
     def visit(node: Node) -> Node:
         node = map_children(node, visit)
@@ -149,7 +149,7 @@ def simplified(value: Expr, true: Collection[Expr] = ()) -> Expr:
 
 
 def in_order(pair: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
-    """The conditions of keys that are not behind the query: `j <= i`, `i >= j`."""
+    """The conditions of keys up to the query: `j <= i`, `i >= j`."""
     i, j = pair
     return Call("le", (j, i)), Call("ge", (i, j))
 

@@ -1,9 +1,9 @@
-"""Products with dense matrices in front of sums over neighbours, where that leaves fewer columns.
+"""Products with dense matrices before sums over neighbours, if the result has fewer columns.
 
 In: `s[i,f] = sum(j, a[i,j] * x[j,f]) / d[i]; y[i,k] = sum(f, s[i,f] * w[k,f]) + b[k]` with fewer k than f.
 Out: `t[j,k] = sum(f, x[j,f] * w[k,f]); y[i,k] = sum(j, a[i,j] * t[j,k]) / d[i] + b[k]`.
 
-What stands around the sum may depend on rows alone. Sums of products alone are joined by `inline`, and ordered by cost.
+Factors around the sum may depend on rows alone. Plain sums of products are joined by `inline`, and ordered by cost.
 """
 
 from collections.abc import Collection
@@ -18,10 +18,10 @@ from sparsify.passes.rewrite.simplify import exchanged, is_multilinear
 
 
 def narrow_first(program: ModelProgram, storage: Storage, apart: Collection[str]) -> None:
-    """Multiplies by dense matrices first, in place, where they have fewer columns than what is summed.
+    """Multiplies by dense matrices first, in place, if they have fewer columns than the summed tensor.
 
     Args:
-        apart: tensors that are read elsewhere, too.
+        apart: tensors with further readers.
     """
     for name in list(program.statements):
         for product in find(program.statements[name].value, Reduce):
@@ -31,7 +31,7 @@ def narrow_first(program: ModelProgram, storage: Storage, apart: Collection[str]
 def put_in_front(
     program: ModelProgram, storage: Storage, apart: Collection[str], name: str, product: Reduce
 ) -> None:
-    """Multiplies by the matrix of one product first, where its other factor is a sum over neighbours."""
+    """Multiplies by a product's matrix first, if the other factor is a sum over neighbours."""
     match product:
         case Reduce("sum", (f,), Call("mul", (Access(summed, (Index(i), Index(g))), Access() as weight))) if (
             f == g
@@ -78,7 +78,7 @@ def put_in_front(
 
 
 def is_scaled(value: Expr, total: Expr) -> bool:
-    """Whether an expression is a sum that is multiplied or divided by what has no sum."""
+    """Whether an expression is a sum multiplied or divided by expressions without sums."""
     match value:
         case Call("mul", (left, right)):
             return is_scaled(left, total) != is_scaled(right, total)

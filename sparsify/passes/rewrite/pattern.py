@@ -1,7 +1,7 @@
-"""Patterns as what is stored: a statement that reads one computes the entries that it stores, and asks for no more.
+"""Pattern conditions made explicit: a statement iterates over stored coordinates, without further tests.
 
-In: `s[i,j] = where(logical_and(b[j], m[i,j]), f, -inf)`, m with truth values that all hold where it stores them. Out:
-`s[i,j] = where(stored(m[i,j]), where(b[j], f, -inf), -inf)`.
+In: `s[i,j] = where(logical_and(b[j], m[i,j]), f, -inf)`, m with all stored values True. Out: `s[i,j] =
+where(stored(m[i,j]), where(b[j], f, -inf), -inf)`.
 """
 
 from collections.abc import Collection
@@ -17,11 +17,11 @@ from sparsify.passes.rewrite.simplify import simplify
 def by_patterns(
     program: ModelProgram, storage: Storage, patterns: Collection[str], whole: Collection[str]
 ) -> None:
-    """`t[i,j] = f -> t[i,j] = where(stored(m[i,j]), where(m[i,j], f, c), c)`, in place, f being c where m is not.
+    """`t[i,j] = f -> t[i,j] = where(stored(m[i,j]), where(m[i,j], f, c), c)`, in place, if f is c outside m.
 
     Args:
-        patterns: leaves.
-        whole: those whose stored entries all hold, so that none is read.
+        patterns: leaves that are patterns.
+        whole: patterns with all stored values True, whose values need no read.
     """
     for name, statement in program.statements.items():
         for access in find(statement.value, Access):
@@ -38,7 +38,7 @@ def by_patterns(
 
 
 def assumed(value: Expr, condition: Expr) -> Expr:
-    """An expression where a condition holds: `logical_and(b, True) -> b`."""
+    """An expression under an assumed condition: `logical_and(b, True) -> b`."""
 
     def visit(node: Node) -> Node:
         if node == condition:

@@ -1,11 +1,11 @@
-"""Gathers and scatters by tensors of places as products with an adjacency.
+"""Gathers and scatters by index tensors as products with an adjacency.
 
 In: `g[e,k] = sum(j, where(c[e] == j, x[j,k], 0)); m[e,k] = relu(g[e,k]); y[i,k] = sum(e, where(r[e] == i, m[e,k], 0))`.
-Out: `y[i,k] = sum(j, A[i,j] * relu(x[j,k]))` with as many in A[i,j] as edges lead from j to i.
+Out: `y[i,k] = sum(j, A[i,j] * relu(x[j,k]))`, with the number of edges from j to i in A[i,j].
 
-The law is that a place is taken once: `f(sum(j, where(c[e] == j, x[j], 0))) = sum(j, where(c[e] == j, f(x[j]), 0))`. So
-all that is computed entry by entry over edges, and read under a scatter, is computed over the pairs of nodes that they
-join; `A[i,e,j]` has the number of an edge as a mode of its own where data of edges are read.
+The rule: an index selects one coordinate, `f(sum(j, where(c[e] == j, x[j], 0))) = sum(j, where(c[e] == j, f(x[j]),
+0))`. So entrywise statements over edges under a scatter are computed over the pairs of nodes joined by edges;
+`A[i,e,j]` has the number of an edge as a separate mode where edge data is read.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ from sparsify.passes.rewrite.inline import CHEAP
 from sparsify.passes.rewrite.simplify import functions_of, renamed, simplify
 
 FLOATS: Final = ("float32", "float64", *STORED_HALVES)
-# By monoid what a reduction starts with.
+# Initial value of a reduction, by monoid.
 EMPTY: Final = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 LEAVES: Final = ("placeholder", "get_attr")
 UNLIFTED: Final = "reads or writes at places that a tensor holds, and no scatter that a rule selects needs it"
@@ -36,7 +36,7 @@ UNLIFTED: Final = "reads or writes at places that a tensor holds, and no scatter
 
 @dataclass(frozen=True)
 class Choice:
-    """`monoid(bound, where(places[e] == place, body, ..))`: entries chosen by a tensor of places."""
+    """`monoid(bound, where(places[e] == place, body, ..))`: entries chosen by an index tensor."""
 
     monoid: str
     bound: tuple[str, ...]
@@ -52,7 +52,7 @@ class Choice:
 
     @property
     def is_scatter(self) -> bool:
-        """Whether the edges that name a place are reduced."""
+        """Whether the edges of an index are reduced."""
         return self.edge in self.bound and self.place not in self.bound
 
 
@@ -72,8 +72,8 @@ class Lifting:
 
     Attributes:
         relation: the adjacency.
-        shared: statements over edges that become statements of their own, others are inlined.
-        made: by statement over edges the statement over the relation.
+        shared: statements over edges that become separate statements; others are inlined.
+        made: statement over the relation, by statement over edges.
     """
 
     program: ModelProgram
@@ -86,7 +86,7 @@ class Lifting:
         return [self.program.index(size) for size in self.program.sizes[self.relation.name]]
 
     def entry(self, modes: Iterable[str]) -> Access:
-        """The entry of the relation at these coordinates."""
+        """The entry of the relation at some coordinates."""
         return Access(self.relation.name, tuple(map(Index, modes)))
 
     def lifted(self, expr: Expr, edge: str, modes: list[str]) -> Expr:
@@ -102,7 +102,7 @@ class Lifting:
                 return visit(self.of_edges(place(choice.body, {choice.place: Index(at)}), modes[0]))
             if isinstance(node, Access) and Index(edge) in node.indices:
                 return self.access(node, edge, modes)
-            if node == Index(edge):  # its number
+            if node == Index(edge):  # the number of the edge
                 if not self.relation.is_numbered:
                     raise Refusal("the numbers of edges are read")
                 return Index(modes[1])
@@ -118,7 +118,7 @@ class Lifting:
         return bool(first_size == second_size)
 
     def of_edges(self, expr: Expr, receiver: str) -> Expr:
-        """`where(n[i] == 0, c, x[i]) -> x[i]` at the receiver of an edge, n the number of edges that lead there."""
+        """`where(n[i] == 0, c, x[i]) -> x[i]` at the receiver of an edge, n the receiver's number of edges."""
         if not isinstance(expr, Access) or Index(receiver) not in expr.indices:
             return expr
         statement = self.program.statements.get(expr.tensor)
@@ -131,7 +131,7 @@ class Lifting:
         return expr
 
     def counts_edges(self, name: str) -> bool:
-        """Whether a tensor counts, for each node, the edges of the relation that lead to it."""
+        """Whether a tensor counts the relation's incoming edges of each node."""
         statement = self.program.statements.get(name)
         match statement:
             case Assign(_, _, Reduce("sum", (edge,), Call("where", (_, Const(1.0), Const(0.0)))) as value):
@@ -165,7 +165,7 @@ class Lifting:
         return Access(self.made[name], (*map(Index, modes), *(index for _, index in rest)))
 
     def is_other(self, statement: Assign, mode: int) -> bool:
-        """Whether a statement reads other nodes than the ends of edges, or none: torch's operator computes it."""
+        """Whether a statement reads nodes other than the edges' ends, or none, and is left to torch."""
         name, relation = statement.target.tensor, self.relation
         choice = choice_of(statement.value)
         if name not in self.program.nodes:
@@ -192,10 +192,10 @@ class Lifting:
 
 
 def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) -> None:
-    """Lifts the scatters of a program that rules select, in place; other gathers and scatters become opaque.
+    """Lifts the scatters selected by rules, in place; other gathers and scatters become opaque.
 
     Args:
-        is_wanted: whether a rule selects a scatter, by the name of its tensor and those of the places of its edges.
+        is_wanted: whether a rule selects a scatter, by the name of its tensor and the names of its index tensors.
     """
     if not any(choices_in(statement.value) for statement in program.statements.values()):
         return
@@ -221,7 +221,7 @@ def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) ->
 
 
 def attempt(program: ModelProgram, change: Callable[[], None]) -> str:
-    """Makes a change of a program, or none where it is refused, for the reason that is returned."""
+    """Applies a change to a program; on a refusal restores the program and returns the reason."""
     before = dict(program.statements), dict(program.relations), dict(program.dtypes)
     try:
         change()
@@ -237,14 +237,14 @@ def choices_in(expr: Expr) -> list[Choice]:
 
 
 def scatters_of(program: ModelProgram, name: str) -> list[Choice]:
-    """The scatters of a statement that can be lifted: of real numbers."""
+    """The liftable scatters of a statement, of floating-point numbers."""
     if program.dtypes.get(name) not in FLOATS:
         return []
     return [choice for choice in choices_in(program.statements[name].value) if choice.is_scatter]
 
 
 def narrow(program: ModelProgram) -> None:
-    """`n[i,k] = sum(e, where(r[e] == i, 1, 0)) -> n[i] = ..`, for statements that are no nodes."""
+    """`n[i,k] = sum(e, where(r[e] == i, 1, 0)) -> n[i] = ..`, for auxiliary statements without nodes."""
     for name, statement in list(program.statements.items()):
         indices = statement.target.indices
         used = [at for at, index in enumerate(indices) if index in find(statement.value, Index)]
@@ -267,7 +267,7 @@ def weighted(
 ) -> None:
     """`sum(e, where(r[e] == i, w[e] * sum(j, where(c[e] == j, x[j,k], 0)), 0)) -> sum(j, A[i,j] * x[j,k])`.
 
-    The values of A are the numbers w of its edges, which are no functions of features.
+    The values of A are the edge weights w, independent of features.
     """
     parts = edge_factors(program, choice.body, choice.edge)
     numbers = [part for part in parts if is_number_of_edge(program, part, choice.edge)]
@@ -286,7 +286,7 @@ def weighted(
 
 
 def is_number_of_edge(program: ModelProgram, expr: Expr, edge: str) -> bool:
-    """Whether an expression is a tensor with one number for each edge that follows from no features of nodes."""
+    """Whether an expression is a tensor with one number per edge, independent of node features."""
     if not isinstance(expr, Access) or expr.indices != (Index(edge),) or expr.tensor not in program.nodes:
         return False
     is_float = dtype_of(program, expr.tensor) in FLOATS
@@ -294,7 +294,7 @@ def is_number_of_edge(program: ModelProgram, expr: Expr, edge: str) -> bool:
 
 
 def edge_factors(program: ModelProgram, expr: Expr, edge: str) -> list[Expr]:
-    """The factors of a message, with those of a product over edges that it reads."""
+    """The factors of a message, including factors of inlined products over edges."""
     match expr:
         case Call("mul", (left, right)):
             return edge_factors(program, left, edge) + edge_factors(program, right, edge)
@@ -311,7 +311,7 @@ def edge_factors(program: ModelProgram, expr: Expr, edge: str) -> list[Expr]:
 def lift_group(
     program: ModelProgram, rows: str, group: list[str], is_wanted: Callable[[str, set[str]], bool]
 ) -> None:
-    """Lifts the scatters by one tensor of places of which a rule selects some, with those that they follow from."""
+    """Lifts the scatters by one index tensor selected by rules, with the scatters that they depend on."""
     group = [name for name in group if name not in program.nodes or not is_structural(program, name)]
     places = Counter(place for name in group for place in places_of_scatters(program, name, rows))
     columns = next((found for found, _ in places.most_common() if found != rows), None)
@@ -323,7 +323,7 @@ def lift_group(
     kinds: dict[tuple[Size, ...], list[str]] = {}
     for name in sorted(wanted, key=lambda name: not sizes_read(program, name, rows, columns)):
         kind = kind_of_nodes(program, name, rows, columns)
-        # Counts of edges read no node that edges start from: any adjacency to as many nodes has them.
+        # Edge counts read no sending node: any adjacency with the same number of receivers has them.
         kinds.setdefault(next((known for known in kinds if known[: len(kind)] == kind), kind), []).append(
             name
         )
@@ -341,9 +341,7 @@ def lift_kind(program: ModelProgram, rows: str, columns: str | None, names: list
     nodes: By = "distinct" if reads_places(program, bodies, ends) else "nodes"
     read = {size for name in names for size in sizes_read(program, name, rows, columns)}
     kinds: tuple[By, ...] = ("edges",) if rows in program.bounds else (nodes, "edges")
-    for by in (
-        kinds
-    ):  # pairs of nodes say all where no data of edges are read; stretches of edges are stored as such
+    for by in kinds:  # pairs of nodes suffice without edge data; sorted edges are stored as such
         relation = relation_of(program, chosen, first, columns, by, read)
         try:
             lifting = Lifting(program, relation, shared)
@@ -361,9 +359,9 @@ def lift_kind(program: ModelProgram, rows: str, columns: str | None, names: list
 
 
 def kind_of_nodes(program: ModelProgram, name: str, rows: str, columns: str | None) -> tuple[Size, ...]:
-    """The number of nodes the edges of a statement's scatters end at, and start from where it reads those.
+    """The numbers of receiving and of sending nodes (if read) of a statement's scatters.
 
-    Export may know one number of nodes by two names, of which one is a number.
+    Export may know one number of nodes by two names, one of them a number.
     """
     ends = {program.known(program.extents[c.place]) for c in scatters_of(program, name) if c.places == rows}
     read = sizes_read(program, name, rows, columns)
@@ -371,7 +369,7 @@ def kind_of_nodes(program: ModelProgram, name: str, rows: str, columns: str | No
 
 
 def sizes_read(program: ModelProgram, name: str, rows: str, columns: str | None) -> set[Size]:
-    """The numbers of nodes that the messages of a statement's scatters are gathered from by `columns`."""
+    """The numbers of sending nodes gathered by `columns` in the messages of a statement's scatters."""
     return {
         program.known(program.extents[gather.place])
         for choice in scatters_of(program, name) if choice.places == rows
@@ -384,7 +382,7 @@ def put(program: ModelProgram, name: str, choice: Choice, lifting: Lifting, part
     """Writes a reduction over the entries of a relation in place of a scatter."""
     statement = program.statements[name]
     modes = lifting.modes()
-    if name not in program.nodes:  # a count of edges, in the dtype of their relation
+    if name not in program.nodes:  # an edge count, in the dtype of the relation
         program.dtypes[name] = lifting.relation.dtype
     if not lifting.is_equal(choice.place, modes[0]):
         raise Refusal("scatters by the same places to different numbers of nodes")
@@ -430,15 +428,15 @@ def relation_of(
     """The relation of a scatter, a leaf of the program.
 
     Args:
-        name: of the statement that scatters.
+        name: name of the scattering statement.
         choice: the scatter.
-        columns: the tensor of the nodes that edges start from, None where none is read.
-        by: what its entries are.
-        read: the numbers of nodes that edges start from.
-        values: the tensor of the numbers of edges.
+        columns: tensor of the sending nodes, None if unread.
+        by: kind of the entries.
+        read: numbers of sending nodes.
+        values: tensor of the edges' values.
 
     Raises:
-        Refusal: the nodes that edges start from are of different numbers.
+        Refusal: the sending nodes have different numbers.
     """
     receivers, edges = program.extents[choice.place], program.extents[choice.edge]
     if len(read) != (columns is not None):
@@ -464,25 +462,25 @@ def relation_of(
 
 
 def is_computed(program: ModelProgram, size: Size) -> bool:
-    """Whether an extent is a number, that of an input, or computed by a node."""
+    """Whether an extent is a number, an extent of an input, or computed by a node."""
     if isinstance(size, int) or input_of_expression(program.graph, size) is not None:
         return True
     return number_of_expression(program.graph, size) is not None
 
 
 def places_of_scatters(program: ModelProgram, name: str, rows: str) -> list[str]:
-    """The tensors of places by which the messages of scatters are gathered."""
+    """The index tensors of the gathers in scattered messages."""
     found = (choice for choice in scatters_of(program, name) if choice.places == rows)
     return [place for choice in found for place in places_of(program, choice.body, choice.edge)]
 
 
 def places_of(program: ModelProgram, expr: Expr, edge: str) -> list[str]:
-    """The tensors of places by which an expression over an edge reads nodes."""
+    """The index tensors by which an expression over an edge reads nodes."""
     return [gather.places for gather in walk_edges(program, expr, edge) if isinstance(gather, Choice)]
 
 
 def walk_edges(program: ModelProgram, expr: Expr, edge: str) -> Iterator[Choice | Assign]:
-    """The gathers of an expression over an edge, and the statements over edges that it reads, each once."""
+    """The gathers of an expression over an edge, and the statements over edges in it, each once."""
     seen: set[str] = set()
 
     def visit(expr: Expr, edge: str) -> Iterator[Choice | Assign]:
@@ -505,7 +503,7 @@ def walk_edges(program: ModelProgram, expr: Expr, edge: str) -> Iterator[Choice 
 def shared_over_edges(
     program: ModelProgram, names: Sequence[str], rows: str, columns: str | None
 ) -> set[str]:
-    """The statements over edges that several others read, or that reduce something: they are computed once."""
+    """The statements over edges with several readers or with a reduction: computed once."""
     over: dict[str, Assign] = {}
     for name in names:
         for choice in scatters_of(program, name):
@@ -527,7 +525,7 @@ def shared_over_edges(
 
 
 def reads_places(program: ModelProgram, expressions: Iterable[Expr], places: set[str]) -> bool:
-    """Whether expressions over edges, or statements that they read, have the nodes of an edge among their values."""
+    """Whether expressions over edges, or statements in them, use the node numbers of an edge as values."""
     waiting, seen = [a.tensor for e in expressions for a in find(without_choices(e), Access)], set[str]()
     while waiting:
         name = waiting.pop()
@@ -540,7 +538,7 @@ def reads_places(program: ModelProgram, expressions: Iterable[Expr], places: set
 
 
 def without_choices(expr: Expr) -> Expr:
-    """An expression with what is gathered in place of each gather or scatter."""
+    """An expression with the gathered body in place of each gather or scatter."""
 
     def visit(node: Node) -> Node:
         choice = choice_of(node)
@@ -552,7 +550,7 @@ def without_choices(expr: Expr) -> Expr:
 
 
 def is_product(expr: Expr, edge: str) -> bool:
-    """Whether an expression multiplies features of an edge by a matrix: torch's product of all edges is faster."""
+    """Whether an expression multiplies edge features by a matrix: torch's product over all edges is faster."""
     for reduction in find(expr, Reduce):
         read = [access for access in find(reduction.body, Access) if choice_of(reduction) is None]
         of_edges = {index for access in read if Index(edge) in access.indices for index in access.indices}
@@ -564,7 +562,7 @@ def is_product(expr: Expr, edge: str) -> bool:
 
 
 def is_structural(program: ModelProgram, name: str) -> bool:
-    """Whether a tensor follows from whole numbers and numbers of edges alone, as the degrees of nodes do."""
+    """Whether a tensor is computed from integers and numbers of edges alone, as the degrees of nodes are."""
     seen: set[str] = set()
 
     def visit(name: str) -> bool:
@@ -601,7 +599,7 @@ def dtype_of(program: ModelProgram, name: str) -> str:
 
 
 def merge_equal(program: ModelProgram) -> None:
-    """`n[i] = sum(j, A[i,j]); m[i] = sum(j, A[i,j])`: only the first of equal statements that no node is stays."""
+    """`n[i] = sum(j, A[i,j]); m[i] = sum(j, A[i,j])`: merges equal auxiliary statements into the first."""
     known: dict[Node, str] = {}
     same: dict[str, str] = {}
     for name, statement in list(program.statements.items()):
@@ -626,7 +624,7 @@ def merge_equal(program: ModelProgram) -> None:
 
 
 def drop_choices(program: ModelProgram) -> None:
-    """Leaves to torch the gathers and scatters that are not lifted, and what nothing needs any more, in place."""
+    """Leaves unlifted gathers and scatters to torch, and removes dead statements, in place."""
     waiting = [name for name, statement in program.statements.items() if choices_in(statement.value)]
     readers = program.readers() if waiting else {}
     while waiting:

@@ -1,10 +1,10 @@
-"""Factors and summands that are the same along a row: what follows from vectors alone is computed once.
+"""Factors and summands constant along a row: expressions of vectors alone are computed once.
 
 In:  `(P[n,o,p] + d[o] - m[o]) / sqrt(v[o] + eps) * g[o] + h[o]`, vectors d, m, v, g and h.
 Out: `s[o] * P[n,o,p] + b[o]`, and `s[o] = 1 / sqrt(v[o] + eps) * g[o]; b[o] = (d[o] - m[o]) * (1 / sqrt(v[o] + eps) *
-     g[o]) + h[o]`.
+g[o]) + h[o]`.
 
-A normalisation by known statistics is such an expression, and so are scalings, biases and layer scales.
+Normalisations by known statistics are of this form, and so are scalings, biases and layer scales.
 
 Source: Ioffe and Szegedy, Batch Normalization, 2015, algorithm 1 for known means and variances.
 """
@@ -25,8 +25,8 @@ class Affine:
     """`sum(factor * term) + sum(factor * row)`.
 
     Attributes:
-        terms: each with its factor; these follow from vectors and numbers, terms do not.
-        rows: vectors and numbers, each with its factor: that of a term is rounded as it is for the term.
+        terms: terms with factors; factors depend on vectors and numbers alone, terms do not.
+        rows: vectors and numbers, with factors: kept separate so that rounding equals the terms'.
     """
 
     terms: tuple[tuple[Expr, Expr], ...] = ()
@@ -49,26 +49,26 @@ class Affine:
         return Affine(self.terms + other.terms, self.rows + other.rows)
 
     def times(self, factor: Expr) -> "Affine":
-        """A multiple."""
+        """The product with a factor."""
         parts = [
             tuple((one, multiplied(own, factor)) for one, own in part) for part in (self.terms, self.rows)
         ]
         return Affine(*parts)
 
     def negative(self) -> "Affine":
-        """The same with the other sign."""
+        """The negation."""
         rows = tuple((multiplied(MINUS_ONE, row), factor) for row, factor in self.rows)
         return replace(self.times(MINUS_ONE), rows=rows)
 
 
 @dataclass
 class RowFactors:
-    """The law, with the vectors that it has found.
+    """The rewrite rule, with the vectors found by it.
 
     Attributes:
-        rows: the tensors that are vectors, or one number.
-        indices: of vectors.
-        vectors: by the expression of a vector its name.
+        rows: tensors that are vectors, or one number.
+        indices: indices of vectors.
+        vectors: name of each vector, by expression.
     """
 
     rows: frozenset[str]
@@ -76,7 +76,7 @@ class RowFactors:
     vectors: dict[Expr, str] = field(default_factory=dict)
 
     def __call__(self, expr: Expr) -> Expr:
-        """`(x * f + c) * g + d -> s * x + b` with `s = f * g` and `b = c * g + d`, wherever it holds."""
+        """`(x * f + c) * g + d -> s * x + b` with `s = f * g` and `b = c * g + d`, wherever applicable."""
         return self.written(self.affine(expr))
 
     def affine(self, expr: Expr) -> Affine:
@@ -99,7 +99,7 @@ class RowFactors:
         return Affine(((self.within(expr), ONE),))
 
     def within(self, expr: Expr) -> Expr:
-        """An expression whose arguments the law was applied to; sums of products stay as they are."""
+        """An expression with the rule applied to its arguments; sums of products are unchanged."""
         if not isinstance(expr, Call | Cast):
             return expr
         found = map_children(expr, self)  # type: ignore[arg-type]
@@ -118,9 +118,9 @@ class RowFactors:
         return False
 
     def written(self, found: Affine) -> Expr:
-        """Terms with the names of their factors, those with the same factor together; the shift behind the first.
+        """Terms with named factors, grouped by factor; the shift follows the first term.
 
-        What is computed comes before what is read, in whichever order they are added.
+        Computed terms precede accesses, independent of the order of addition.
         """
         groups: dict[Expr, Expr | None] = {}
         value, shift = None, found.shift
@@ -142,7 +142,7 @@ class RowFactors:
         return value or self.named(shift or Const(0), "b")
 
     def named(self, expr: Expr, letter: str) -> Expr:
-        """A number as it is, a vector under its name."""
+        """A number unchanged, a vector by its name."""
         if isinstance(expr, Const):
             return expr
         if expr not in self.vectors:
@@ -177,7 +177,7 @@ def divided(left: Expr, right: Expr) -> Expr:
 
 
 def of_numbers(left: Expr, right: Expr, function: Callable[[float, float], float]) -> Const | None:
-    """A function of two numbers; `None` where one is none, or there is no finite result."""
+    """A function of two numbers; `None` for other expressions, or without a finite result."""
     if not (isinstance(left, Const) and isinstance(right, Const)):
         return None
     found = function(left.value, right.value)

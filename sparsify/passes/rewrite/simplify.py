@@ -1,4 +1,4 @@
-"""Laws of arithmetic that translation and inlining make use of.
+"""Arithmetic rules used by translation and inlining.
 
 In: `0 + x[i]`, `sum(e, g[e] * sum(h, v[e,h] * w[h]))`. Out: `x[i]`, `sum(e, h, g[e] * v[e,h] * w[h])`.
 """
@@ -14,10 +14,10 @@ N = TypeVar("N", bound=Node)
 
 
 def simplify(expr: Expr) -> Expr:
-    """An expression without what says nothing.
+    """An expression without redundant parts.
 
-    `0 + x -> x`, `1 * x -> x`, `where(True, x, y) -> x`, `A * where(stored(A), x, 0) -> A * x`, and `where` inside of
-    one with the same pattern; `x * sigmoid(a * x) -> silu(a * x) / a`, which reads x once.
+    `0 + x -> x`, `1 * x -> x`, `where(True, x, y) -> x`, `A * where(stored(A), x, 0) -> A * x`, and nested `where` with
+    the same pattern; `x * sigmoid(a * x) -> silu(a * x) / a`, which reads x once.
     """
     found = _simplified(expr, frozenset())
     assert isinstance(found, Expr)
@@ -72,7 +72,7 @@ def _expr(node: Node, known: frozenset[Node]) -> Expr:
 
 
 def without_detach(expr: Expr) -> Expr:
-    """`detach(x) -> x`, where nothing is differentiated."""
+    """`detach(x) -> x`, without differentiation."""
 
     def visit(node: Node) -> Node:
         node = map_children(node, visit)
@@ -84,7 +84,7 @@ def without_detach(expr: Expr) -> Expr:
 
 
 def is_number(value: object, wanted: int) -> bool:
-    """Whether a constant is this integer, which promotes no dtype."""
+    """Whether a constant is a given integer, which promotes no dtype."""
     return type(value) is int and value == wanted
 
 
@@ -126,7 +126,7 @@ def join_sums(expr: N) -> N | Reduce:
 
 
 def renamed(node: N, names: Mapping[str, str]) -> N:
-    """A node with other index variables, those of extents included."""
+    """A node with renamed index variables, extents included."""
 
     def visit(part: Node) -> Node:
         part = map_children(part, visit)
@@ -161,7 +161,7 @@ def depth(expr: Node) -> int:
 
 
 def functions_of(expr: Expr) -> set[str]:
-    """The names of the functions that an expression calls."""
+    """The names of the functions called in an expression."""
     return {call.function for call in find(expr, Call)}
 
 

@@ -1,14 +1,14 @@
-"""Softmax over scores and a logit beside them, a sink, whose weight is cut off.
+"""Softmax over scores and an additional logit, a sink, whose weight is dropped.
 
-In: `all[i,t] = cat(x[i,j], z[i])`, `p[i,t]` the softmax of it, `w[i,j] = p[i, j + 0]`. Out: the softmax of x, whose
-sums are relative to its own largest score until they meet the sink: `m = max(j, x); e = exp(x - m); d = sum(j, e); n =
-max(m, z); c = exp(m - n); t = d * c + exp(z - n)`, and `sum(j, w * v) = sum(j, e * v) * c / t`.
+In: `all[i,t] = cat(x[i,j], z[i])`, `p[i,t]` the softmax of `all`, `w[i,j] = p[i, j + 0]`. Out: the softmax of x, with
+sums relative to its own maximum until combined with the sink: `m = max(j, x); e = exp(x - m); d = sum(j, e); n = max(m,
+z); c = exp(m - n); t = d * c + exp(z - n)`, and `sum(j, w * v) = sum(j, e * v) * c / t`.
 
 Source: Xiao, Tian, Chen, Han and Lewis, Efficient streaming language models with attention sinks, 2023, section 3.2.
 """
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Index
-from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.passes.graph.operators import argument, operator_name, tensor_value
 from sparsify.passes.program.model import ModelProgram, sizes_of
 
@@ -16,7 +16,7 @@ LETTERS = {"max": "m", "exp": "P", "sum": "d", "mean": "W", "larger": "n", "shri
 
 
 def cut_off(statement: Assign, weights: str) -> bool:
-    """Whether a statement is weights without those of the last columns, `w[i,j] = p[i, j + 0]`."""
+    """Whether a statement drops the last columns of weights, `w[i,j] = p[i, j + 0]`."""
     match statement.value:
         case Access(tensor, (*rows, Call("add", (Index() as j, Const(0))))) if tensor == weights:
             return (*rows, j) == statement.target.indices
@@ -24,7 +24,7 @@ def cut_off(statement: Assign, weights: str) -> bool:
 
 
 def beside(program: ModelProgram, name: str) -> tuple[list[str], str] | None:
-    """The names from what a softmax is taken of to a concatenation with one column, and that; None for others."""
+    """The names from a softmax's operand to a concatenation with one column, and the column; None otherwise."""
     names = [name]
     while operator_name(program.nodes[name]) != "cat":
         statement = program.statements.get(name)
@@ -45,7 +45,7 @@ def beside(program: ModelProgram, name: str) -> tuple[list[str], str] | None:
 
 
 def sink_of(program: ModelProgram, name: str, scores: Assign) -> Access:
-    """The sink of each query, at the index variables of its scores."""
+    """The sink of each query, at the index variables of the query's scores."""
     sizes = sizes_of(program.nodes[name].meta["val"])
     whole = sizes_of(program.nodes[scores.target.tensor].meta["val"])
     indices = iter(scores.target.indices)
@@ -56,7 +56,7 @@ def sink_of(program: ModelProgram, name: str, scores: Assign) -> Access:
 
 
 def sums_beside(program: ModelProgram, softmax: str, scores: Assign, sink: Access) -> None:
-    """Writes the statements of a softmax whose total has the sink, in place, without the weighted mean."""
+    """Writes the statements of a softmax with a sink in its total, in place, without the weighted mean."""
     *rows, j = map(str, scores.target.indices)
     at = {suffix: f"{softmax}_{suffix}[{', '.join(rows)}]" for suffix in LETTERS}
     whole = f"{softmax}_exp[{', '.join([*rows, j])}]"

@@ -1,12 +1,12 @@
-"""Slots of experts that hold one token each, taken away: what an expert computes for a slot it computes for a token.
+"""Elimination of experts' slots that hold one token each: slot computations become token computations.
 
 In: `d[e,c,m] = sum(s, D[s,e,c] * x[s,m]); r[e,c,h] = relu(sum(m, d[e,c,m] * w[e,m,h])); y[s,o] = sum(e, c, C[s,e,c] *
-sum(h, r[e,c,h] * v[e,h,o]))`, D 1 where a token is in a slot and C what it is weighted with there.
+sum(h, r[e,c,h] * v[e,h,o]))`, D 1 where a token is in a slot, and C the token's weight in the slot.
 Out: `r_of_tokens[s,e,h] = relu(sum(m, x[s,m] * w[e,m,h])); y[s,o] = sum(e, G[s,e] * sum(h, r_of_tokens[s,e,h] *
 v[e,h,o]))` with `G[s,e] = sum(c, C[s,e,c])`.
 
-Programs leave out modes of extent 1: of one token the sum over tokens is a product, `d[e,c,m] = D[e,c] * x[m]`.
-That slots hold no sums of tokens is what the values of D say, so each call looks.
+Programs omit modes of extent 1: for a single token the sum over tokens is a product, `d[e,c,m] = D[e,c] * x[m]`.
+Whether a slot holds a sum of tokens depends on the values of D, so each call checks D.
 
 Source: GShard, Lepikhin et al., 2021, section 2.2.
 """
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Weighting:
-    """`y[s,o] = sum(e, c, C[s,e,c] * z[e,c,o])`: a sum over slots that none of its rows belongs to a token of.
+    """`y[s,o] = sum(e, c, C[s,e,c] * z[e,c,o])`: a sum over slots whose rows belong to no token.
 
     Attributes:
-        result: the statement.
-        product: its sum.
-        weights: the access to C.
-        rows: the access to z.
-        roles: by index variable of C what it is.
+        result: name of the statement.
+        product: sum of the statement.
+        weights: access to C.
+        rows: access to z.
+        roles: role of each index variable of C.
     """
 
     result: str
@@ -50,23 +50,23 @@ class Weighting:
 
     @property
     def token(self) -> str | None:
-        """The index variable of tokens, `None` where there is one token."""
+        """The index variable of tokens, `None` for a single token."""
         return next((name for name, role in self.roles.items() if role == TOKEN), None)
 
     @property
     def slots(self) -> dict[str, Role]:
-        """The index variables that tell slots apart."""
+        """The index variables that identify slots."""
         return {name: role for name, role in self.roles.items() if role != TOKEN}
 
 
 @dataclass
 class Slots:
-    """Statements with a mode for slots that get one for tokens.
+    """Statements with a slot mode, to be rewritten with a token mode.
 
     Attributes:
-        weighting: the sum over slots.
-        choice: the access that sends tokens to slots, with its index variables by role.
-        made: by statement the one for tokens; itself where it is the same for all slots.
+        weighting: sum over slots.
+        choice: access that sends tokens to slots, with its index variables by role.
+        made: token statement of each slot statement; the same one if constant over slots.
     """
 
     program: ModelProgram
@@ -76,18 +76,18 @@ class Slots:
 
     @property
     def entry(self) -> set[Role]:
-        """The roles that tell slots apart."""
+        """The roles that identify slots."""
         return set(self.weighting.slots.values())
 
     def lifted(self, expr: Expr, roles: Mapping[str, Role], token: str | None) -> Expr:
-        """An expression for a slot as one for a token.
+        """An expression for a slot, rewritten for a token.
 
         Args:
-            roles: of the index variables that tell slots apart.
-            token: the index variable of tokens, `None` for one token.
+            roles: roles of the index variables that identify slots.
+            token: index variable of tokens, `None` for a single token.
 
         Raises:
-            Refusal: it depends on more than the token in a slot.
+            Refusal: the expression depends on more than the token in a slot.
         """
 
         def visit(node: Node) -> Node:
@@ -104,10 +104,10 @@ class Slots:
         return found
 
     def sent(self, node: Node, roles: Mapping[str, Role]) -> tuple[Access, str | None] | None:
-        """The tokens of `sum(s, D[s,e,c] * x[s,m])`, and their index variable if any; `None` for other expressions.
+        """The tokens of `sum(s, D[s,e,c] * x[s,m])`, and their index variable if any; `None` otherwise.
 
         Raises:
-            Refusal: tokens are sent to the same slots in several ways.
+            Refusal: several tensors send tokens to the same slots.
         """
         index: str | None = None
         if isinstance(node, Reduce) and self.weighting.token is not None:
@@ -135,10 +135,10 @@ class Slots:
         return None
 
     def access(self, access: Access, roles: Mapping[str, Role], token: str | None) -> Access:
-        """A tensor that is read for a slot, as it is read for a token.
+        """A tensor accessed for a slot, rewritten for a token.
 
         Raises:
-            Refusal: it is another one for each slot.
+            Refusal: the tensor differs from slot to slot.
         """
         name, read = access.tensor, roles_in(access, roles)
         if name in self.program.statements and self.entry <= read:
@@ -151,7 +151,7 @@ class Slots:
         return access
 
     def make(self, name: str, at: tuple[Role, ...]) -> str:
-        """Adds the statement for tokens of one for slots, whose modes have these roles; its name."""
+        """Adds the token statement of a slot statement with given mode roles; returns its name."""
         if name in self.made:
             return self.made[name]
         program, statement = self.program, self.program.statements[name]
@@ -170,10 +170,10 @@ class Slots:
         return made
 
     def order(self, node: fx.Node, at: Sequence[Role]) -> list[int]:
-        """The modes of C or D as [groups.., tokens, experts, slots]; those of extent 1 are groups, or what is missing.
+        """The modes of C or D as [groups.., tokens, experts, slots]; unit modes are groups or missing roles.
 
         Raises:
-            Refusal: there is no mode of slots, or of tokens.
+            Refusal: the mode of slots, or of tokens, is missing.
         """
         sizes = sizes_of(node.meta["val"])
         ones = [mode for mode, size in enumerate(sizes) if size == 1]
@@ -190,7 +190,7 @@ class Slots:
 
 
 def of_tokens(indices: Sequence[T], at: Sequence[Role], token: T | None) -> tuple[T, ...]:
-    """The indices [groups.., token, ..] of a tensor in place of those with a slot; of one token without it."""
+    """Slot indices replaced by [groups.., token, ..]; without a token index for a single token."""
     named = list(zip(indices, at, strict=True))
     groups = sorted((role, place) for place, (_, role) in enumerate(named) if isinstance(role, int))
     rest = (index for index, role in named if role != SLOT and not isinstance(role, int))
@@ -204,7 +204,7 @@ def roles_in(access: Access, roles: Mapping[str, Role]) -> set[Role]:
 
 
 def slots_of(program: ModelProgram, weights: str) -> Slots | str | None:
-    """The statements for tokens of a sum over slots with these weights, or why there are none.
+    """The token statements of a sum over slots with given weights, or the refusal.
 
     `None` where rows of experts belong to tokens already.
     """
@@ -219,14 +219,12 @@ def slots_of(program: ModelProgram, weights: str) -> Slots | str | None:
         except Refusal as refusal:
             refused = str(refusal)
         program.statements = dict(before)
-        why = why or (
-            None if weighting.token is None else refused
-        )  # of one token rows may be those of no slot
+        why = why or (None if weighting.token is None else refused)  # rows of a single token need no slot
     return why
 
 
 def weightings(program: ModelProgram, weights: str) -> list[Weighting]:
-    """The sums over slots with these weights, with either of both modes as that of experts."""
+    """The sums over slots with given weights, with either of two modes as the experts'."""
     found = []
     for name in program.readers().get(weights, ()):
         statement = program.statements[name]

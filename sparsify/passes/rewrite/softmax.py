@@ -1,12 +1,13 @@
-"""Softmax over the entries of a relation in one form, whichever way a model writes it.
+"""Softmax over the entries of a relation in canonical form, independent of the spelling in the model.
 
 In: `m[i,h] = max(j, where(stored(A[i,j]), s[i,j,h], -inf)); p[i,j,h] = exp(s[i,j,h] - m[i,h]); d[i,h] = sum(j, A[i,j] *
 p[i,j,h]) + 1e-16; y[i,h,k] = sum(j, A[i,j] * (p[i,j,h] / d[i,h] * v[j,h,k]))`, A the numbers of edges.
-Out: the same with `s[h,i,j] = where(stored(L[i,j]), .. + L[i,j], -inf)`, L the logarithms of these numbers,
-`p[h,i,j] = exp(s[h,i,j] - m[h,i])`, `d[h,i] = sum(j, p[h,i,j])`: edges that join the same nodes have the same score and
-count as often as they are there, `n * exp(s) = exp(s + log(n))`.
+Out: the same with `s[h,i,j] = where(stored(L[i,j]), .. + L[i,j], -inf)`, L the logarithms of the edge numbers,
+`p[h,i,j] = exp(s[h,i,j] - m[h,i])`, `d[h,i] = sum(j, p[h,i,j])`: duplicate edges have equal scores and count with their
+multiplicity, `n * exp(s) = exp(s + log(n))`.
 
-A row without entries is 0. What models add to a sum, whose largest term is 1, against divisions by 0 is left out.
+A row without entries is 0. The summand by which models avoid a division by 0 is dropped: the largest term of the sum is
+1.
 """
 
 from collections.abc import Set
@@ -26,11 +27,11 @@ class Softmax:
     """The statements of a softmax over the entries of a relation, by name.
 
     Attributes:
-        relation: over whose entries.
-        scores: what it is taken of.
-        largest: the largest score of each row, None where nothing is subtracted.
+        relation: relation of the entries.
+        scores: operand of the softmax.
+        largest: largest score of each row, None without subtraction.
         powers: `exp(scores - largest)`.
-        total: their sum over each row.
+        total: sum of the powers over each row.
     """
 
     relation: Relation
@@ -41,10 +42,10 @@ class Softmax:
 
 
 def normalise(program: ModelProgram, apart: Set[str]) -> None:
-    """Gives each softmax over a relation its form, in place.
+    """Rewrites each softmax over a relation to canonical form, in place.
 
     Args:
-        apart: tensors that are read elsewhere, too.
+        apart: tensors with further readers.
     """
     for relation in list(program.relations.values()):
         for name in list(program.statements):
@@ -56,7 +57,7 @@ def normalise(program: ModelProgram, apart: Set[str]) -> None:
 
 
 def softmax_of(program: ModelProgram, relation: Relation, name: str) -> Softmax | None:
-    """The softmax whose powers a statement computes, `None` for other statements."""
+    """The softmax whose powers are a given statement, `None` for other statements."""
     largest: str | None
     match program.statements[name].value:
         case Call("where", (Stored(entry), Call("exp", (exponent,)), Const(0))) if (
@@ -86,7 +87,7 @@ def softmax_of(program: ModelProgram, relation: Relation, name: str) -> Softmax 
 
 
 def is_over(program: ModelProgram, name: str, relation: Relation) -> bool:
-    """Whether a statement has an entry for each one of a relation: `s[i,j,h] = where(stored(A[i,j]), .., 0)`."""
+    """Whether a statement has the entries of a relation: `s[i,j,h] = where(stored(A[i,j]), .., 0)`."""
     match program.statements.get(name):
         case Assign(target, _, Call("where", (Stored(entry), _, Const(0)))) if entry.tensor == relation.name:
             return target.indices[: len(entry.indices)] == entry.indices
@@ -118,7 +119,7 @@ def is_total(value: Expr, relation: Relation, powers: str, largest: str | None) 
 
 
 def is_weighted_sum(program: ModelProgram, softmax: Softmax, reader: str) -> bool:
-    """Whether a statement reads powers in sums over the relation alone, each divided by their total."""
+    """Whether a statement reads powers only in sums over the relation, each divided by the total."""
     value = program.statements[reader].value
     sums = [r for r in find(value, Reduce) if counted(r, softmax.relation) is not None]
     inside = [
@@ -142,7 +143,7 @@ def counted(reduction: Reduce, relation: Relation) -> Expr | None:
 
 
 def put_in_form(program: ModelProgram, softmax: Softmax) -> None:
-    """Writes the statements of a softmax as the module says, in place."""
+    """Rewrites the statements of a softmax in place, as described in the module docstring."""
     relation = logarithms(program, softmax.relation)
     statement = program.statements[softmax.scores]
     width = len(program.sizes[relation.name])
@@ -194,7 +195,7 @@ def weighted(value: Expr, softmax: Softmax, width: int) -> Expr:
 
 
 def logarithms(program: ModelProgram, relation: Relation) -> Relation:
-    """The relation of the logarithms of the numbers of edges; itself where each edge has an entry of its own."""
+    """The relation of the logarithms of edge numbers; unchanged if each edge has a separate entry."""
     if relation.by != "nodes":
         return relation
     ends = (relation.rows, relation.columns, "logarithms", relation.dtype)

@@ -1,7 +1,7 @@
-"""Modes that views join, as those that they are joined of.
+"""Joined modes of views, split into the modes of the base tensor.
 
-In: `s[h,i,j] = sum(d, q[h,i,d] * k[h,j,d])`, k a view of `e[g,r,j,d] = x[g,j,d]` with g and r as one mode. Out:
-`s[g,r,i,j] = sum(d, q[g,r,i,d] * x[g,j,d])`, q viewed so, too: heads that share keys read the same ones.
+In: `s[h,i,j] = sum(d, q[h,i,d] * k[h,j,d])`, k a view of `e[g,r,j,d] = x[g,j,d]` with g and r joined. Out: `s[g,r,i,j]
+= sum(d, q[g,r,i,d] * x[g,j,d])`, with a corresponding view of q: heads with shared keys read the same entries.
 
 Source: Ainslie, Lee-Thorp, de Jong, Zemlyanskiy, Lebron and Sanghai, GQA, 2023.
 """
@@ -21,13 +21,13 @@ Pair = tuple[Expr, Expr]
 
 @dataclass(frozen=True)
 class Joined:
-    """A tensor that is another one with two modes as one.
+    """A tensor that joins two modes of a base tensor.
 
     Attributes:
-        base: the other one.
-        mode: of the tensor, that stands for two.
-        sizes: of these.
-        is_repeated: whether the base has the first of the two alone: its entries are repeated along the second.
+        base: base tensor.
+        mode: joined mode of the tensor.
+        sizes: extents of the two modes.
+        is_repeated: whether the base has only the first of the two modes: entries are repeated along the second.
     """
 
     base: fx.Node
@@ -36,14 +36,14 @@ class Joined:
     is_repeated: bool
 
     def read(self, access: Access, pair: Pair) -> Access:
-        """The access to the base that an access to the tensor stands for."""
+        """The access to the base equivalent to an access to the tensor."""
         indices = access.indices
         own = pair[:1] if self.is_repeated else pair
         return Access(self.base.name, (*indices[: self.mode], *own, *indices[self.mode + 1 :]))
 
 
 def joined(node: fx.Node) -> Joined | None:
-    """The tensor two of whose modes a node joins, or whose entries it repeats along one; None for other nodes."""
+    """The base of a node that joins two modes, or repeats entries along one; None for other nodes."""
     node = copied(node)
     if operator_name(node) not in ("view", "flatten", "repeat_interleave"):
         return None
@@ -65,7 +65,7 @@ def joined(node: fx.Node) -> Joined | None:
 
 
 def copied(node: fx.Node) -> fx.Node:
-    """The node that a node copies into other memory or another dtype; itself where it copies none."""
+    """The source of a copy into other memory or another dtype; the node itself if no copy."""
     while operator_name(node) in COPIES:
         node = node.all_input_nodes[0]
     return node
@@ -78,16 +78,16 @@ def split(
     sizes: tuple[Size, Size],
     leaf: Callable[[Access, int, Pair], Access],
 ) -> dict[str, int]:
-    """Writes two modes in place of one in statements, in place.
+    """Replaces one mode by two in statements, in place.
 
     Args:
         own: the statements.
-        first: one of their tensors and the mode of it.
-        sizes: of the two.
-        leaf: an access to another tensor, and where the mode is, with an index variable for each of the two.
+        first: one of their tensors and its mode.
+        sizes: extents of the two modes.
+        leaf: function from an access to another tensor, the mode's position and two index variables to a new access.
 
     Returns:
-        by tensor where the mode was.
+        the former position of the mode, by tensor.
     """
     modes = spread_mode(program, own, first)
     for name in own:
@@ -117,7 +117,7 @@ def split(
 
 
 def spread_mode(program: ModelProgram, own: Collection[str], first: tuple[str, int]) -> dict[str, int]:
-    """By tensor the mode that is the same as a mode of the first one, as statements read them."""
+    """The mode of each tensor that equals a mode of the first one, by tensor, as read by statements."""
     modes, count = dict([first]), 0
     while count < len(modes):
         count = len(modes)

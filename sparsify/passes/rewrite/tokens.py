@@ -1,4 +1,4 @@
-"""A mode for tokens where programs leave it out: mixtures of one token over the entries of a gate all the same.
+"""A token mode where programs omit it, so that mixtures of a single token iterate over a gate's entries.
 
 In: `u[e,h] = sum(d, x[d] * w[e,h,d]); y[o] = sum(e, g[e] * sum(h, relu(u[e,h]) * v[e,o,h]))`, x [1, 8] and g [1, 4] in
 the graph. Out: the same with `u_of_tokens[t,e,h] = sum(d, x_rows[t,d] * w[e,h,d])`, `y[t,o] = ..` and g [t, e].
@@ -26,18 +26,18 @@ SUFFIX: Final = "_of_tokens"
 @cache
 def one() -> Size:
     """The number of tokens: a symbol, as programs leave out modes of extent 1."""
-    import sympy  # type: ignore[import-untyped]  # it takes half a second to load
+    import sympy  # type: ignore[import-untyped]  # loads in half a second
 
     return sympy.Symbol("tokens", positive=True, integer=True)
 
 
 @dataclass
 class Lifting:
-    """Statements with a mode for the experts that get one for the tokens.
+    """Statements with an expert mode, to be extended by a token mode.
 
     Attributes:
-        gate: of one token, `g[e]`.
-        made: by statement the one with a mode more.
+        gate: gate of a single token, `g[e]`.
+        made: extended statement, by statement.
     """
 
     program: ModelProgram
@@ -45,7 +45,7 @@ class Lifting:
     made: dict[str, str] = field(default_factory=dict)
 
     def lifted(self, expr: Node, expert: Index, token: Index) -> Expr:
-        """An expression for one token, as one for each of them."""
+        """An expression for a single token, extended to each token."""
 
         def visit(node: Node) -> Node:
             if not isinstance(node, Access):
@@ -63,7 +63,7 @@ class Lifting:
         return found
 
     def make(self, name: str, mode: int) -> str:
-        """Adds the statement of a tensor for each token; its name."""
+        """Adds the statement of a tensor per token; returns its name."""
         made = f"{name}{SUFFIX}"
         if name not in self.made:
             self.made[name] = made
@@ -78,15 +78,15 @@ class Lifting:
         return made
 
     def is_of_tokens(self, name: str) -> bool:
-        """Whether a tensor has the modes of tokens of the gate, all 1, before its others."""
+        """Whether a tensor's leading modes are the gate's token modes, all of extent 1, before a larger mode."""
         node, count = self.program.nodes.get(name), len(self.program.nodes[self.gate].meta["val"].shape) - 1
         if node is None:
             return False
         shape = sizes_of(node.meta["val"])
-        return set(shape[:count]) == {1} and len(shape) > count and 1 not in shape[count:]
+        return set(shape[:count]) == {1} and any(size != 1 for size in shape[count:])
 
     def rows(self, name: str) -> str:
-        """A tensor with a mode for tokens, as a leaf of its own."""
+        """A tensor with a token mode, as a separate leaf."""
         made = self.made.get(name)
         if made is None:
             node = self.program.nodes[name]
@@ -100,7 +100,7 @@ class Lifting:
 
 
 def with_tokens(program: ModelProgram, gates: Collection[str]) -> None:
-    """Gives mixtures of one token a mode for it, in place."""
+    """Adds a token mode to mixtures of a single token, in place."""
     for gate in gates:
         if len(program.sizes.get(gate, ())) != 1:
             continue
@@ -119,7 +119,7 @@ def with_tokens(program: ModelProgram, gates: Collection[str]) -> None:
 
 
 def sums_over(program: ModelProgram, gate: str) -> dict[str, str]:
-    """The statements that sum what is multiplied with a gate over its experts, each with the index of these."""
+    """The statements that sum products with a gate over its experts, with the expert index of each."""
     modes, found = {gate: 0}, dict[str, str]()
     for name, statement in program.statements.items():
         bound = {b for reduction in find(statement.value, Reduce) for b in reduction.indices}
@@ -135,7 +135,7 @@ def sums_over(program: ModelProgram, gate: str) -> dict[str, str]:
 
 
 def of_first(value: Node, names: Collection[str]) -> Expr:
-    """An expression that reads tensors at their first, and only, token."""
+    """An expression with tensors accessed at their single token."""
 
     def visit(node: Node) -> Node:
         if isinstance(node, Access) and node.tensor in names:

@@ -1,6 +1,6 @@
-"""Products with weights that a rule makes sparse: scales of whole numbers, rows that sparse inputs read whole.
+"""Products with sparse weights: scales of integer weights, and rows read whole by sparse inputs.
 
-In: `y[i,k] = sum(j, x[i,j] * w[k,j]) + b[k]` with w of whole numbers and a scale for each row.
+In: `y[i,k] = sum(j, x[i,j] * w[k,j]) + b[k]` with w of integers and a scale for each row.
 Out: `y[i,k] = sum(j, x[i,j] * w[k,j]) * s[k] + b[k]`.
 """
 
@@ -24,7 +24,7 @@ SUMS_ROWS: Final = "{} sums over the rows of {}, which have a scale each: int8 i
 def scale_rows(program: ModelProgram, weights: Mapping[str, Matrix]) -> None:
     """`sum(j, x[i,j] * w[k,j]) -> sum(j, x[i,j] * w[k,j]) * s[k]` for weights with scales s, in place.
 
-    What reads such a weight in another way, as sums over its rows do, stays torch's.
+    Other readers of a scaled weight, such as sums over its rows, are left to torch.
     """
     scales = {name: m.scales for name, m in weights.items() if m.scales is not None}
     for name in list(program.statements):
@@ -62,9 +62,9 @@ def leave_opaque(program: ModelProgram, source: fx.Node, reason: str) -> None:
 
 
 def gathered(program: ModelProgram, storage: Storage, weights: Collection[str]) -> set[str]:
-    """The weights w of `sum(j, a[i,j] * w[k,j])` with a sparse a: whole rows of them are read for the entries of a.
+    """The weights w of `sum(j, a[i,j] * w[k,j])` with a sparse a, whose rows are gathered whole.
 
-    To look for what both a and w store is slower.
+    Co-iteration of a and w is slower.
     """
     found = set[str]()
     for statement in program.statements.values():
@@ -77,7 +77,7 @@ def gathered(program: ModelProgram, storage: Storage, weights: Collection[str]) 
 
 
 def is_input(program: ModelProgram, name: str) -> bool:
-    """Whether a tensor is a dense input, whose entries a rule declares sparse."""
+    """Whether a tensor is a dense input, declared sparse by a rule."""
     return name in program.nodes and program.nodes[name].op == "placeholder"
 
 

@@ -1,11 +1,11 @@
-"""Windows are products: what a convolution sums for each of its results is a row of a sparse matrix times an image.
+"""Windows as products: each result of a convolution is a sparse matrix row times an image.
 
 In:  `sum(c, r, s, w[o,c,r,s] * x[n, c, 2*y + r - 1, 2*x + s - 1])` with a sparse w.
-Out: the windows `Window(3, stride=2, padding=1)` of both modes, by which it is `sum(k, W[o,k] * F[n,k+p])`: F are the
-     images, flat, and W has the entries of w at their places in them.
+Out: the windows `Window(3, stride=2, padding=1)` of both modes, for the equivalent `sum(k, W[o,k] * F[n,k+p])`: F are
+the flat images, and W has the entries of w at their offsets in an image.
 
-An index outside of an image reads 0. A mode of extent 1, which programs leave out, is read where its index is 0:
-`where(2*y + r - 1 == 0, x, 0)`.
+An index outside of an image reads 0. A mode of extent 1, omitted in programs, is read where its index is 0: `where(2*y
++ r - 1 == 0, x, 0)`.
 
 Source: Park and others, Faster CNNs with Direct Sparse Convolutions and Guided Pruning, 2017, section 3.1.
 """
@@ -18,7 +18,7 @@ from torch import fx
 
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Reduce
-from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.ir.node import find
 from sparsify.passes.graph.operators import known_size
 from sparsify.passes.operands.sliding_window import Window
@@ -43,10 +43,10 @@ class Windowed:
 
 
 def windowed(program: ModelProgram, node: fx.Node, weight: fx.Node) -> Windowed | None:
-    """The sum over windows with a weight in the statement of a node; `None` where it has none.
+    """The sum over windows with a weight in the statement of a node; `None` without one.
 
     Raises:
-        Refusal: it is one, and no product with flat images.
+        Refusal: the sum over windows is no product with flat images.
     """
     statement = program.statements[node.name]
     for total in find(statement.value, Reduce, Call):
@@ -99,7 +99,7 @@ def without_conditions(image: Expr) -> tuple[Access, list[Expr]]:
 
 
 def modes(sizes: Sequence[Size], indices: Sequence[Expr]) -> list[Expr | None]:
-    """The index of each mode of a tensor, None for those of extent 1."""
+    """The index of each mode of a tensor, None for modes of extent 1."""
     given: Iterator[Expr] = iter(indices)
     return [None if size == 1 else next(given) for size in sizes]
 
@@ -111,11 +111,11 @@ def window(
     size: int,
     extents: tuple[int | None, int | None],
 ) -> Window:
-    """The window of a mode that is read at `stride * result + dilation * entry - padding`.
+    """The window of a mode with the access `stride * result + dilation * entry - padding`.
 
     Args:
-        size: of the window.
-        extents: of the image and of the result, in the example.
+        size: size of the window.
+        extents: extents of the image and of the result, in the example.
 
     Raises:
         Refusal: the index is no window.
@@ -127,7 +127,7 @@ def window(
     dilation = factors.pop(str(entry), 1) if entry is not None else 1
     stride = factors.pop(str(result), 1) if result is not None else 0
     padding = -form.offset
-    if not stride and extents[0] is not None:  # a single result: the next one would be behind the image
+    if not stride and extents[0] is not None:  # a single result: the next one would be outside of the image
         stride = max(1, extents[0] + 2 * padding - dilation * (size - 1))
     if factors or min(stride, dilation) < 1 or padding < 0 or None in extents:
         raise Refusal("its windows have no stride")

@@ -1,4 +1,4 @@
-"""Rules that prune with calibration data: which data, which weights, what the report says of it.
+"""Rules that prune with calibration data: selection of data and weights, and report entries.
 
 In: a model, rules with `method: wanda` or `sparsegpt`, batches. Out: new weights by name.
 """
@@ -32,13 +32,13 @@ def is_calibrated(rule: Rule) -> bool:
 
 @dataclass(frozen=True)
 class CalibrationData:
-    """Batches that a model is run on before it is pruned.
+    """Batches for runs of a model before pruning.
 
     Attributes:
         batches: calls of the model.
-        samples: rows of the first mode of the inputs, in all of them.
-        length: the longest second mode, 0 where inputs have none.
-        digest: SHA-256 of their tensors.
+        samples: total rows of the first mode of the inputs.
+        length: longest second mode, 0 for inputs without one.
+        digest: SHA-256 of all tensors.
     """
 
     batches: tuple[calls.Call, ...]
@@ -48,10 +48,10 @@ class CalibrationData:
 
 
 def calibration_data(batches: Iterable[calls.Call], how: Calibration | None) -> CalibrationData:
-    """The part of batches that a recipe asks for.
+    """The part of batches requested by a recipe.
 
     Raises:
-        DataError: there is none.
+        DataError: no data is left.
     """
     how = how or Calibration()
     found: list[tuple[calls.Call, Tensor]] = []
@@ -98,7 +98,7 @@ def rows_of(batch: calls.Call) -> int:
 
 
 def cut(batch: calls.Call, rows: Tensor, length: int | None) -> calls.Call:
-    """Some rows of the tensors of a batch that have as many as the first one, up to a length."""
+    """Some rows of the batch tensors with as many rows as the first tensor, up to a length."""
     first = first_of(batch)
     shape = first.shape
 
@@ -126,16 +126,19 @@ def digest(batches: Sequence[calls.Call]) -> str:
     return found.hexdigest()
 
 
-def flattened(batches: Iterable[Any], model: nn.Module, as_call: Any) -> Iterable[calls.Call]:
+def flattened(
+    batches: Iterable[Any], model: nn.Module, as_call: Any, example: calls.Call | None = None
+) -> Iterable[calls.Call]:
     """Batches as calls of a model.
 
     Args:
-        batches: inputs, each as the example inputs of `apply`.
-        model: that they are for.
-        as_call: positional and keyword arguments of such inputs.
+        batches: inputs, each in the form of the example inputs of `apply`.
+        model: the model to call.
+        as_call: function from inputs to positional and keyword arguments.
+        example: call of the example inputs, with the required number of modes per tensor; None: any number.
 
     Raises:
-        DataError: they do not fit, or are no batches.
+        DataError: the batches do not fit, or are no batches.
     """
     if isinstance(batches, Tensor | Mapping | str) or not isinstance(batches, Iterable):
         raise DataError(
@@ -145,9 +148,26 @@ def flattened(batches: Iterable[Any], model: nn.Module, as_call: Any) -> Iterabl
     for at, batch in enumerate(batches):
         try:
             args, kwargs = as_call(batch)
-            yield calls.flatten(calls.signature(model), args, kwargs)
+            call = calls.flatten(calls.signature(model), args, kwargs)
         except CaptureError as error:
             raise DataError(f"batch {at + 1} of the calibration data: {error}") from error
+        if example is not None:
+            require_modes(call, example, at + 1)
+        yield call
+
+
+def require_modes(call: calls.Call, example: calls.Call, number: int) -> None:
+    """Raises where a tensor of a batch and of the example inputs differ in the number of modes."""
+    known = {leaf.name: value for leaf, value in zip(example.shape.leaves, example.values, strict=True)}
+    for leaf, value in zip(call.shape.leaves, call.values, strict=True):
+        like = known.get(leaf.name)
+        if isinstance(value, Tensor) and isinstance(like, Tensor) and value.dim() != like.dim():
+            hint = f"{leaf.name}[None] is a batch of one" if value.dim() == like.dim() - 1 else "like batches"
+            raise DataError(
+                f"batch {number} of the calibration data: {leaf.name} is {list(value.shape)}, "
+                f"with {value.dim()} of modes; that of the example inputs is {list(like.shape)}, with {like.dim()}",
+                f"batches as the example inputs are: {hint}",
+            )
 
 
 def calibrated(
@@ -160,14 +180,14 @@ def calibrated(
     """New weights by name.
 
     Args:
-        model: stays as it is.
-        recipe: has the rules.
-        rules: those that need calibration data by position, with the names that they take.
-        pruning: gets what is not pruned, and what the report says.
-        data: for the model.
+        model: the model, unchanged.
+        recipe: recipe with the rules.
+        rules: rules that need calibration data by position, with the names of their weights.
+        pruning: record of unpruned weights and report entries, updated in place.
+        data: calibration data for the model.
 
     Raises:
-        RecipeError: there is no data, or a rule does not fit a weight.
+        RecipeError: data is missing, or a rule does not fit a weight.
         DataError: the data does not fit the model.
     """
     first = next(iter(rules.values()))[0]
@@ -211,7 +231,7 @@ def calibrated(
 def run_outside(
     model: nn.Module, jobs: Mapping[str, Prune], data: CalibrationData, put: Callable[[str, Tensor], None]
 ) -> Outcome:
-    """Weights pruned by runs of a model in evaluation, after which buffers, modes and random numbers are as before."""
+    """Weights pruned by evaluation runs of a model, which keeps its buffers, modes and random state."""
     signature = calls.signature(model)
     runs = [lambda m, b=batch: calls.run_call(m, signature, calls.copied(b)) for batch in data.batches]
     with ExitStack() as stack:

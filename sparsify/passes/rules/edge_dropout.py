@@ -1,11 +1,11 @@
-"""Dropout of what belongs to edges, drawn so that a kernel can draw it again.
+"""Dropout on edges by seeds, so that a kernel can repeat the draw.
 
-In: `%w = dropout(%p, 0.6)`, weights [edges, heads] that a scatter which a rule selected sums, in training.
-Out: `%s = randint(2**31 - 1, [heads]); %w = dropped_edges(%p, %s, %rows, %columns, rate=0.6)`, here and in the graph
-that results are compared with.
+In: `%w = dropout(%p, 0.6)`, weights [edges, heads] summed by a scatter selected by a rule, in training.
+Out: `%s = randint(2**31 - 1, [heads]); %w = dropped_edges(%p, %s, %rows, %columns, rate=0.6)`, in the graph and in the
+reference graph for verification.
 
-Which values are dropped is a function of the seed and the two nodes of an edge; where messages have parts of their own
-for each edge, of the number of the edge.
+The dropped values are a function of the seed and the two nodes of an edge; for messages with per-edge features, of the
+number of the edge.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from sparsify.passes.rules.scatters import GATHERS, REPEATS, SCATTERS, messages_
 
 
 def edge_dropout(draft: Draft) -> Draft:
-    """The draft with seeds for the dropout of its messages, and the graph to compare with."""
+    """The draft with seeds for the dropout of its messages, and the reference graph for comparison."""
     if not any(True for _ in dropouts(draft.graph)):
         return draft
     if draft.masked is None:
@@ -33,7 +33,7 @@ def edge_dropout(draft: Draft) -> Draft:
 
 
 def dropouts(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The dropout of values of edges, each once, with the selected scatter that reduces them."""
+    """The dropout nodes on values of edges, each once, with the selected scatter that reduces them."""
     seen: set[fx.Node] = set()
     for node in graph.nodes:
         if operator_name(node) in SCATTERS and is_selected(node):
@@ -49,13 +49,13 @@ def dropouts(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 
 def is_selected(scatter: fx.Node) -> bool:
-    """Whether a rule selects a scatter, or an adjacency behind its places."""
+    """Whether a rule selects a scatter, or the adjacency of its indices."""
     marks = [info(node).mark for node in (scatter, *sources([scatter]))]
     return isinstance(marks[0], Mark) or any(isinstance(m, Mark) and m.role == "adjacency" for m in marks[1:])
 
 
 def is_replaceable(node: fx.Node) -> bool:
-    """Whether torch draws what is dropped, into memory of its own, for known numbers of features."""
+    """Whether torch draws a dropout out of place, for a fixed number of features."""
     if raw_name(node) != "dropout" or argument(node, 2, "train", True) is False:
         return False
     value = tensor_value(node)
@@ -63,7 +63,7 @@ def is_replaceable(node: fx.Node) -> bool:
 
 
 def draw(node: fx.Node, ends: Sequence[fx.Node]) -> None:
-    """Draws by seeds what torch would draw."""
+    """Replaces torch's dropout by draws from seeds."""
     value = tensor_value(node)
     assert value is not None, "dropout is of a tensor"
     seed = seeds(node, list(value.shape[1:]), value.new_empty(value.shape[1:]))
@@ -76,7 +76,7 @@ def draw(node: fx.Node, ends: Sequence[fx.Node]) -> None:
 
 
 def ends_of(scatter: fx.Node) -> tuple[fx.Node, ...]:
-    """The receiving and the sending nodes of edges whose messages follow from those of nodes; () for others."""
+    """Receiving and sending nodes of edges if the messages follow from node features; () otherwise."""
     rows = vector_of(places_of(scatter))
     count = str(rows.meta["val"].shape[0])
     waiting, seen, columns = [messages_of(scatter)], set[fx.Node](), set[fx.Node]()
@@ -103,7 +103,7 @@ def places_of(node: fx.Node) -> fx.Node:
 
 
 def vector_of(places: fx.Node) -> fx.Node:
-    """Places without the views that repeat them."""
+    """The index tensor without the views that repeat it."""
     while operator_name(places) in REPEATS:
         places = places.all_input_nodes[0]
     return places

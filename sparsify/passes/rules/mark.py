@@ -1,4 +1,4 @@
-"""Recipe rules to marks on graph nodes: which tensors are sparse, in which role and format.
+"""Recipe rules to marks on graph nodes: sparse tensors with roles and formats.
 
 In: `targets: ["input:adj"], role: adjacency, format: csr` and a placeholder `adj`.
 Out: `info(adj).mark == Mark(role="adjacency", format="csr", ...)`; every rule is listed in the report.
@@ -27,9 +27,9 @@ from sparsify.recipe import Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.recipe.target import KINDS, selects
 from sparsify.report import Choice, RuleEntry
-from sparsify.sparsification import patterns
 from sparsify.sparsification.from_recipe import parts_of
-from sparsify.sparsification.mask_spec import HEADED, MaskSpec
+from sparsify.sparsification.masks import patterns
+from sparsify.sparsification.masks.mask_spec import HEADED, MaskSpec
 from sparsify.sparsification.sparsified import Parts
 from sparsify.storage.format import Format
 from sparsify.storage.recipe_format import recipe_format
@@ -43,7 +43,7 @@ ATTENTION = "scaled_dot_product_attention"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node under one of the names by which rules may select it."""
+    """A node under one of the names that rules may select."""
 
     kind: str
     name: str
@@ -57,8 +57,7 @@ def mark(draft: Draft) -> Draft:
     """The draft with `info(node).mark` on the nodes that the recipe's rules select.
 
     Raises:
-        RecipeError: a rule matches nothing, two rules match one tensor, or a rule does not fit what it
-            matches.
+        RecipeError: a rule matches nothing, two rules match one tensor, or a rule does not fit its match.
     """
     candidates = list(named(draft))
     for position, rule in enumerate(draft.recipe.rules):
@@ -78,25 +77,25 @@ def mark(draft: Draft) -> Draft:
 
 
 def rule_error(recipe: Recipe, rule: Rule | None, message: str) -> RecipeError:
-    """An error about a rule, with its place in the file."""
+    """An error about a rule, with its position in the file."""
     return RecipeError(message, recipe.file, rule.line if rule else 0, rule.column if rule else 0)
 
 
 def where(recipe: Recipe, rule: Rule) -> str:
-    """The place of a rule, `gcn.yaml:9`."""
+    """The file and line of a rule, `gcn.yaml:9`."""
     name = recipe.file.replace("\\", "/").rsplit("/", 1)[-1] or recipe.name
     return f"{name}:{rule.line}" if rule.line else name
 
 
 def carries_extents(draft: Draft, name: str) -> bool:
-    """Whether a placeholder stands for the shape of a sparse input alone, or for an integer."""
+    """Whether a placeholder is used for the shape of a sparse input alone, or is an integer."""
     if name in draft.captured.shape.sizes():
         return True
     return name.endswith(".extent") and name.removesuffix("extent") + "values" in draft.examples
 
 
 def named(draft: Draft) -> Iterator[Candidate]:
-    """Every node under every name by which a rule may select it."""
+    """Every node under every name that a rule may select."""
     parameters = aliases(draft.model)
     for node in draft.graph.nodes:
         if node.op == "placeholder":
@@ -122,9 +121,9 @@ def named(draft: Draft) -> Iterator[Candidate]:
 
 
 def named_in_modules(draft: Draft) -> Iterator[Candidate]:
-    """Every node under each module that it runs in, as torch.fx names it where that module is traced alone.
+    """Every node under each enclosing module, by its torch.fx name in a trace of the module alone.
 
-    The first `gelu` of `blocks.1` is `blocks.1.gelu`, though it is `gelu_1` in the whole graph and runs in a module
+    The first `gelu` of `blocks.1` is `blocks.1.gelu`, although its name is `gelu_1` in the whole graph, in a module
     `blocks.1.1`.
     """
     seen: dict[str, int] = {}
@@ -141,7 +140,7 @@ def named_in_modules(draft: Draft) -> Iterator[Candidate]:
 
 
 def is_attention(node: fx.Node) -> bool:
-    """Whether a node is attention, or the softmax of attention that a model spells out."""
+    """Whether a node is attention, or the softmax of attention written out by a model."""
     return operators.operator_name(node) == ATTENTION or info(node).attention is not None
 
 
@@ -157,7 +156,7 @@ def aliases(model: torch.nn.Module) -> dict[str, list[str]]:
 def select(
     draft: Draft, rule: Rule, label: str, candidates: list[Candidate], passed: Mapping[str, str]
 ) -> list[Candidate]:
-    """The candidates that a rule selects, each node once, without parameters that it passed over when it pruned."""
+    """The candidates selected by a rule, each node once, except parameters passed over by pruning."""
     types = {operators.module_type(node) for node in draft.graph.nodes} - {""}
     chosen = [c for c in candidates if any(matches(target, c, types) for target in rule.targets)]
     if not chosen and any(target.startswith("node:") for target in rule.targets):
@@ -189,15 +188,15 @@ def select(
 
 
 def unread(draft: Draft, rule: Rule, candidates: list[Candidate]) -> list[str]:
-    """The parameters that a rule names, and that nothing in the graph reads."""
+    """The parameters named by a rule without a reader in the graph."""
     read = {candidate.name for candidate in candidates if candidate.kind == "param"}
     return [name for name in prunable.selected(draft.model, rule) if name not in read]
 
 
 def report_unread(draft: Draft, rule: Rule, candidates: list[Candidate], passed: Mapping[str, str]) -> None:
-    """Lists the parameters that a rule names, and that nothing reads, but for those that pruning passed over.
+    """Lists the parameters named by a rule without a reader, except parameters passed over by pruning.
 
-    Graphs of later calls, such as those of a decoder alone, need not read all.
+    Graphs of later calls, such as calls of a decoder alone, need not read all parameters.
     """
     for name in unread(draft, rule, candidates):
         if name not in passed:
@@ -212,7 +211,7 @@ def near_attention(draft: Draft) -> str:
 
 
 def matches(target: str, candidate: Candidate, types: set[str]) -> bool:
-    """Whether a target of a rule names the candidate; the type of a module names the nodes that run in it."""
+    """Whether a target of a rule names the candidate; a module type names the nodes of its modules."""
     if target in types:
         return candidate.kind == "node" and operators.module_type(candidate.node) == target
     return selects(target, candidate.kind, candidate.name)
@@ -227,7 +226,7 @@ def type_of(draft: Draft, candidate: Candidate) -> str:
 
 
 def suggestion(target: str, candidates: list[Candidate]) -> str:
-    """The three nearest names of the same kind; for message passing why the scatters of the model are none."""
+    """The three nearest names of the same kind; for message passing the refusals of the model's scatters."""
     if target == "op:message_passing":
         known = ((c.node, reason_against(c.node)) for c in candidates if c.kind == "op")
         reasons = [f"{node.name} {reason}" for node, reason in known if reason]
@@ -238,7 +237,7 @@ def suggestion(target: str, candidates: list[Candidate]) -> str:
 
 
 def within_limits(draft: Draft, rule: Rule, selected: list[Candidate]) -> tuple[list[Candidate], list[str]]:
-    """The candidates inside the rule's `when`, and a note on each that is not."""
+    """The candidates inside the rule's `when`, and a note on each other candidate."""
     if rule.when is None:
         return selected, []
     kept, notes = [], []
@@ -255,7 +254,7 @@ def within_limits(draft: Draft, rule: Rule, selected: list[Candidate]) -> tuple[
 
 
 def outside(draft: Draft, rule: Rule, candidate: Candidate) -> str | None:
-    """Why a tensor is outside the limits of a rule, None when it is inside."""
+    """The reason why a tensor is outside the limits of a rule, None when inside."""
     tensor = draft.known_tensor(candidate.node)
     when = rule.when
     if tensor is None or when is None:
@@ -277,14 +276,14 @@ def entries(draft: Draft, node: fx.Node, tensor: torch.Tensor) -> int:
 
 
 def extents_given(draft: Draft, node: fx.Node) -> tuple[int, ...] | None:
-    """The extents of the sparse input whose values a node is, `None` for other nodes."""
+    """The extents of a sparse input, by the node of its values; `None` for other nodes."""
     name = str(info(node).input_name or "")
     carrier = draft.examples.get(name.removesuffix("values") + "extent") if name.endswith(".values") else None
     return None if carrier is None else tuple(carrier.shape[:-1])
 
 
 def rank_of(draft: Draft, node: fx.Node) -> int:
-    """The number of modes of a tensor, or of the sparse input whose values it is."""
+    """The number of modes of a tensor, or of the sparse input with a node of values."""
     extents, value = extents_given(draft, node), operators.tensor_value(node)
     return len(extents) if extents is not None else 0 if value is None else value.dim()
 
@@ -323,10 +322,10 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
 
 
 def sparsified_parts(draft: Draft, rule: Rule, candidate: Candidate) -> tuple[Parts, Parts | None]:
-    """The four parts of a result and of its gradient, checked for the tensor that it is.
+    """The four parts of a result and of its gradient, checked against the tensor.
 
     Raises:
-        RecipeError: no result of an operator, several of them, or sparsifiers that do not fit it.
+        RecipeError: the node is no single result of an operator, or the sparsifiers do not fit it.
     """
     recipe, node = draft.recipe, candidate.node
     value = operators.tensor_value(node)
@@ -355,7 +354,7 @@ def sparsified_parts(draft: Draft, rule: Rule, candidate: Candidate) -> tuple[Pa
 
 
 def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
-    """Raises where the values of a tensor cannot be stored in a dtype of their own."""
+    """Raises where the values of a tensor cannot be stored in a separate dtype."""
     asked = f"`dtype: {rule.dtype}`"
     if candidate.kind != "param":
         raise rule_error(
@@ -366,7 +365,7 @@ def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
 
 
 def rounded_in_training(recipe: Recipe, rule: Rule, parameter: str) -> RecipeError:
-    """The error for a parameter that trains and that a rule stores in a dtype of its own."""
+    """The error for a trained parameter that a rule stores in a separate dtype."""
     return rule_error(
         recipe,
         rule,
@@ -376,7 +375,7 @@ def rounded_in_training(recipe: Recipe, rule: Rule, parameter: str) -> RecipeErr
 
 
 def require_own_pattern(recipe: Recipe, rule: Rule, candidate: Candidate) -> None:
-    """Raises where a rule is for patterns that attention has itself, and this one has none."""
+    """Raises where a rule requires attention with its own pattern, and a candidate has none."""
     is_given = rule.mask is not None and rule.mask.kind == GIVEN
     if is_given and info(candidate.node).own_pattern is None:
         reason = (
@@ -386,7 +385,7 @@ def require_own_pattern(recipe: Recipe, rule: Rule, candidate: Candidate) -> Non
 
 
 def require_heads(recipe: Recipe, rule: Rule, candidate: Candidate, heads: int) -> None:
-    """Raises where a pattern is for another number of heads than attention has."""
+    """Raises where a pattern has another number of heads than the attention."""
     query = operators.tensor_value(operators.argument(candidate.node, 0, "query"))  # or scores
     assert query is not None, "attention is of tensors"
     found = str(query.shape[-3]) if query.dim() > HEADED else "no mode of"
@@ -402,7 +401,7 @@ def require_heads(recipe: Recipe, rule: Rule, candidate: Candidate, heads: int) 
 
 
 def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
-    """The pattern of a rule, its numbers checked for a few tokens; draws follow the recipe's seed."""
+    """The pattern of a rule, with its numbers checked for a few tokens; draws follow the recipe's seed."""
     assert rule.mask is not None, "rules that mask say how"
     if rule.mask.kind == GIVEN:
         return MaskSpec(GIVEN, ())
@@ -419,7 +418,7 @@ def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
 
 
 def format_text(recipe: Recipe, rule: Rule, rank: int) -> str:
-    """The format of a rule as text, checked; names that fit every rank are for tensors of this one."""
+    """The checked format of a rule as text; names that fit every rank get the rank of the tensor."""
     form = rule.format
     if form == "auto":
         return "auto"
@@ -431,7 +430,7 @@ def format_text(recipe: Recipe, rule: Rule, rank: int) -> str:
 
 
 def inferred_role(candidate: Candidate) -> str:
-    """The role of a tensor whose rule does not say it: weights by name, square inputs and places are adjacencies."""
+    """The default role: weight by name, adjacency for square inputs and indices, otherwise activation."""
     if candidate.kind == "param":
         return "weight"
     if candidate.kind == "op" and candidate.name == "embedding_bag":
@@ -444,5 +443,5 @@ def inferred_role(candidate: Candidate) -> str:
 
 
 def derived(source: Mark) -> Mark:
-    """The mark of a tensor that got its sparsity from another."""
+    """The mark of a tensor with sparsity derived from another tensor."""
     return replace(source, static=False, derived=True, reorder="none")

@@ -1,7 +1,8 @@
-"""Masked weights that rules name, merged into parameters: `mask * original -> weight`, stored where the mask is 1.
+"""Masked weights named by rules, merged into parameters: `mask * original -> weight`.
 
 In: a layer pruned by `torch.nn.utils.prune`, and a rule for `param:layer.weight`. Out: a model that shares all other
-parameters, in which `layer.weight` is a parameter with these zeros, and trains under the mask.
+parameters; its `layer.weight` is a parameter with the mask's zeros, stored where the mask is 1 and trained under the
+mask.
 """
 
 from collections.abc import Sequence
@@ -14,20 +15,20 @@ from sparsify.passes.capture.shell import shared_copy
 from sparsify.passes.rules.mark import aliases, rule_error
 from sparsify.passes.rules.prunable import is_selected
 from sparsify.recipe import Recipe, Rule
-from sparsify.sparsification.masked_weights import MaskedWeight, masked_weights
-from sparsify.storage.trained_masks import remember
+from sparsify.sparsification.masks.masked_weights import MaskedWeight, masked_weights
+from sparsify.storage.subclass.trained_masks import remember
 
 
 def merge_masks(model: nn.Module, recipe: Recipe, merged: dict[str, str] | None = None) -> nn.Module:
-    """The model itself where no rule names a masked weight.
+    """A copy with merged weights; the model itself where no rule names a masked weight.
 
     Args:
-        model: keeps its masks.
+        model: the model, which keeps its masks.
         recipe: the rules.
-        merged: where to write by name of a weight that of its mask.
+        merged: receives the names of masks, by weight name.
 
     Raises:
-        RecipeError: a rule names a weight whose mask does not fit, or whose original another weight is, too.
+        RecipeError: a rule names a weight whose mask does not fit, or whose original is shared with another weight.
     """
     chosen: dict[int, list[tuple[Rule, MaskedWeight]]] = {}
     for weight in masked_weights(model):
@@ -50,7 +51,7 @@ def merge_masks(model: nn.Module, recipe: Recipe, merged: dict[str, str] | None 
 def merge(
     model: nn.Module, copy: nn.Module, recipe: Recipe, several: Sequence[tuple[Rule, MaskedWeight]]
 ) -> None:
-    """`mask * original -> weight` in a copy of a model, for weights of one original: one parameter for all of them."""
+    """`mask * original -> weight` in a copy of a model, one parameter for all weights of one original."""
     rule, first = several[0]
     try:
         kept = first.entries()
@@ -75,7 +76,7 @@ def merge(
 
 
 def take_masks_away(model: nn.Module, merged: nn.Module) -> None:
-    """Makes parameters of those masked weights of a model that are parameters of its merged copy."""
+    """Turns masked weights of a model into the parameters of its merged copy, where merged."""
     for weight in list(masked_weights(model)):
         found = merged.get_submodule(weight.path)._parameters.get(weight.name)
         if found is not None:

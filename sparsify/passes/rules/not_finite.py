@@ -1,4 +1,4 @@
-"""Entries of tensors that are NaN or infinite.
+"""NaN and infinite entries of tensors.
 
 In: `[1.0, nan]`. Out: `nan at [1]`, "" where all entries are finite.
 """
@@ -14,7 +14,7 @@ def value_at(tensor: torch.Tensor, places: torch.Tensor) -> str:
 
 
 def first_not_finite(tensor: torch.Tensor) -> str:
-    """The first entry that is NaN or infinite, `nan at [2, 5]`; nothing where there is none."""
+    """The first NaN or infinite entry, `nan at [2, 5]`; "" without one."""
     if not tensor.is_floating_point() or isinstance(tensor, SparseTensor):
         return ""
     places = tensor.detach().isfinite().logical_not()

@@ -1,10 +1,10 @@
-"""The parameters of a model that its products read as operands, found by one call of it.
+"""The parameters read as operands by a model's products, found by one call.
 
 In: `nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Linear(4, 2))` and a call. Out: `{"2.weight"}`.
 
-Each operator of the call is looked at: what depends on parameters alone, as slices, casts and sums of them do, is made
-of these parameters; a product that has it among its operands reads them, and so does an operator of another library.
-Rows that an embedding looks up are no operands.
+Every operator of the call is observed: a tensor derived from parameters alone, by slices, casts and sums, has these
+parameters as origins; a product with such an operand reads them, and so does an operator of another library. Rows
+looked up by an embedding are no operands.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sparsify.passes.capture.draft import kept_buffers
 from sparsify.runtime.locks import CAPTURES
 
-# By name, without underscores in front, how many operands come before those of a product: what is added.
+# Number of leading arguments before the operands of a product (the summand), by name without leading underscores.
 PRODUCTS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm", "sparse_addmm", "addmm_activation"), 1),
     **dict.fromkeys(
@@ -42,15 +42,15 @@ LOOKUPS: Final = (
     "gather",
     "take",
 )
-# Operands of products have so many modes.
+# Number of modes of the operands of products.
 MATRIX: Final = 2
 
 
 class Watch(TorchDispatchMode):
-    """Records which parameters products read.
+    """Records the parameters read by products.
 
     Args:
-        model: whose parameters and buffers are known.
+        model: model with the known parameters and buffers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -80,11 +80,11 @@ class Watch(TorchDispatchMode):
         elif name not in LOOKUPS:
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, Tensor) and any(leaf is tensor for tensor in given):
-                    self.origins.pop(leaf, None)  # written to with what depends on inputs
+                    self.origins.pop(leaf, None)  # overwritten with values that depend on inputs
         return result
 
     def origin(self, tensor: Tensor) -> frozenset[str] | None:
-        """The parameters that a tensor is made of; None where it is made of inputs, too."""
+        """The parameters from which a tensor is derived; None if it depends on inputs, too."""
         found: frozenset[str] | None = self.origins.get(tensor)
         if found is None and tensor.layout is torch.strided and tensor.numel():
             return self.stored.get(tensor.untyped_storage().data_ptr())
@@ -92,11 +92,11 @@ class Watch(TorchDispatchMode):
 
 
 def product_weights(model: nn.Module, run: Callable[[], Any]) -> frozenset[str] | None:
-    """The names of the parameters of two modes or more that products read; None where the call fails.
+    """The names of parameters with two modes or more read by products; None if the call fails.
 
     Args:
-        model: keeps its buffers.
-        run: calls it.
+        model: the model, which keeps its buffers.
+        run: function that calls the model.
     """
     watch = Watch(model)
     try:
@@ -106,16 +106,17 @@ def product_weights(model: nn.Module, run: Callable[[], Any]) -> frozenset[str] 
             stack.enter_context(torch.autocast("cpu", enabled=False))
             stack.enter_context(watch)
             run()
-    except Exception:  # whatever the model raises: it is captured and run again, which says why
+    except Exception:  # the model may raise anything: a later capture runs it again and reports the error
         return None
     return frozenset(watch.read)
 
 
 @contextmanager
 def spelled_attention() -> Iterator[None]:
-    """Within this context torch's encoder layers run as several operators: the one for a whole layer shows no products.
+    """A context in which torch's encoder layers run as separate operators, with visible products.
 
-    The switch is that of the process, so one thread at a time is in here.
+    The fused operator of a whole layer shows no products. The switch is global to the process, so one thread at a time
+    enters the context.
     """
     with CAPTURES:
         fast = torch.backends.mha.get_fastpath_enabled()

@@ -1,4 +1,4 @@
-"""Sparsity carried through operators that keep the fill value 0.
+"""Sparsity propagated through operators that preserve the fill value 0.
 
 In: `adj` is marked, `%t = t(%adj)`, `%r = relu(%t)`. Out: `%t` and `%r` are marked too, as derived.
 """
@@ -15,7 +15,7 @@ UNARY = operators.FILL_PRESERVING - {"mul"}
 
 
 def propagate(draft: Draft) -> Draft:
-    """The draft with marks on every node whose zeros follow from those of a marked node."""
+    """The draft with marks on every node whose zeros follow from a marked node."""
     for node in draft.graph.nodes:
         if node.op in ("call_function", "call_method") and info(node).mark is None:
             found = inherited(node)
@@ -25,7 +25,7 @@ def propagate(draft: Draft) -> Draft:
 
 
 def inherited(node: fx.Node) -> Mark | None:
-    """The mark that `node` has from its operands, None when its zeros are not theirs."""
+    """The mark that `node` inherits from its operands, None where zeros are not preserved."""
     value = tensor_value(node)
     if value is None or not value.dtype.is_floating_point:
         return None
@@ -41,7 +41,7 @@ def inherited(node: fx.Node) -> Mark | None:
 
 
 def mark_of(operand: object) -> Mark | None:
-    """The mark of an operand that is a matrix or larger; index vectors and scalars carry none."""
+    """The mark of an operand with two modes or more; index vectors and scalars carry none."""
     value = tensor_value(operand)
     if (
         not isinstance(operand, fx.Node)
@@ -55,5 +55,5 @@ def mark_of(operand: object) -> Mark | None:
 
 
 def is_matrix_mark(node: fx.Node) -> bool:
-    """Whether the mark is about the node's own entries, not about the graph that message passing uses."""
+    """Whether the mark is about the node's own entries, not about the graph of message passing."""
     return operator_name(node) not in ("index_add", "scatter_add", "index_put", "scatter_reduce")

@@ -1,7 +1,7 @@
-"""The parameters that a rule which prunes takes: matrices that products read, and others that it names.
+"""The parameters taken by a pruning rule: matrices read by products, and parameters named explicitly.
 
 In: `targets: ["param:*.weight"]` and a transformer. Out: the weights of its linear layers, among them `in_proj_weight`;
-those of its normalisations and embeddings are passed over, each with a reason.
+normalisations and embeddings are passed over, each with a reason.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,6 +10,8 @@ from typing import Final
 from torch import nn
 
 from sparsify.recipe import Rule
+from sparsify.recipe.source import nearest
+from sparsify.recipe.target import kind_of as target_kind
 from sparsify.recipe.target import selects
 
 MATRIX: Final = 2
@@ -18,10 +20,26 @@ TABLES: Final = (nn.Embedding, nn.EmbeddingBag)
 
 
 def selected(model: nn.Module, rule: Rule) -> Iterator[str]:
-    """The parameters that a rule selects, under all of their names."""
+    """The parameters selected by a rule, under all of their names."""
     for name, _ in model.named_parameters(remove_duplicate=False):
         if is_selected(rule, name, kind_of(model, name)):
             yield name
+
+
+def idle_targets(model: nn.Module, rule: Rule) -> dict[str, str]:
+    """The targets of a rule that name parameters and match none, each with the nearest names.
+
+    Empty for rules that may match nothing, and for rules with a single target (an error elsewhere).
+    """
+    if rule.optional or len(rule.targets) < 2:
+        return {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    names = [name for name, _ in tensors]
+    return {
+        target: nearest(target, [f"param:{name}" for name in names])
+        for target in rule.targets
+        if target_kind(target) == "param" and not any(selects(target, "param", name) for name in names)
+    }
 
 
 def is_selected(rule: Rule, name: str, kind: str) -> bool:
@@ -32,7 +50,7 @@ def is_selected(rule: Rule, name: str, kind: str) -> bool:
 
 
 def unnamed(model: nn.Module, rules: Sequence[Rule], read: Collection[str]) -> tuple[str, ...]:
-    """The matrices that products read, and that no rule selects or ignores."""
+    """The matrices read by products that no rule selects or ignores."""
 
     def is_known(name: str) -> bool:
         return any(
@@ -44,25 +62,25 @@ def unnamed(model: nn.Module, rules: Sequence[Rule], read: Collection[str]) -> t
 
 
 def kind_of(model: nn.Module, name: str) -> str:
-    """The class name of the module that has a parameter."""
+    """The class name of the module that owns a parameter."""
     return type(owner_of(model, name)).__name__
 
 
 def owner_of(model: nn.Module, name: str) -> nn.Module:
-    """The module that has a parameter."""
+    """The module that owns a parameter."""
     return model.get_submodule(name.rpartition(".")[0])
 
 
 def passed_over(
     model: nn.Module, rule: Rule, read: Collection[str] | None, ties: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """The parameters that a rule selects and does not prune, with reasons.
+    """The parameters that a rule selects but does not prune, with reasons.
 
     Args:
-        model: has the parameters.
-        rule: takes what it names by type, or without a glob, whatever it is.
-        read: by products, under all names; None where that is not known.
-        ties: by name all names of a parameter.
+        model: model with the parameters.
+        rule: the rule; parameters named by type, or without a glob, are always taken.
+        read: parameters read by products, under all names; None if unknown.
+        ties: all names of a parameter, by each name.
     """
     known = dict(model.named_parameters(remove_duplicate=False))
     names = list(selected(model, rule))
@@ -82,7 +100,7 @@ def is_named(rule: Rule, name: str) -> bool:
 def _reason(
     model: nn.Module, rule: Rule, name: str, parameter: nn.Parameter, read: Collection[str] | None
 ) -> str | None:
-    """Why a rule passes over a parameter that it selects, None where it does not."""
+    """The reason why a rule passes over a selected parameter, None if the rule takes it."""
     owner = owner_of(model, name)
     kind = type(owner).__name__
     if is_named(rule, name):

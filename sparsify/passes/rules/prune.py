@@ -1,7 +1,7 @@
-"""Rules that change weights: a copy of the model's modules whose weights have zeros, or are rounded to narrow values.
+"""Rules that change weights: a copy of a model's modules with weights pruned, or rounded.
 
 In: a model and a recipe with `prune: {method: magnitude, sparsity: 0.9}, dtype: bfloat16`. Out: a model that shares all
-other parameters, in which the selected weights have nine zeros in ten entries and the others as bfloat16 holds them.
+other parameters; the selected weights have nine zeros in ten entries, with nonzeros rounded to bfloat16.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,9 +21,9 @@ from sparsify.passes.rules.product_weights import product_weights
 from sparsify.passes.rules.prunable import passed_over, selected, unnamed
 from sparsify.pruning.plan import first_masks, is_constant
 from sparsify.recipe import Recipe, Rule
-from sparsify.sparsification.rounding import Moved, moved, rounded, scales
+from sparsify.sparsification.rules.rounding import Moved, moved, rounded, scales
+from sparsify.storage.subclass.trained_masks import entries, follow, remember
 from sparsify.storage.tensor import SparseTensor
-from sparsify.storage.trained_masks import entries, follow, remember
 
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -38,19 +38,19 @@ def prune(
     data: CalibrationData | None = None,
     keeps_zeros: bool = False,
 ) -> nn.Module:
-    """The model itself when no rule prunes or rounds.
+    """A copy with pruned and rounded weights; the model itself when no rule prunes or rounds.
 
     Args:
-        model: keeps its weights.
+        model: the model, which keeps its weights.
         recipe: the rules.
-        roundings: where to write by name how far rounding moved weights.
-        run: calls the model, which shows what its products read; without it the types of modules decide.
-        pruning: where to write what was pruned and what was passed over.
-        data: for rules that need calibration data.
-        keeps_zeros: whether such rules find their zeros in the weights.
+        roundings: receives the distances by which rounding moved weights, by name.
+        run: call of the model, to find the operands of its products; without it the types of modules decide.
+        pruning: receives the pruned and the passed-over weights.
+        data: data for rules that need calibration.
+        keeps_zeros: whether calibrated rules take the present zeros of the weights.
 
     Raises:
-        RecipeError: a rule asks for what this version cannot do, or does not fit a weight.
+        RecipeError: a rule asks for an unsupported feature, or does not fit a weight.
     """
     rules = {at: r for at, r in enumerate(recipe.rules) if is_pruning(r) or r.dtype != "same"}
     if not rules:
@@ -84,7 +84,7 @@ def prune(
 
 
 def with_dense_weights(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """The model whose sparse parameters are dense, under their masks, where rules prune or round them."""
+    """A model with sparse parameters made dense, under their masks, where rules prune or round them."""
     rules = [rule for rule in recipe.rules if is_pruning(rule) or rule.dtype != "same"]
     names = {name for rule in rules for name in selected(model, rule)}
     sparse = [p for name in sorted(names) if isinstance(p := model.get_parameter(name), SparseTensor)]
@@ -102,13 +102,13 @@ def with_dense_weights(model: nn.Module, recipe: Recipe) -> nn.Module:
 def choose(
     model: nn.Module, rules: Mapping[int, Rule], read: Collection[str] | None, pruning: Pruning
 ) -> None:
-    """Writes down what rules by their positions pass over.
+    """Records the parameters passed over by each rule.
 
     Args:
-        model: has the parameters.
-        rules: that prune.
-        read: the parameters that products read, None where that is not known.
-        pruning: gets the names.
+        model: model with the parameters.
+        rules: pruning rules by position.
+        read: parameters read by products, None if unknown.
+        pruning: record of names, updated in place.
     """
     ties = aliases(model)
     names = None if read is None else {other for name in read for other in ties[name]}
@@ -149,7 +149,7 @@ def is_packable(model: nn.Module, name: str) -> bool:
 
 
 def require_prunable(model: nn.Module, recipe: Recipe, rule: Rule, names: Iterable[str]) -> None:
-    """Raises where parameters are tied and the rule does not say what to do, or their entries have no size."""
+    """Raises for tied parameters without `ties` in the rule, and for entries without a magnitude (NaN)."""
     others = aliases(model)
     for name in names:
         if len(others[name]) > 1 and rule.ties == "error":
@@ -167,7 +167,7 @@ def _apply(
     roundings: dict[str, Moved],
     known: Mapping[str, Tensor] | None = None,
 ) -> dict[str, float]:
-    """Puts changed weights, or known ones, in the place of those that a rule takes; their shares of zeros."""
+    """Replaces the weights of a rule by changed or known ones; returns their shares of zeros."""
     if not is_pruning(rule):
         names = [name for name in names if is_packable(model, name)]
     others = aliases(model)
@@ -201,7 +201,7 @@ def _apply(
 
 
 def _pruned(weights: Sequence[nn.Parameter], recipe: Recipe, rule: Rule) -> list[Tensor]:
-    """The weights with zeros as a rule says."""
+    """Copies of the weights, pruned by a rule."""
     assert rule.prune is not None, "rules that prune say how"
     try:
         masks = first_masks(weights, rule, recipe.seed or 0)

@@ -1,4 +1,4 @@
-"""A recipe as YAML that reads back equal, wherever it is read.
+"""A recipe as YAML with an equal result when parsed, in any working directory.
 
 In: a `Recipe`. Out: text; paths of mask files are absolute.
 """
@@ -9,11 +9,11 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from sparsify.recipe import Recipe
-from sparsify.sparsification.mask_spec import FILE
+from sparsify.sparsification.masks.mask_spec import FILE
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """The recipe as YAML that reads back equal, with absolute paths of mask files."""
+    """The recipe as YAML with an equal result when parsed, with absolute paths of mask files."""
     data = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
     for rule in data.get("sparsify", ()):
         mask = rule.get("mask") or {}

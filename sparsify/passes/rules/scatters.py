@@ -1,7 +1,7 @@
-"""Scatters that rules call message passing: of what follows from features, to places that a tensor holds.
+"""Scatters recognised as message passing: reductions of features at indices held by a tensor.
 
 In: `index_add(zeros, 0, batch, relu(linear(x, w)))`. Out: yes; degrees, `index_add(zeros, 0, rows, ones)`, follow from
-the structure alone, and are computed once for it.
+the structure alone, and are computed once per structure.
 """
 
 from typing import Final
@@ -12,19 +12,19 @@ from torch import fx
 from sparsify.passes.graph.operators import argument, is_real, operator_name, tensor_value
 
 SCATTERS: Final = ("index_add", "index_put", "scatter_add", "scatter_reduce")
-# Gathers rows and sums those of a bag: a scatter whose places come in order.
+# Gathers rows and sums them by bag: a scatter with sorted indices.
 BAGS: Final = "embedding_bag"
 GATHERS: Final = ("index_select", "gather", "index", "embedding")
-# By scatter the argument over edges, where it is not `src`.
+# Position and name of a scatter's argument over edges, if not `src`.
 MESSAGES: Final = {"index_put": (2, "values"), "index_add": (3, "source"), BAGS: (1, "indices")}
-# Views that repeat places along further modes.
+# Views that repeat indices along further modes.
 REPEATS: Final = ("expand", "expand_as", "view", "unsqueeze", "repeat")
-# Operators between a sum and the edges that read it.
+# Operators between a sum and the edges that read the sum.
 ENTRYWISE: Final = ("add", "sub", "clamp", "clamp_min", "reciprocal", "detach", "alias", "clone", "getitem")
 
 
 def scatters_features(node: fx.Node) -> bool:
-    """Whether a node sums, or otherwise reduces, what follows from features by places that a tensor holds."""
+    """Whether a node reduces values derived from features, at indices held by a tensor."""
     name, value = operator_name(node), tensor_value(node)
     if name not in SCATTERS or value is None or not value.is_floating_point():
         return False
@@ -36,7 +36,7 @@ def scatters_features(node: fx.Node) -> bool:
 
 
 def messages_of(scatter: fx.Node) -> fx.Node:
-    """The tensor over edges that a scatter reduces; of bags the rows that they name."""
+    """The tensor over edges reduced by a scatter; for bags the indices of the rows."""
     name = operator_name(scatter)
     place, argument_name = MESSAGES.get(name, (3, "src"))
     found = argument(scatter, place, argument_name)
@@ -62,7 +62,7 @@ def has_features(messages: fx.Node) -> bool:
 
 
 def gathers_by_number(node: fx.Node) -> bool:
-    """Whether a node reads entries of a tensor by whole numbers; truth values only select entries, such as edges."""
+    """Whether a node gathers by integers; boolean masks only select entries, such as edges."""
     if operator_name(node) not in GATHERS:
         return False
     places = [tensor_value(read) for read in node.all_input_nodes if not is_real(read)]
@@ -70,7 +70,7 @@ def gathers_by_number(node: fx.Node) -> bool:
 
 
 def real_sources(node: fx.Node) -> list[fx.Node]:
-    """The inputs and parameters with real numbers from whose values a tensor follows."""
+    """The inputs and parameters of real numbers that determine the values of a tensor."""
     waiting, seen = [node], set[fx.Node]()
     while waiting:
         read = waiting.pop()
@@ -91,7 +91,7 @@ def reason_against(node: fx.Node) -> str:
 
 
 def is_inner(scatter: fx.Node) -> bool:
-    """Whether what a scatter gives is only read back by the edges that it reduces, as the sums of a softmax are."""
+    """Whether only the reduced edges read a scatter's result back, as with the sums of a softmax."""
     places = set(scatter.all_input_nodes)
     waiting, seen = list(scatter.users), set[fx.Node]()
     while waiting:
@@ -108,7 +108,7 @@ def is_inner(scatter: fx.Node) -> bool:
 
 
 def sources_of_places(node: fx.Node) -> set[fx.Node]:
-    """The places of a gather, with the views that repeat them."""
+    """The indices of a gather, with the views that repeat them."""
     found, waiting = set[fx.Node](), [read for read in node.all_input_nodes if not is_real(read)]
     while waiting:
         read = waiting.pop()

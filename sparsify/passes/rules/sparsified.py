@@ -1,8 +1,8 @@
-"""Results of operators that rules sparsify: the entries that stay, and 0 elsewhere.
+"""Operator results sparsified by rules: kept entries, and 0 elsewhere.
 
 In: `%h = relu(%x)`, marked with `inline: {threshold: 0.1}`.
-Out: `%k = kept_entries(%h, ScalarThreshold(0.1)); %y = where(%k, %h, 0)`, here and in the graph that results are
-compared with; what read `%h` reads `%y`.
+Out: `%k = kept_entries(%h, ScalarThreshold(0.1)); %y = where(%k, %h, 0)`, in the graph and in the reference graph for
+verification; readers of `%h` read `%y`.
 """
 
 from dataclasses import replace
@@ -15,15 +15,15 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.insert import call
 from sparsify.passes.graph.kept_entries import kept_entries, sparse_gradient, straight_through, written
 from sparsify.passes.graph.node_info import info, set_info
+from sparsify.sparsification.rules.streaming import KeepAll
 from sparsify.sparsification.sparsified import Parts
-from sparsify.sparsification.streaming import KeepAll
 
 aten: Final = torch.ops.aten
 SAME: Final = "same"
 
 
 def sparsified(draft: Draft) -> Draft:
-    """The draft whose marked results are thinned out by their sparsifiers, and so the graph to compare with."""
+    """The draft with marked results sparsified, in its graph and in the reference graph."""
     chosen = [(node.name, mark) for node in draft.graph.nodes if (mark := mark_of(node)) is not None]
     if not chosen:
         return draft
@@ -41,16 +41,16 @@ def sparsified(draft: Draft) -> Draft:
 
 
 def mark_of(node: fx.Node) -> Mark | None:
-    """The mark of a result that a rule sparsifies."""
+    """The mark of a result sparsified by a rule."""
     mark = info(node).mark
     return mark if isinstance(mark, Mark) and (mark.outputs or mark.gradients) is not None else None
 
 
 def thin_out(node: fx.Node, mark: Mark) -> fx.Node:
-    """`%h -> where(kept_entries(%h, sparsifier), %h, 0)` for all that reads a node, its gradient as the mark says.
+    """`%h -> where(kept_entries(%h, sparsifier), %h, 0)` for all readers; gradients follow the mark.
 
     Returns:
-        what is read in its place.
+        the node read in place of `%h`.
     """
     readers, at = list(node.users), node
     outputs, gradients = mark.outputs or Parts(), mark.gradients
@@ -72,12 +72,12 @@ def thin_out(node: fx.Node, mark: Mark) -> fx.Node:
 
 
 def sparsifiers_of(parts: Parts) -> tuple[str, ...]:
-    """The sparsifiers that drop something, in their order, as graphs write them."""
+    """The sparsifiers that drop entries, in order, in the notation of graphs."""
     return tuple([written(one) for one in (parts.inline, parts.external) if not isinstance(one, KeepAll)])
 
 
 def behind(place: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A new node behind another one, in the module of that."""
+    """A new node after another node, in the same module."""
     with place.graph.inserting_after(place):
         node = call(target, *args)
     if "nn_module_stack" in place.meta:

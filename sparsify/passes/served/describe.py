@@ -1,7 +1,7 @@
 """A captured model as a document: its modules and tensors by name, graphs, regions, kernels and reports.
 
-In: a `SparseModule` in evaluation that was captured. Out: `Described(document, arrays, files)`: plain data for a JSON
-file, arrays for a safetensors file, and the shared objects that lie beside them.
+In: a captured `SparseModule` in evaluation. Out: `Described(document, arrays, files)`: plain data for a JSON file,
+arrays for a safetensors file, and the shared objects stored next to them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from sparsify.compiler.cpp.toolchain import levels
 from sparsify.compiler.cpp.toolchain.fingerprint import code_digest
 from sparsify.compiler.kernel.stored_kernels import Collected
 from sparsify.errors import DataError
-from sparsify.passes.module.operator_graph import OperatorGraph
-from sparsify.passes.module.run_eager import Running, running
+from sparsify.passes.module.check.operator_graph import OperatorGraph
 from sparsify.passes.module.sparse_module import SparseModule
-from sparsify.passes.module.variant import Variant
+from sparsify.passes.module.variants.run_eager import Running, running
+from sparsify.passes.module.variants.variant import Variant
 from sparsify.passes.served import weights
 from sparsify.passes.served.examples import encoded_examples
 from sparsify.passes.served.kinds import encoded_captured, encoded_signature
@@ -36,9 +36,9 @@ class Described:
 
     Attributes:
         document: plain data.
-        facts: about kernels: levels, the CPU and the compiler that they were built by.
-        arrays: by name.
-        files: of kernels, by name where their content is.
+        facts: facts about kernels: levels, and the CPU and compiler of their build.
+        arrays: arrays by name.
+        files: shared objects of kernels, by content-based name.
     """
 
     document: dict[str, Any]
@@ -51,7 +51,7 @@ def described(module: SparseModule, target: Sequence[str]) -> Described:
     """The document of a model, its arrays, and its kernels for levels of CPUs.
 
     Raises:
-        DataError: the model trains, was not captured, or does what no file holds.
+        DataError: the model trains, was not captured, or has computations that no file holds.
         CompilerError: kernels cannot be built for a level.
     """
     with CAPTURES, module._weights.lock:
@@ -89,7 +89,7 @@ def served_variants(module: SparseModule) -> list[Variant]:
     """The graphs of a model that a folder can hold: those in evaluation.
 
     Raises:
-        DataError: there are none, or the model trains.
+        DataError: no graph was captured, or the model trains.
     """
     if module.training:
         raise DataError(
@@ -123,7 +123,7 @@ def _modules(source: nn.Module) -> list[list[str]]:
 
 
 def _is_temporary(source: nn.Module, name: str) -> bool:
-    """Whether a buffer is no part of the state of its model."""
+    """Whether a buffer is excluded from the state of its model."""
     owner, _, last = name.rpartition(".")
     return last in source.get_submodule(owner)._non_persistent_buffers_set
 
@@ -144,12 +144,12 @@ def _variant(module: SparseModule, variant: Variant, writer: Writer) -> dict[str
 
 
 def _running(found: Running, writer: Writer) -> dict[str, Any]:
-    """A graph as it runs as data."""
+    """A graph in its executable form as data."""
     return {"nodes": writer.graph(found.graph), "read": dict(found.read), "writes": found.writes}
 
 
 def _operators(module: SparseModule, operators: OperatorGraph, writer: Writer) -> dict[str, Any]:
-    """The graph of torch's operators, and for which calls it is."""
+    """The graph of torch's operators as data, with the calls for which it runs."""
     return {
         "graph": writer.graph(operators.graph),
         "run": _running(running(operators.graph, module), writer),

@@ -1,7 +1,7 @@
-"""Example calls of a served model: the shapes of calls that its graphs met before it was saved, with drawn entries.
+"""Example calls of a served model: call shapes seen before saving, with random entries.
 
-In: a graph, and the calls that it was run for. Out: plain data, `{"met": [[[8, 128]]], "ranges": [[0, 29999]]}`, and
-arguments of calls like those. Entries of the calls themselves are in no file: of whole numbers the range is.
+In: a graph, and its earlier calls. Out: plain data, `{"met": [[[8, 128]]], "ranges": [[0, 29999]]}`, and arguments of
+similar calls. Entries of the calls themselves are in no file; of integer tensors only the range is stored.
 """
 
 import ast
@@ -14,23 +14,23 @@ from torch import Tensor
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.calls import CallShape
 from sparsify.passes.module.sparse_module import SparseModule
-from sparsify.passes.module.variant import Variant
+from sparsify.passes.module.variants.variant import Variant
 
-# Extents that vary, of a graph that was never called.
+# Variable extents of a graph without calls.
 USUAL: Final = 8
 MOST: Final = 8
 Range = list[int] | None
 
 
 def encoded_examples(module: SparseModule, variant: Variant) -> dict[str, Any]:
-    """The shapes of the calls that a graph was run for, and the ranges of whole numbers in them."""
+    """The shapes of a graph's calls, and the ranges of their integer tensors."""
     met = [[list(shape) for shape in shapes] for shapes in variant.fitting]
     usual = [[USUAL if isinstance(n, str) else n for n in extents] for extents in variant.captured.extents]
     return {"met": sorted(met or [usual])[:MOST], "ranges": ranges(module, variant)}
 
 
 def ranges(module: SparseModule, variant: Variant) -> list[Range]:
-    """For each tensor of a graph the least and largest entry where it has whole numbers and its example is there."""
+    """The minimum and maximum of each integer tensor of a graph, as far as its example is still alive."""
     if module._example is None or module._example[0].shape != variant.captured.shape:
         return [None for _ in variant.captured.extents]
     values = [reference() for reference in module._example[1]]
@@ -48,7 +48,7 @@ def ranges(module: SparseModule, variant: Variant) -> list[Range]:
 
 
 def examples(shape: CallShape, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The named arguments of calls of a kind, with drawn entries; none for calls of other classes than plain ones."""
+    """Named arguments of calls of a kind, with random entries; none for calls with other than plain classes."""
     if shape.told is None:
         return
     generator = torch.Generator().manual_seed(0)
@@ -58,7 +58,7 @@ def examples(shape: CallShape, data: Mapping[str, Any]) -> Iterator[dict[str, An
 
 
 def _value(told: Any, tensors: Iterator[tuple[tuple[int, ...], Range]], generator: torch.Generator) -> Any:
-    """A value like the one that `calls.told` was told of."""
+    """A value that fits a description by `calls.told`."""
     if told[0] == "tensor":
         shape, known = next(tensors)
         return drawn(shape, told[2], known, generator)
@@ -71,9 +71,9 @@ def _value(told: Any, tensors: Iterator[tuple[tuple[int, ...], Range]], generato
 
 
 def drawn(shape: Sequence[int], dtype: torch.dtype, known: Range, generator: torch.Generator) -> Tensor:
-    """A tensor with normal entries, or whole numbers of a range; ones where the range is not known.
+    """A tensor with normal entries, or with integers of a range; ones for an unknown range.
 
-    Ones are rows that tables have, and entries that masks keep.
+    Ones are valid rows of tables, and entries kept by masks.
     """
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)

@@ -1,9 +1,9 @@
-"""Graphs of torch.fx as JSON and back: operators, functions and methods by their names.
+"""Graphs of torch.fx as JSON and back: operators, functions and methods by name.
 
 In: `%y = aten.add.Tensor(%x, 1)`. Out: `["call_function", "y", {"operator": "aten::add.Tensor"}, [{"node": "x"}, 1],
 {}]`, and an equal graph.
 
-Only operators of torch, functions that are listed here, and what `Others` knows can be called by a graph in a file.
+A graph in a file can call only operators of torch, the functions listed below, and the targets known to `Others`.
 """
 
 import builtins
@@ -25,13 +25,13 @@ from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.lift.attention.mask import attention_mask
 from sparsify.passes.lift.attention.reference import safe_softmax, scaled_by_width
 from sparsify.passes.lift.experts.capacity import tokens_of_slots
-from sparsify.passes.module.reuse_memory import add_product, add_product_
-from sparsify.passes.module.sparse_parameters import as_dense
+from sparsify.passes.module.variants.reuse_memory import add_product, add_product_
+from sparsify.passes.module.weights.sparse_parameters import as_dense
 from sparsify.passes.region.sparse_operand import row_scales
 from sparsify.passes.reorder.node_order import node_order
 from sparsify.passes.served.values import decoded, encoded
 
-# Functions of this package that graphs call.
+# Functions of this package called by graphs.
 OWN: Final[dict[str, Callable[..., Any]]] = {
     function.__name__: function
     for function in (
@@ -39,7 +39,7 @@ OWN: Final[dict[str, Callable[..., Any]]] = {
         *(dropped_edges, dropped_weights, attention_mask, tokens_of_slots, safe_softmax, scaled_by_width),
     )
 }
-# Those whose first argument is the handle of a call.
+# Functions with the handle of a call as first argument.
 HANDLED: Final = (call_region, call_results, node_order)
 # Functions of numbers, tensors and tuples, by module.
 PYTHON: Final[dict[str, tuple[Any, frozenset[str]]]] = {
@@ -62,7 +62,7 @@ PYTHON: Final[dict[str, tuple[Any, frozenset[str]]]] = {
         ),
     ),
 }
-# Operators that do more than compute.
+# Operators with side effects.
 REFUSED: Final = frozenset(("aten::from_file", "aten::save"))
 OPERATOR: Final = re.compile(r"((\w+)::(\w+))\.(\w+)")
 METHOD: Final = type(torch.Tensor.add_)
@@ -82,7 +82,7 @@ def encoded_graph(graph: fx.Graph, others: Others) -> list[Any]:
     """The nodes of a graph as data.
 
     Raises:
-        DataError: a node calls or holds what no file holds.
+        DataError: a node calls a function or holds a value that no file holds.
     """
 
     def of_node(value: Any) -> Any:
@@ -116,7 +116,7 @@ def encoded_target(target: Any, others: Others) -> Any:
     """The target of a node as data.
 
     Raises:
-        DataError: a function that is not known here.
+        DataError: an unknown function.
     """
     if (found := others.target(target)) is not None:
         return found
@@ -143,8 +143,8 @@ def decoded_graph(nodes: Sequence[Any], others: Others) -> fx.Graph:
     """The graph of data.
 
     Raises:
-        DataError: an operator that this torch does not have.
-        KeyError, TypeError, ValueError, AttributeError: data that `encoded_graph` does not make.
+        DataError: an operator missing in this version of torch.
+        KeyError, TypeError, ValueError, AttributeError: data not made by `encoded_graph`.
     """
     graph, known = fx.Graph(), dict[str, fx.Node]()
 
@@ -170,10 +170,10 @@ def decoded_graph(nodes: Sequence[Any], others: Others) -> fx.Graph:
 
 
 def checked(op: str, target: Any) -> str:
-    """The target of a node that calls no function, as it is.
+    """The checked target of a node that calls no function.
 
     Raises:
-        ValueError: a method that tensors do not have, or an unknown kind of node.
+        ValueError: no method of tensors, or an unknown kind of node.
     """
     name = str(target)
     if op == "placeholder" and not is_name(name):
@@ -188,12 +188,12 @@ def checked(op: str, target: Any) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is a name in the code that is generated of a graph."""
+    """Whether a text is a valid name in the generated code of a graph."""
     return text.isidentifier() and not iskeyword(text)
 
 
 def is_part(text: str) -> bool:
-    """Whether a part of a path is a name, or stands between quotation marks in generated code as it is.
+    """Whether a part of a path is a name, or safe between quotation marks in generated code.
 
     >>> is_part("0"), is_part('0"); exit("')
     (True, False)
@@ -202,10 +202,10 @@ def is_part(text: str) -> bool:
 
 
 def named_argument(name: str) -> str:
-    """The name of an argument, as it is.
+    """The checked name of an argument.
 
     Raises:
-        ValueError: it is no name.
+        ValueError: the text is no name.
     """
     if not is_name(name):
         raise ValueError(f"{name!r} is no name of an argument")
@@ -242,7 +242,7 @@ def operator_of(name: str) -> Any:
     """The operator of torch with a qualified name, `aten::add.Tensor`.
 
     Raises:
-        DataError: this torch has no such operator.
+        DataError: no such operator in this version of torch.
     """
     parts, found = OPERATOR.fullmatch(name), None
     if parts is not None:

@@ -1,6 +1,6 @@
-"""Kinds of calls as JSON and back: the structure of arguments, extents, results, and the signature of a model.
+"""Kinds of calls as JSON and back: structure of arguments, extents, results, and a model's signature.
 
-In: the `CallShape` of `model(x, scale=2.0)` and the tree of what it returned. Out: plain data, and the same again.
+In: the `CallShape` of `model(x, scale=2.0)` and the tree of its result. Out: plain data, and equal objects.
 """
 
 import json
@@ -19,9 +19,9 @@ from sparsify.passes.capture.guards import Holds
 from sparsify.passes.capture.libraries import transformers_cache
 from sparsify.passes.served.values import decoded, encoded
 
-# A library whose classes are imported where a result is of one.
+# A library whose classes are imported for results of these classes.
 KNOWN: Final = "transformers"
-# What names modules and functions inside a tree: reading such a tree would import them.
+# Keys of modules and functions inside a tree: reading the tree would import them.
 IMPORTING: Final = ("__enum__", "default_factory_module")
 GIVEN: Final = "given"
 
@@ -30,7 +30,7 @@ def encoded_shape(shape: CallShape) -> dict[str, Any]:
     """The structure of a call as data.
 
     Raises:
-        DataError: an argument that only this process can tell from others.
+        DataError: an argument with contents comparable only within this process.
     """
     for leaf in shape.leaves:
         if leaf.kind == "constant" and not isinstance(leaf.detail[1], str):
@@ -58,7 +58,7 @@ def encoded_tree(spec: pytree.TreeSpec) -> str:
     """The tree of a result as text.
 
     Raises:
-        DataError: a class in it has no name that torch knows.
+        DataError: a class in the tree has no name registered in torch.
     """
     try:
         text = pytree.treespec_dumps(spec)
@@ -80,7 +80,7 @@ def decoded_tree(text: str) -> pytree.TreeSpec:
     """The tree of a result from text; classes of transformers are imported.
 
     Raises:
-        DataError: a class that nobody has registered.
+        DataError: an unregistered class.
     """
     if any(word in text for word in IMPORTING):
         raise DataError("the tree of a result names what it would import", "save the model again")
@@ -113,7 +113,7 @@ def _imported(module: str, name: str) -> None:
     """Imports a module that registers a class.
 
     Raises:
-        DataError: it is not installed.
+        DataError: the module is not installed.
     """
     try:
         import_module(module)
@@ -122,7 +122,7 @@ def _imported(module: str, name: str) -> None:
 
 
 def encoded_captured(captured: Captured) -> dict[str, Any]:
-    """Facts of a capture besides its graph."""
+    """Facts of a capture, without its graph."""
     holds = captured.holds
     return {
         "shape": encoded_shape(captured.shape),
@@ -136,7 +136,7 @@ def encoded_captured(captured: Captured) -> dict[str, Any]:
 
 
 def decoded_captured(data: Mapping[str, Any], graph: Any, constants: Mapping[str, Any]) -> Captured:
-    """A capture from data, its graph and the tensors that it made."""
+    """A capture from data, its graph and its constants."""
     return Captured(
         graph=graph,
         shape=decoded_shape(data["shape"]),
@@ -152,7 +152,7 @@ def decoded_captured(data: Mapping[str, Any], graph: Any, constants: Mapping[str
 
 
 def encoded_signature(signature: Signature) -> list[list[Any]]:
-    """The parameters of a model: names, kinds, and whether they may be left out."""
+    """The parameters of a model's forward: names, kinds, and whether each has a default."""
     return [
         [name, int(found.kind), found.default is not Parameter.empty]
         for name, found in signature.parameters.items()
@@ -160,7 +160,7 @@ def encoded_signature(signature: Signature) -> list[list[Any]]:
 
 
 def decoded_signature(data: list[list[Any]]) -> Signature:
-    """The signature of a model; what arguments are when they are left out is part of its graphs."""
+    """The signature of a model; default values of arguments are part of its graphs."""
     every: Any = type(Parameter.KEYWORD_ONLY)
     kinds = {int(kind): kind for kind in every}
     return Signature(

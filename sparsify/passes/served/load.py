@@ -1,7 +1,8 @@
-"""A served model in a folder: weights are mapped, kernels are loaded for the best level that the CPU runs.
+"""Loading of a served model from a folder: mapped weights, and kernels of the best level of the CPU.
 
-In: the folder that `sparsify.save(sparse, folder, kernels=True)` wrote. Out: a `ServedModule`. Where this CPU or this
-version cannot use the kernels, one warning says so, and they are built here or torch's operators compute.
+In: a folder written by `sparsify.save(sparse, folder, kernels=True)`. Out: a `ServedModule`. Where this CPU or this
+version cannot use the kernels, one warning gives the reason, and kernels are built on this machine or torch's operators
+compute.
 """
 
 import json
@@ -29,9 +30,9 @@ from sparsify.passes.served.weights import Mapped
 from sparsify.recipe.source import MAX_BYTES
 from sparsify.warn import warn
 
-# The widest level first: kernels of this CPU are better than those of a level.
+# Widest first: kernels built for this CPU are better than kernels of a level.
 PREFERRED: Final = (levels.NATIVE, "avx512", "avx2")
-# What data of another version, or that no version has written, raise where they are read.
+# Errors while reading data of another version, or invalid data.
 FOREIGN: Final = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError, MemoryError),
     SyntaxError,
@@ -40,10 +41,10 @@ HERE: Final = "they are built on this machine where it has a C++ compiler, else 
 
 
 def load_served(place: Path) -> ServedModule:
-    """The model in a folder that was saved with its kernels.
+    """The model in a folder saved with its kernels.
 
     Raises:
-        DataError: a file is missing or was changed, there are no graphs, or they are those of another version.
+        DataError: a file is missing or changed, or the graphs are missing or of another version.
     """
     return saved_folder.consistent(place, lambda manifest: _whole(place, manifest))
 
@@ -74,10 +75,10 @@ def _whole(place: Path, manifest: Manifest) -> ServedModule:
 
 
 def dense_weights(place: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of the model in a folder with kernels for its class, of the arrays of the folder.
+    """The model state in a folder with kernels, as dense tensors for the source class.
 
     Raises:
-        DataError: graphs are missing, were changed, or are those of another version.
+        DataError: graphs are missing, changed, or of another version.
     """
     path = saved_folder.checked(place, manifest, GRAPH)
     with of_this_version(manifest, path):
@@ -86,7 +87,7 @@ def dense_weights(place: Path, manifest: Manifest, tensors: Mapping[str, Tensor]
 
 @contextmanager
 def of_this_version(manifest: Manifest, path: Path) -> Iterator[None]:
-    """Has what reading a document of another version raises be an error that says so."""
+    """A context that turns errors of reading another version's document into a `DataError`."""
     try:
         yield
     except FOREIGN as error:
@@ -102,11 +103,11 @@ def of_this_version(manifest: Manifest, path: Path) -> Iterator[None]:
 def stored_kernels(
     place: Path, manifest: Manifest, document: Mapping[str, Any], paths: Mapping[str, Path]
 ) -> Stored:
-    """The kernels of a folder for the best level that this CPU runs; none, with a warning, where it runs none.
+    """The kernels of a folder for the best level of this CPU; none, with a warning, without a usable level.
 
     Args:
-        place, manifest, document: of the folder.
-        paths: of the files of kernels that the manifest names and whose sums were checked, by their last names.
+        place, manifest, document: the folder and its contents.
+        paths: checksummed kernel files of the manifest, by file name.
     """
     if manifest.code != code_digest():
         why = f"they were built by another version of sparsify ({manifest.sparsify})"

@@ -1,9 +1,7 @@
-"""Calls of kernels and what they read as JSON and back: regions, operands that are computed once, orders of nodes.
+"""Kernel calls and their operands as JSON and back: regions, memoized operands, node orders.
 
-In: `RegionCall(program, operands, ...)` of a graph that was emitted. Out: a line of `Writer.calls`, and from it a call
-that computes the same, by a kernel that was built already.
-
-Structures, kernels and calls are listed once each, in an order in which each names earlier ones alone.
+In: `RegionCall(program, operands, ...)` of an emitted graph. Out: an entry of `Writer.calls`, and from the entry an
+equal call with a prebuilt kernel. Structures, kernels and calls are listed once each, in topological order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +12,17 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.compiler.einsum import serialize
 from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.einsum.text import serialize
 from sparsify.compiler.kernel.kernel import Kernel
 from sparsify.compiler.kernel.stored_kernels import Collected, Stored
 from sparsify.errors import DataError
 from sparsify.options import Options
-from sparsify.passes.call.alternative import Alternative, Preferred
+from sparsify.passes.call.alternative import Alternative, ByRows, Preferred
 from sparsify.passes.call.region_call import Operand, RegionCall, find
 from sparsify.passes.capture.draft import Notices
 from sparsify.passes.choose.adjacency import of_operands
+from sparsify.passes.choose.expert_products import expert_products, of_experts
 from sparsify.passes.choose.linear_library import LIBRARIES, Product
 from sparsify.passes.choose.torch_convolution import Folded
 from sparsify.passes.choose.torch_csr import TorchProducts, products_of
@@ -38,10 +37,10 @@ OPERATORS: Final = "its own operators"
 
 
 def module_of(function: Any) -> fx.GraphModule:
-    """The module whose forward a function is.
+    """The module whose bound forward is a function.
 
     Raises:
-        DataError: it is no graph.
+        DataError: the function belongs to no graph module.
     """
     found = getattr(function, "__self__", None)
     if not isinstance(found, fx.GraphModule):
@@ -79,7 +78,7 @@ class Writer:
         return self.call(find(value))
 
     def target(self, value: Any) -> Any:
-        """The target of a node as data where the target is an object of this package, else None."""
+        """The target of a node as data if the target is an object of this package, else None."""
         owner = value.__self__ if isinstance(value, MethodType) else None
         if isinstance(owner, RegionCall):
             return {"region": self.call(owner)}
@@ -94,7 +93,7 @@ class Writer:
         return self._listed(call, self.calls, write)
 
     def _listed(self, value: Any, known: list[dict[str, Any]], write: Callable[[Any], dict[str, Any]]) -> int:
-        """The place of an object in a list, written there where it is new."""
+        """The position of an object in a list, appended if new."""
         if id(value) not in self._known:
             document = write(value)
             self._known[id(value)] = len(known)
@@ -146,8 +145,11 @@ class Writer:
             "preferred": None if call.preferred is None else self.preferred(call.preferred),
         }
 
-    def preferred(self, found: Preferred) -> Any:
-        """The alternative to a region's kernel, and the calls that it is for."""
+    def preferred(self, found: Preferred | ByRows) -> Any:
+        """The alternative to a region's kernel, with the key of its calls or their rows."""
+        if isinstance(found, ByRows):
+            place = {"argument": found.argument, "mode": found.mode, "ranges": encoded(found.ranges)}
+            return {"name": found.alternative.name, "us": found.alternative.us, "rows": place}
         if found.alternative.name not in (CSR, OPERATORS):
             raise DataError(
                 f"{found.alternative.name} computes a region, which no file holds", "another recipe"
@@ -159,7 +161,7 @@ class Writer:
         return self._listed(kernel, self.kernels, self.collected.kernel)
 
     def structure(self, structure: Structure) -> int:
-        """The number of what computes operands once."""
+        """The number of a structure, a memoized computation of operands."""
         return self._listed(structure, self.structures, self._structure)
 
     def _structure(self, structure: Structure) -> dict[str, Any]:
@@ -173,7 +175,7 @@ class Writer:
         }
 
     def layout(self, layout: FlatImages) -> dict[str, Any]:
-        """How a convolution reads images, and its kernels for images of other sizes."""
+        """The layout of images for a convolution, and kernels for images of other sizes."""
         return {
             "windows": encoded(layout.windows),
             "places": encoded(layout.places),
@@ -185,7 +187,7 @@ class Writer:
         }
 
     def folded(self, found: Folded) -> dict[str, Any]:
-        """A convolution of torch's with what follows it."""
+        """A convolution of torch with the operators fused after it."""
         return {
             "leaves": list(found.leaves),
             "added": found.added,
@@ -205,10 +207,10 @@ class Reader:
     """The calls of graphs from data.
 
     Args:
-        document: with the lists of a `Writer`.
+        document: document with the lists of a `Writer`.
         stored: the kernels of the folder.
-        options: of kernels.
-        notices: where warnings go.
+        options: options of kernels.
+        notices: receiver of warnings.
     """
 
     def __init__(
@@ -232,7 +234,7 @@ class Reader:
         return Late(self, nodes)
 
     def handle(self, value: Any) -> Any:
-        """The handle of a call by its number."""
+        """The handle of a call, by number."""
         return self.calls[value].handle
 
     def target(self, value: Any) -> Any:
@@ -248,7 +250,7 @@ class Reader:
         raise KeyError(kind)
 
     def structure(self, number: int) -> Structure:
-        """What computes operands once, by its number."""
+        """The structure of a number, a memoized computation of operands."""
         while len(self.structures) <= number:
             document = self._documents[len(self.structures)]
             self.structures.append(
@@ -264,7 +266,7 @@ class Reader:
         return self.structures[number]
 
     def _program(self, text: str) -> Program:
-        """The program of a text, which layers share."""
+        """The program of a text, shared by layers."""
         if text not in self._programs:
             self._programs[text] = serialize.read(text)
         return self._programs[text]
@@ -305,8 +307,14 @@ class Reader:
             call.preferred = self.preferred(call, document["preferred"])
         return call
 
-    def preferred(self, call: RegionCall, document: Mapping[str, Any]) -> Preferred | None:
+    def preferred(self, call: RegionCall, document: Mapping[str, Any]) -> Preferred | ByRows | None:
         """The alternative to a region's kernel."""
+        if (rows := document.get("rows")) is not None:
+            experts = expert_products(call.program)
+            if experts is None:
+                return None
+            made = Alternative(document["name"], partial(of_experts, experts), document["us"])
+            return ByRows(made, rows["argument"], rows["mode"], decoded(rows["ranges"]))
         run: Any = RegionCall.dense_result
         if document["name"] == CSR:
             if not (products := products_of(call.kernel)):
@@ -317,7 +325,7 @@ class Reader:
         return found
 
     def layout(self, document: Mapping[str, Any]) -> FlatImages:
-        """How a convolution reads images."""
+        """The layout of images for a convolution."""
         rows = None if document["rows"] is None else serialize.read(document["rows"])
         found = FlatImages(
             decoded(document["windows"]),
@@ -331,7 +339,7 @@ class Reader:
         return found
 
     def folded(self, document: Mapping[str, Any]) -> Folded:
-        """A convolution of torch's with what follows it."""
+        """A convolution of torch with the operators fused after it."""
         found = Folded.__new__(Folded)
         found.covered, found.inputs = [], []
         found.leaves = tuple(document["leaves"])
@@ -346,7 +354,7 @@ class Reader:
 
 
 class Late:
-    """A module without parameters whose graph is read when it first runs: most are for calls that never come."""
+    """A module without parameters whose graph is read lazily: most serve calls that never come."""
 
     def __init__(self, reader: Reader, nodes: Sequence[Any]) -> None:
         self.reader, self.nodes = reader, nodes

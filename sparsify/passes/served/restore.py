@@ -1,4 +1,4 @@
-"""The model of a document: modules with mapped tensors, graphs that run at once, kernels that were built already.
+"""The model of a document: modules with mapped tensors, executable graphs, prebuilt kernels.
 
 In: a document of `described`, the arrays of its file and its kernels. Out: a `ServedModule`.
 """
@@ -16,10 +16,10 @@ from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.functional.layouts import contiguous_inputs
 from sparsify.passes.graph.node_info import set_info
-from sparsify.passes.module.operator_graph import OperatorGraph
-from sparsify.passes.module.packed_weights import Weights
-from sparsify.passes.module.run_eager import Running, compiled, run_by
-from sparsify.passes.module.variant import Variant
+from sparsify.passes.module.check.operator_graph import OperatorGraph
+from sparsify.passes.module.variants.run_eager import Running, compiled, run_by
+from sparsify.passes.module.variants.variant import Variant
+from sparsify.passes.module.weights.packed_weights import Weights
 from sparsify.passes.region.sparse_operand import SCALES
 from sparsify.passes.served import weights
 from sparsify.passes.served.kinds import decoded_captured, decoded_signature
@@ -41,12 +41,12 @@ def restored(
     """The model of a document.
 
     Args:
-        document: that `described` made.
-        array: an array by its name.
-        stored: its kernels.
-        asked: the arguments of `apply` that it was made with.
-        options: of kernels.
-        folder: where it lies.
+        document: document made by `described`.
+        array: function from names to arrays.
+        stored: kernels of the folder.
+        asked: arguments of the original `apply`.
+        options: options of kernels.
+        folder: path of the folder.
 
     Raises:
         SparsifyError, KeyError, TypeError, ValueError: a document of another version, or arrays that do not fit.
@@ -92,10 +92,10 @@ def _source(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Froze
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:
-    """A tensor as a parameter that gets no gradient; not copied."""
+    """A tensor as a parameter without gradients; not copied."""
     if type(tensor) is Tensor:
         return nn.Parameter(tensor, requires_grad=False)
-    # `nn.Parameter` detaches other tensors, for which torch imports what takes a second.
+    # `nn.Parameter` detaches tensors of subclasses, which imports torch modules for a second.
     found: Any = tensor
     found._is_param = True
     return found  # type: ignore[no-any-return]
@@ -134,7 +134,7 @@ def _runner(
 
 
 def _operators(module: ServedModule, data: Mapping[str, Any], reader: Reader) -> OperatorGraph:
-    """The graph of torch's operators, and for which calls it is."""
+    """The graph of torch's operators, with the calls for which it runs."""
     graph = reader.graph(data["graph"])
     found = OperatorGraph(graph, data["edges"])
     found.most, found.is_for_known = data["most"], data["known"]
@@ -143,7 +143,7 @@ def _operators(module: ServedModule, data: Mapping[str, Any], reader: Reader) ->
 
 
 def dense_state(document: Mapping[str, Any], array: Callable[[str], Tensor]) -> dict[str, Tensor]:
-    """The state of the model of a document for its class: dense tensors under their names."""
+    """The state of a document's model for its source class: dense tensors by name."""
     tensors = dict(weights.together(array, document["tensors"], is_trusted=False))
     held = {name: decoded(how) for name, how in document["held"].items()}
     scales = {f"{name}{SCALES}" for name, how in held.items() if how.spec.has_scales}

@@ -1,7 +1,7 @@
-"""A sparse model without its class: the graphs that were captured before it was saved, and nothing else.
+"""A sparse model without its source class: the graphs captured before saving, and nothing else.
 
-In: what `restored` puts together of a folder. Out: a `SparseModule` that computes the kinds of calls that it was saved
-with; other calls, training and conversions are errors that say so. Nothing is captured, pruned, timed or compiled.
+In: the parts of a folder assembled by `restored`. Out: a `SparseModule` for the saved kinds of calls; other calls,
+training and conversions raise explanatory errors. Nothing is captured, pruned, timed or compiled.
 """
 
 import time
@@ -19,13 +19,13 @@ from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import modes
 from sparsify.passes.module import prepare
-from sparsify.passes.module.packed_weights import Weights
 from sparsify.passes.module.sparse_module import SparseModule
-from sparsify.passes.module.variant import Variant
+from sparsify.passes.module.variants.variant import Variant
+from sparsify.passes.module.weights.packed_weights import Weights
 from sparsify.passes.served.examples import examples
 from sparsify.storage.tensor import SparseTensor
 
-# Where the values of a tensor lie, their shape, and how often they were written to.
+# Address of a tensor's values, shape, and number of writes.
 Stamp = tuple[int, torch.Size, int]
 REMEDY: Final = (
     "call the sparse model that way once before sparsify.save(..., kernels=True), or load with the model, "
@@ -34,10 +34,10 @@ REMEDY: Final = (
 
 
 class Frozen(nn.Module):
-    """The modules and tensors of a model whose code is not there."""
+    """The modules and tensors of a model without its code."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises: there is no code.
+        """Raises: the model has no code.
 
         Raises:
             CaptureError: always.
@@ -54,7 +54,7 @@ class Frozen(nn.Module):
 
 
 def frozen_class(name: str, signature: Signature) -> type[Frozen]:
-    """The class of a model that was saved under a name, whose forward has the signature that it had."""
+    """The class of a model saved under a name, with a forward of the saved signature."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return Frozen.forward(self, *args, **kwargs)
@@ -68,17 +68,17 @@ def frozen_class(name: str, signature: Signature) -> type[Frozen]:
 
 
 class ServedModule(SparseModule):
-    """A sparse model that `sparsify.load` made of a folder with kernels, without the model's class.
+    """A sparse model made by `sparsify.load` from a folder with kernels, without the model's class.
 
-    It is frozen and in evaluation. Calls of the kinds and sizes that it was saved with run as they did; all others
-    raise `CaptureError`, which names the kinds that there are. Copies and pickles of it load the folder again, so that
-    all processes share its mapped weights; `DataError` where the model was changed or the folder holds another one.
+    The model is frozen and in evaluation mode. Calls of the saved kinds and sizes run as before; all others raise
+    `CaptureError`, which names the known kinds. Copies and pickles load the folder again, so that all processes share
+    the mapped weights; `DataError` if the model was changed or the folder holds another model.
 
     Attributes:
-        folder: where it lies.
-        digest: of what the folder held.
-        loaded: by the names of tensors their stamps when they were loaded.
-        met: per graph the shapes of the calls that it met before it was saved.
+        folder: path of the folder.
+        digest: digest of the folder's contents when loaded.
+        loaded: stamps of tensors when loaded, by name.
+        met: call shapes before saving, per graph.
     """
 
     def __init__(self, model: nn.Module, asked: Asked, weights: Weights, folder: Path) -> None:
@@ -87,7 +87,7 @@ class ServedModule(SparseModule):
         self.remember("")
 
     def train(self, mode: bool = True) -> "ServedModule":
-        """Raises for training: there is no code to capture for it.
+        """Raises for training: the model has no code to capture.
 
         Raises:
             CaptureError: `mode` is True.
@@ -104,7 +104,7 @@ class ServedModule(SparseModule):
         """The graph for a call.
 
         Raises:
-            CaptureError: there is none; the text names those that there are.
+            CaptureError: no graph fits; the text names the existing kinds.
         """
         shapes = tuple(tensor.shape for tensor in tensors)
         found = self._captures.fitting((modes(self), call.shape), shapes)
@@ -116,7 +116,7 @@ class ServedModule(SparseModule):
         return found
 
     def _known(self, call: calls.Call) -> str:
-        """The kinds of calls that there are, for a call that is of none."""
+        """The text of the existing kinds of calls, for a call of no known kind."""
         kinds = [
             f"({described_kind(shape, variant.captured.extents)})"
             for (_, shape), variant in self._captures.known
@@ -132,7 +132,7 @@ class ServedModule(SparseModule):
         return told
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises: the source model's code is not there.
+        """Raises: the source model's code is unavailable.
 
         Raises:
             CaptureError: always.
@@ -144,10 +144,9 @@ class ServedModule(SparseModule):
         )
 
     def example_calls(self) -> list[tuple[list[Any], dict[str, Any]]]:
-        """Positional and keyword arguments of calls like those that the model met before it was saved.
+        """Positional and keyword arguments of calls similar to the model's calls before saving.
 
-        Entries are drawn, of whole numbers within the range of the example; calls with caches or sparse inputs are
-        left out.
+        Entries are random, integers within the range of the example; calls with caches or sparse inputs are left out.
         """
         found: list[tuple[list[Any], dict[str, Any]]] = []
         for variant, met in zip(self.variants, self.met, strict=True):
@@ -156,10 +155,10 @@ class ServedModule(SparseModule):
         return found
 
     def prepare(self, kinds: Sequence[Mapping[str, Any]]) -> list[prepare.Prepared]:
-        """Runs a call of each kind, so that the pages of weights are in memory and kernels have met its sizes.
+        """Runs a call of each kind, to load the pages of weights and to meet the sizes in kernels.
 
         Raises:
-            CaptureError: there is no graph for a kind.
+            CaptureError: no graph for a kind.
         """
         found = []
         for number, kind in enumerate(kinds):
@@ -188,12 +187,12 @@ class ServedModule(SparseModule):
         return self
 
     def remember(self, digest: str) -> None:
-        """Keeps what the folder held, and which tensors the model has of it, for `__reduce__`."""
+        """Records the digest of the folder and the stamps of the model's tensors, for `__reduce__`."""
         self.__dict__["digest"], self.__dict__["loaded"] = digest, self._stamps()
-        self.__dict__["mapped"] = [*self.parameters(), *self.buffers()]  # their memory is nobody else's
+        self.__dict__["mapped"] = [*self.parameters(), *self.buffers()]  # keeps their addresses from reuse
 
     def _stamps(self) -> dict[str, Stamp]:
-        """By the names of tensors what changes where others take their places or they are written to."""
+        """Stamp of each tensor by name, for the detection of replaced and overwritten tensors."""
         both = chain(
             self.named_parameters(remove_duplicate=False), self.named_buffers(remove_duplicate=False)
         )
@@ -217,7 +216,7 @@ class ServedModule(SparseModule):
 
 
 def stamp(tensor: torch.Tensor) -> Stamp:
-    """Equal as long as a tensor is the same memory that nobody has written to; inference mode does not count writes."""
+    """A key that changes with the memory of a tensor or with writes (not counted in inference mode)."""
     values = tensor._vals if isinstance(tensor, SparseTensor) else tensor
     return values.data_ptr(), tensor.shape, 0 if values.is_inference() else values._version
 
@@ -226,7 +225,7 @@ def reloaded(folder: str, digest: str) -> ServedModule:
     """The model in a folder, for copies and other processes.
 
     Raises:
-        DataError: another model was saved there since.
+        DataError: another model was saved in the folder since.
     """
     from sparsify import load
 
@@ -240,7 +239,7 @@ def reloaded(folder: str, digest: str) -> ServedModule:
 
 
 def asked_for(call: calls.Call, shapes: Sequence[torch.Size]) -> str:
-    """A call in words: names, dtypes and shapes of its tensors, and its constants."""
+    """The text of a call: names, dtypes and shapes of tensors, and constants."""
     sizes = iter(shapes)
     found = []
     for leaf in call.shape.leaves:
@@ -256,7 +255,7 @@ def asked_for(call: calls.Call, shapes: Sequence[torch.Size]) -> str:
 
 
 def described_kind(shape: calls.CallShape, extents: Sequence[Sequence[int | str]]) -> str:
-    """A kind of calls in words: extents that vary are 2 or more, by name."""
+    """The text of a kind of calls: variable extents, 2 or more, by name."""
     sizes = iter(extents)
     found = []
     for leaf in shape.leaves:

@@ -1,7 +1,7 @@
-"""Plain values as JSON and back: numbers, containers, what torch writes by name, and a few records of this package.
+"""Plain values as JSON and back: numbers, containers, named objects of torch, and some records.
 
-In: `(1, torch.float32, Window(3))`. Out: `{"tuple": [1, {"dtype": "float32"}, {"record": "Window", ...}]}`, and the
-same value again.
+In: `(1, torch.float32, Window(3))`. Out: `{"tuple": [1, {"dtype": "float32"}, {"record": "Window", ...}]}`, and an
+equal value.
 """
 
 import math
@@ -14,15 +14,15 @@ import torch
 from sparsify import report
 from sparsify.errors import DataError
 from sparsify.passes.call.region_call import SizeAt
-from sparsify.passes.module.packed_weights import Held
+from sparsify.passes.module.weights.packed_weights import Held
 from sparsify.passes.operands.alignment import BagsOutput
 from sparsify.passes.operands.cached_operands import MatrixOutput, PatternOutput
 from sparsify.passes.operands.convolution_operands import Places
 from sparsify.passes.operands.sliding_window import Window
-from sparsify.sparsification.mask_spec import MaskSpec, Stamp
+from sparsify.sparsification.masks.mask_spec import MaskSpec, Stamp
 from sparsify.storage.format import Format
 
-# Records by name: frozen dataclasses whose fields are values, and the entries of reports.
+# Records by name: frozen dataclasses with values as fields, and the entries of reports.
 RECORDS: Final[dict[str, type]] = {
     kind.__name__: kind
     for kind in (
@@ -30,7 +30,7 @@ RECORDS: Final[dict[str, type]] = {
         *(kind for name, kind in vars(report).items() if name.endswith("Entry")),
     )
 }
-# Classes that keys of calls name.
+# Classes in keys of calls.
 TYPES: Final[dict[str, type]] = {
     kind.__name__: kind
     for kind in (
@@ -48,7 +48,7 @@ TYPES: Final[dict[str, type]] = {
         torch.device,
     )
 }
-# What torch writes by name, by the class.
+# Kinds of objects that torch serializes by name, by class.
 NAMED: Final[dict[type, str]] = {
     torch.dtype: "dtype",
     torch.layout: "layout",
@@ -62,8 +62,8 @@ def encoded(value: Any, other: Encoder | None = None) -> Any:
     """A value as plain data.
 
     Args:
-        value: of a class that this module knows.
-        other: encodes all else, as nodes of graphs.
+        value: value of a class known to this module.
+        other: encoder of all other values, such as nodes of graphs.
 
     Raises:
         DataError: a value that no file can hold.
@@ -101,7 +101,7 @@ def encoded(value: Any, other: Encoder | None = None) -> Any:
 
 
 def _encoded_by_class(value: Any, other: Encoder | None) -> Any:
-    """The same of records, classes and what torch writes by name."""
+    """Plain data of records, classes and objects named by torch."""
     kind = type(value)
     if kind in NAMED:
         return {NAMED[kind]: str(value).removeprefix("torch.")}
@@ -122,11 +122,11 @@ def decoded(data: Any, other: Callable[[str, Any], Any] | None = None) -> Any:
     """The value of plain data.
 
     Args:
-        data: that `encoded` made.
-        other: decodes what its encoder made, a name and its data.
+        data: data made by `encoded`.
+        other: decoder of the data of `encoded`'s `other`, from a name and its data.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: data that `encoded` does not make.
+        KeyError, TypeError, ValueError, AttributeError: data not made by `encoded`.
     """
     if isinstance(data, list):
         return [decoded(one, other) for one in data]
@@ -144,7 +144,7 @@ def decoded(data: Any, other: Callable[[str, Any], Any] | None = None) -> Any:
 
 
 def _named(kind: type) -> Callable[[Any, Any], Any]:
-    """The decoder of what torch writes by name."""
+    """The decoder of objects that torch serializes by name."""
 
     def find(name: Any, _: Any) -> Any:
         found = getattr(torch, str(name))

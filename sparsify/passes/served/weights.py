@@ -1,7 +1,7 @@
 """The tensors of a model as arrays of a safetensors file, and back as views of the mapped file.
 
 In: `{"lin.weight": SparseTensor, "bn.mean": tensor}`. Out: arrays `lin.weight._vals`, `lin.weight._pos1`, `bn.mean`,
-and what says how they are put together. Arrays in the same memory, as of tied weights, are stored once.
+and a document for reassembly. Aliased arrays, as of tied weights, are stored once.
 """
 
 import math
@@ -23,7 +23,7 @@ VALUES: Final = "_vals"
 
 
 def apart(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The arrays of tensors, and by name how each is put together.
+    """The arrays of tensors, and a document for the reassembly of each tensor by name.
 
     Raises:
         DataError: a tensor that no file holds.
@@ -64,15 +64,15 @@ def apart(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, A
 def together(
     array: Callable[[str], Tensor], document: Mapping[str, Any], *, is_trusted: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors by name; those of one pattern share it.
+    """The tensors by name; tensors of equal patterns share one pattern object.
 
     Args:
-        array: by its name.
-        document: that `apart` made.
-        is_trusted: whether the folder vouches for what patterns hold, as one with kernels does, which are code.
+        array: function from names to arrays.
+        document: document made by `apart`.
+        is_trusted: whether patterns need no validation: a folder with kernels contains code, and is trusted already.
 
     Raises:
-        SparsifyError: arrays that are no pattern.
+        SparsifyError: arrays that form no pattern.
     """
     patterns: dict[Any, Pattern] = {}
     made: dict[Any, SparseTensor] = {}
@@ -97,13 +97,13 @@ def together(
 
 
 class Mapped:
-    """The arrays of a file as views of its mapped memory; pages that nothing reads are in no process.
+    """The arrays of a file as views of its mapped memory; unread pages occupy no memory.
 
     Args:
-        path: of a safetensors file, which is not written to while it is mapped.
+        path: path of a safetensors file, not written while mapped.
 
     Raises:
-        DataError: there is no such file.
+        DataError: the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,10 +115,10 @@ class Mapped:
         self.known: dict[str, Tensor] = {}
 
     def __call__(self, name: str) -> Tensor:
-        """The array of a name; equal names are one array.
+        """The array of a name; equal names return the same array.
 
         Raises:
-            DataError: the file has none of this name.
+            DataError: the file has no array of the name.
         """
         if name not in self.known:
             try:

@@ -1,7 +1,7 @@
-"""Checkpoints of a training: a folder for each, the newest complete one counts.
+"""Checkpoints of a training: one folder each; the newest complete one is resumed.
 
-In: `save(folder, trained, settings, rows)` after a step. Out: `step-00000300/` with the weights as their arrays, the
-states of the optimizer and of the pruner, and `state.json`, which is written last; older ones are removed then.
+In: `save(folder, trained, settings, rows)` after a step. Out: `step-00000300/` with the arrays of the weights, the
+states of the optimizer and of the pruner, and, written last, `state.json`; then older checkpoints are removed.
 """
 
 import json
@@ -9,17 +9,19 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
 
+from sparsify.compiler.schedule.size_class import renew
 from sparsify.errors import DataError, SparsifyError
 from sparsify.runner.train.log import Row
 from sparsify.runner.train.prepare import Trained, Way
 from sparsify.runner.train.settings import Settings
+from sparsify.runner.train.task import Task
 from sparsify.training.file import load_file, save_file
 
 STATE: Final = "state.json"
@@ -31,9 +33,9 @@ LAYOUT: Final = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk: the settings of its run, the step, the way of its weights, times of steps, the log.
+    """A checkpoint on disk: settings of the run, step, storage of the weights (`way`), times of steps, log.
 
-    `sparse_below` is the share of entries from which on weights that started dense are sparse, None of other ways.
+    `sparse_below` is the density below which initially dense weights become sparse; None for other ways.
     """
 
     place: Path
@@ -47,10 +49,10 @@ class Checkpoint:
 
 
 def save(folder: Path, trained: Trained, settings: Settings, rows: Sequence[Row]) -> Path:
-    """Writes a checkpoint after a step; one that is there stays until the new one is complete.
+    """Writes a checkpoint after a step; older checkpoints stay until the new one is complete.
 
     Raises:
-        SparsifyError: it cannot be written.
+        SparsifyError: the checkpoint cannot be written.
     """
     step = rows[-1].step if rows else 0
     place = folder / f"step-{step:08d}"
@@ -88,7 +90,7 @@ def newest(folder: Path) -> Checkpoint | None:
     """The newest complete checkpoint in a folder.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the checkpoint is damaged.
     """
     complete = sorted(place for place in folder.glob("step-*") if (place / STATE).is_file())
     if not complete:
@@ -109,18 +111,22 @@ def newest(folder: Path) -> Checkpoint | None:
         ) from error
 
 
-def restore(checkpoint: Checkpoint, trained: Trained) -> None:
-    """Gives a model that was prepared the same way the state of a checkpoint.
+def restore(checkpoint: Checkpoint, trained: Trained, task: Task, settings: Settings) -> None:
+    """Restores the state and the kernels of a checkpoint in a model prepared the same way.
 
     Raises:
         DataError: a file is missing or damaged, or of another model.
     """
     place = checkpoint.place
     try:
+        state = None if trained.pruner is None else torch.load(place / PRUNER, weights_only=True)
+        if state is not None:
+            trained.turn_again(task, settings, state)
         load_file(place / WEIGHTS, trained.model, trained.optimizer)
         trained.optimizer.load_state_dict(torch.load(place / OPTIMIZER, weights_only=True))
-        if trained.pruner is not None:
-            trained.pruner.load_state_dict(torch.load(place / PRUNER, weights_only=True))
+        if trained.pruner is not None and state is not None:
+            trained.pruner.load_state_dict(state)
+        renew()
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as error:
         raise DataError(
             f"the checkpoint {place} cannot be read: {error}",
@@ -129,16 +135,17 @@ def restore(checkpoint: Checkpoint, trained: Trained) -> None:
 
 
 def require_same(stored: Mapping[str, Any], asked: Settings) -> None:
-    """Raises where a run is asked to go on with other settings.
+    """Raises if a run resumes with other settings; settings missing in an older checkpoint had the default.
 
     Raises:
-        SparsifyError: it names the first that differs.
+        SparsifyError: a setting differs; the message names the first one.
     """
     now = json.loads(json.dumps(asked.to_dict()))
+    defaults = {known.name: known.default for known in fields(Settings)}
     for name, value in now.items():
-        if stored.get(name) != value and name not in ("data_root", "save_every"):
-            found, wanted = stored.get(name), value
-            text = name if isinstance(value, dict) else f"{name} {found}, not {wanted}"
+        found, wanted = stored.get(name, defaults[name]), value
+        if found != wanted and name not in ("data_root", "save_every"):
+            text = name if isinstance(value, dict) else f"{name} {found!r}, not {wanted!r}"
             raise SparsifyError(
                 f"the run to resume has another setting: {text}",
                 "the settings of its first command, or another --out",

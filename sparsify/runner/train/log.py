@@ -24,11 +24,12 @@ class Row:
 
     Attributes:
         step: from 1 on.
-        loss: of its batch, before the step.
+        loss: loss of the batch, before the step.
         lr: the learning rate.
-        ms: of the step.
-        target, actual: shares of zeros in the pruned weights, wanted and there; None of a dense model.
-        val_loss, val_accuracy: after the step, where it was validated.
+        ms: time of the step.
+        target, actual: shares of zeros in the pruned weights, scheduled and present; None for a dense model.
+        val_loss, val_accuracy, val_cosine: validation after the step, None for other steps; cosine: between text
+            vectors of the model and of a teacher.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Row:
     actual: float | None = None
     val_loss: float | None = None
     val_accuracy: float | None = None
+    val_cosine: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data."""
@@ -55,7 +57,7 @@ def shares(pruner: Pruner) -> tuple[float, float]:
 
 
 def write(folder: Path, rows: Sequence[Row], updates: Sequence[Update]) -> list[Path]:
-    """Writes the log and the curves; their paths.
+    """Writes the log and the curves; returns the paths.
 
     Raises:
         SparsifyError: the folder cannot be written.
@@ -93,7 +95,7 @@ def zeros(rows: Sequence[Row]) -> str:
 
 
 def churn(updates: Sequence[Update]) -> str:
-    """The curves of the shares of entries that updates dropped, and that grew."""
+    """Curves of the shares of entries dropped and grown by updates."""
     dropped = thinned([(update.step, update.dropped) for update in updates])
     grown = thinned([(update.step, update.grown) for update in updates])
     _, top = bounds([0.0, *(value for _, value in (*dropped, *grown))])
@@ -101,7 +103,7 @@ def churn(updates: Sequence[Update]) -> str:
 
 
 def thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """The points, or evenly chosen ones of many, the last one among them.
+    """The points, thinned evenly to `POINTS`; the last point is kept.
 
     >>> len(thinned([(step, 0.0) for step in range(5000)]))
     1000

@@ -1,7 +1,7 @@
 """The loop of a training: steps, validations, checkpoints, an end.
 
-In: `run(settings, out=Path("runs/gpt"))`. Out: an `Outcome`. Ctrl-C ends the step that runs, writes a checkpoint and
-stops; `run(settings, out=..., resume=True)` goes on from there, bit for bit as if nothing had happened.
+In: `run(settings, out=Path("runs/gpt"))`. Out: an `Outcome`. Ctrl-C completes the running step, writes a checkpoint and
+stops; `run(settings, out=..., resume=True)` resumes from the checkpoint, bit for bit like an uninterrupted run.
 """
 
 import math
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -20,11 +21,12 @@ from sparsify import options
 from sparsify.errors import SparsifyError
 from sparsify.runner.train import checkpoint, log
 from sparsify.runner.train.log import Row
+from sparsify.runner.train.objective import results_of
 from sparsify.runner.train.outcome import Outcome, Zeros
 from sparsify.runner.train.prepare import Times, Trained, new_model, prepare
 from sparsify.runner.train.progress import Progress
 from sparsify.runner.train.settings import Settings, last_update, usual_steps
-from sparsify.runner.train.task import Task, hits, loss_of, task_of
+from sparsify.runner.train.task import Task, task_of
 
 
 class Interrupt:
@@ -58,14 +60,14 @@ def run(settings: Settings, *, out: Path | None = None, resume: bool = False) ->
     """Trains a model.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         out: the folder for log, curves and checkpoints; None writes nothing.
-        resume: goes on from the checkpoint in `out`.
+        resume: whether to resume from the checkpoint in `out`.
 
     Raises:
-        DataError: the data is not there, or the checkpoint is damaged.
-        SparsifyError: there is no checkpoint, one of other settings, or one where none is to be resumed; the loss is
-            not finite.
+        DataError: the data is missing, or the checkpoint is damaged.
+        SparsifyError: no checkpoint to resume, a checkpoint of other settings, or a checkpoint in `out` without
+            `resume`; the loss is not finite.
     """
     found = checkpoint_of(settings, out, resume)
     net = new_model(settings)
@@ -73,7 +75,7 @@ def run(settings: Settings, *, out: Path | None = None, resume: bool = False) ->
     trained = prepare(settings, net, task, *(() if found is None else (found.way, found.sparse_below)))
     rows: list[Row] = []
     if found is not None:
-        checkpoint.restore(found, trained)
+        checkpoint.restore(found, trained, task, settings)
         rows = list(found.rows)
         trained.reason = found.reason
         trained.times = None if found.times is None else Times(**found.times)  # type: ignore[arg-type]
@@ -90,10 +92,10 @@ def run(settings: Settings, *, out: Path | None = None, resume: bool = False) ->
 
 
 def checkpoint_of(settings: Settings, out: Path | None, resume: bool) -> checkpoint.Checkpoint | None:
-    """The checkpoint to go on from, None where the training starts.
+    """The checkpoint to resume, None at the start of a training.
 
     Raises:
-        SparsifyError: there is none to resume, or one that would be lost.
+        SparsifyError: no checkpoint to resume, or a checkpoint that a new training would overwrite.
     """
     if out is None:
         if resume:
@@ -117,7 +119,7 @@ def checkpoint_of(settings: Settings, out: Path | None, resume: bool) -> checkpo
 def steps(
     settings: Settings, trained: Trained, task: Task, rows: list[Row], interrupt: Interrupt, out: Path | None
 ) -> bool:
-    """Takes the steps that are left and adds their rows; whether Ctrl-C ended them."""
+    """Takes the remaining steps and appends rows; returns whether Ctrl-C interrupted."""
     first = len(rows)
     with Progress(settings.model, first, settings.steps) as progress:
         for at in range(first + 1, settings.steps + 1):
@@ -131,7 +133,7 @@ def steps(
 
 
 def taken(settings: Settings, trained: Trained, task: Task, at: int) -> Row:
-    """The row of a step, which is taken.
+    """Takes a step; returns the row of the log.
 
     Raises:
         SparsifyError: the loss is not finite.
@@ -143,24 +145,28 @@ def taken(settings: Settings, trained: Trained, task: Task, at: int) -> Row:
     if not math.isfinite(loss):
         raise SparsifyError(f"the loss of step {at} is {loss}", f"a smaller --lr than {settings.lr:g}")
     target, actual = (None, None) if trained.pruner is None else log.shares(trained.pruner)
-    validated: tuple[float | None, float | None] = (None, None)
+    row = Row(at, loss, rate, took_ms, target, actual)
     if at % settings.validate_every == 0 or at == settings.steps:
-        validated = validate(trained.model, task)
-    return Row(at, loss, rate, took_ms, target, actual, *validated)
+        loss, agreement = validate(trained.model, task)
+        is_accuracy = task.objective.measure == "accuracy"
+        measured = {"val_accuracy" if is_accuracy else "val_cosine": agreement}
+        row = replace(row, val_loss=loss, **measured)  # type: ignore[arg-type]
+    return row
 
 
 def validate(model: nn.Module, task: Task) -> tuple[float, float]:
-    """The loss and the share of right answers on what no step learns from."""
+    """Validation: the loss and the mean of the task's measure (accuracy or cosine) on validation data."""
     model.eval()
-    total, right, count = 0.0, 0, 0
+    total, agreed, count = 0.0, 0.0, 0
     with torch.no_grad():
         for inputs, labels in task.validation():
-            logits = model(inputs)
-            total += float(loss_of(logits, labels)) * labels.numel()
-            right += hits(logits, labels)
-            count += labels.numel()
+            results = results_of(model, inputs)
+            found, size = task.objective.agreement(results, labels)
+            total += float(task.objective.loss(results, labels)) * size
+            agreed += found
+            count += size
     model.train()
-    return total / count, right / count
+    return total / count, agreed / count
 
 
 def concluded(settings: Settings, trained: Trained, task: Task, rows: list[Row]) -> Outcome:

@@ -32,21 +32,21 @@ class Zeros:
 
 @dataclass(slots=True)
 class Outcome:
-    """A training that ended, or was interrupted.
+    """A finished or interrupted training.
 
     Attributes:
-        settings: of the run.
-        data: what it learned from.
-        rows: a step each.
-        way, reason: how weights are stored, and why they are not in kernels.
-        times: of steps before the training.
-        zeros: of each pruned weight.
-        update_share: the share of the time of training that updates of masks took.
-        sparse_below: the share of entries from which on weights that started dense are sparse in kernels.
-        sparse_since: the first step with them, None where it has not come.
-        is_interrupted: whether Ctrl-C ended it.
-        files: that were written.
-        notes: what to know beside the table.
+        settings: settings of the run.
+        data: name of the training data.
+        rows: one row for each step.
+        way, reason: storage of the weights, and the reason for no kernels.
+        times: times of steps before the training.
+        zeros: zeros of each pruned weight.
+        update_share: the share of training time spent on mask updates.
+        sparse_below: the density below which initially dense weights become sparse in kernels.
+        sparse_since: the first step with sparse weights in kernels, None before.
+        is_interrupted: whether Ctrl-C ended the training.
+        files: written files.
+        notes: remarks beside the table.
     """
 
     settings: Settings
@@ -65,12 +65,12 @@ class Outcome:
 
     @property
     def exit_status(self) -> int:
-        """0 of a training that came to its end."""
+        """0 for a completed training, `INTERRUPTED` otherwise."""
         return INTERRUPTED if self.is_interrupted else FINE
 
     @property
     def validated(self) -> Row | None:
-        """The last step that was validated."""
+        """The last validated step."""
         return next((row for row in reversed(self.rows) if row.val_loss is not None), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +84,7 @@ class Outcome:
             "loss": self.rows[-1].loss if self.rows else None,
             "val_loss": None if last is None else last.val_loss,
             "val_accuracy": None if last is None else last.val_accuracy,
+            "val_cosine": None if last is None else last.val_cosine,
             "way": self.way,
             "reason": self.reason,
             "times": None if self.times is None else {**self.times.to_dict(), "ratio": self.times.ratio},
@@ -101,7 +102,7 @@ class Outcome:
         """Writes `result.json` into a folder.
 
         Raises:
-            SparsifyError: it cannot be written.
+            SparsifyError: the file cannot be written.
         """
         file = folder / "result.json"
         try:
@@ -132,7 +133,10 @@ class Outcome:
             found.append(("loss of the last batch", f"{self.rows[-1].loss:.4f}"))
         if (last := self.validated) is not None:
             found.append(("validation loss", f"{last.val_loss:.4f}"))
-            found.append(("validation accuracy", f"{100 * (last.val_accuracy or 0):.2f} %"))
+            if last.val_accuracy is not None:
+                found.append(("validation accuracy", f"{100 * last.val_accuracy:.2f} %"))
+            if last.val_cosine is not None:
+                found.append(("validation cosine", f"{last.val_cosine:.4f}"))
         if self.rows:
             found.append(("median step", f"{median(row.ms for row in self.rows):.4g} ms"))
         if self.times is not None and self.times.ratio is not None:
@@ -147,7 +151,7 @@ class Outcome:
         return found
 
     def turn(self) -> str:
-        """When weights that started dense became sparse, with the times of steps before and afterwards."""
+        """The switch from dense to sparse weights, in words, with the times of steps before and afterwards."""
         zeros = f"{100 * (1 - (self.sparse_below or 0)):.1f} % zeros"
         if self.sparse_since is None:
             return f"from the first update on with {zeros}, which was not reached"
@@ -156,9 +160,9 @@ class Outcome:
         return f"from step {self.sparse_since} on, the first one with {zeros}{times}"
 
     def step_ms_by_part(self) -> tuple[float, float] | None:
-        """The median times of steps with dense and with sparse weights; None where one of them has no steps.
+        """The median times of steps with dense and with sparse weights; None if either part has no steps.
 
-        The first sparse step, which builds kernels, is in neither.
+        The first sparse step builds kernels and is excluded.
         """
         if self.sparse_since is None:
             return None
@@ -167,5 +171,5 @@ class Outcome:
         return (median(dense), median(sparse)) if dense and sparse else None
 
     def interrupted(self) -> str:
-        """A word for a run that stopped early."""
+        """Suffix of the title of an interrupted run, else ""."""
         return ", interrupted" if self.is_interrupted else ""

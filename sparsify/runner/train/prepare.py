@@ -1,26 +1,28 @@
-"""A model that is ready to be trained: sparse where that is faster, dense under the same masks where it is not.
+"""A model prepared for training: in sparse kernels if faster, else dense under the same masks.
 
 In: settings and a task. Out: a `Trained` with model, optimizer and pruner; a step of both ways has been timed.
 
-Where the share of zeros rises, as in gradual pruning, steps are timed with the zeros of the end, too. The time of a
-step in kernels is at most in proportion to the entries: kernels that are `r` times faster with the share `s` of entries
-are not slower with `r * s`. From the update on that leaves fewer, weights are sparse parameters.
+If the share of zeros rises, as in gradual pruning, steps are timed with the final share, too. The time of a step in
+kernels is at most proportional to the density: kernels with a speedup of `r` at density `s` are not slower than dense
+ones at density `r * s`. From the first update to a lower density on, weights are sparse parameters.
 
-Whatever decides about bits is the same in each process: kernels are those that are expected to be fastest, and a run
-that resumes is told which way it went, and with which share of entries its weights become sparse.
+Decisions with an effect on bits are the same in each process: kernels are chosen by expected (not measured) time, and
+a resumed run receives its way and the density threshold for sparse weights from the checkpoint.
 """
 
 import copy
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 
 from sparsify import options
+from sparsify.compiler.schedule.size_class import renew
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.module.sparse_module import SparseModule
@@ -28,9 +30,10 @@ from sparsify.pruning.score import seed_of
 from sparsify.pruning.targets import staged_schedule
 from sparsify.recipe import Prune, Recipe, Rule
 from sparsify.recipe.schema import OF_SIZE
+from sparsify.runner.train.objective import Objective, results_of
 from sparsify.runner.train.settings import Settings
-from sparsify.runner.train.task import Batch, Task, loss_of
-from sparsify.training.pruner import Pruner
+from sparsify.runner.train.task import Batch, Task
+from sparsify.training.pruner import Pruner, unpacked
 
 Way = Literal["kernels", "turns", "masks", "dense"]
 """Sparse weights in kernels; dense ones under masks until kernels are faster; so to the end; dense ones without."""
@@ -46,9 +49,9 @@ FLOOR: Final = 0.1
 
 @dataclass(frozen=True)
 class Times:
-    """Median milliseconds of a step before the training, interleaved: of the dense model, and of that with kernels.
+    """Median milliseconds of interleaved steps before the training: dense model, and model with kernels.
 
-    Of a training whose zeros come in its course, with those of its end.
+    If the share of zeros rises during the training, steps are timed with the final share.
     """
 
     dense_ms: float
@@ -60,7 +63,7 @@ class Times:
 
     @property
     def ratio(self) -> float | None:
-        """The factor by which the step with kernels is faster."""
+        """Speedup of the step with kernels."""
         return None if self.sparse_ms is None else self.dense_ms / self.sparse_ms
 
 
@@ -69,11 +72,11 @@ class Trained:
     """A model in training.
 
     Attributes:
-        model, optimizer: as they are now.
-        pruner: None of a dense model.
-        way: how its weights are stored.
-        reason: why a model under a recipe has no kernels, "" where it has.
-        times: of steps, None of a run that resumes.
+        model, optimizer: current model and optimizer.
+        pruner: pruner of the weights, None for a dense model.
+        way: storage of the weights.
+        reason: why a model under a recipe has no kernels, else "".
+        times: times of steps; a resumed run has the times of its checkpoint.
     """
 
     model: nn.Module
@@ -85,32 +88,55 @@ class Trained:
 
     @property
     def sparse_since(self) -> int | None:
-        """The step in which weights that had trained dense became sparse, None where they did not."""
+        """The step at which initially dense weights became sparse, else None."""
         return None if self.pruner is None else self.pruner.sparse_since
 
     def step(self, task: Task, settings: Settings, at: int) -> tuple[Tensor, float]:
-        """Takes a step of the training; its loss, and the learning rate."""
+        """Takes a step of the training; returns the loss and the learning rate."""
         rate = rate_of(settings, at)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with torch.random.fork_rng(devices=drawing(settings.device)):
             torch.manual_seed(seed_of(settings.seed, "step", at))
-            loss = gradients(self.model, task.batch(at))
+            loss = gradients(self.model, task.batch(at), task.objective)
         nn.utils.clip_grad_norm_(self.model.parameters(), LIMIT)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.pruner is not None:
+            updates = len(self.pruner.report)
             self.pruner.step()
+            if len(self.pruner.report) > updates:
+                renew()
         return loss, rate
+
+    def turn_again(self, task: Task, settings: Settings, state: Mapping[str, Any]) -> None:
+        """Rebuilds the kernels chosen by an earlier run at the switch from dense to sparse weights.
+
+        Formats and kernels follow from the masks of the switching step and the shapes of the step's batch; values,
+        buffers and gradients are not restored: load them afterwards.
+
+        Args:
+            task: batches of the training.
+            settings: settings of the training.
+            state: state of the earlier run's pruner.
+        """
+        assert self.pruner is not None, "a dense model has no masks"
+        since = state.get("sparse_since")
+        if self.way != "turns" or since is None or not state.get("turn_masks"):
+            return
+        self.pruner.load_state_dict({**state, "masks": unpacked(state["turn_masks"], state["masks"])})
+        with torch.random.fork_rng(devices=drawing(settings.device)), options.override(tune_seconds=0.0):
+            gradients(self.model, task.batch(since), task.objective)
+        self.optimizer.zero_grad()
 
 
 def drawing(device: str) -> list[int]:
-    """The devices besides the CPU whose random numbers a step draws."""
+    """Devices besides the CPU with random numbers drawn by a step."""
     return [torch.device(device).index or 0] if torch.device(device).type == "cuda" else []
 
 
 def rate_of(settings: Settings, step: int) -> float:
-    """The learning rate of a step: it rises along a line, then falls along a cosine to a tenth."""
+    """The learning rate of a step: linear warm-up, then cosine decay to a tenth."""
     rising = max(1, round(WARM_UP * settings.steps))
     if step <= rising:
         return settings.lr * step / rising
@@ -118,16 +144,16 @@ def rate_of(settings: Settings, step: int) -> float:
     return settings.lr * (FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * progress)) / 2)
 
 
-def gradients(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss of a batch, whose gradients are left in the parameters."""
+def gradients(model: nn.Module, batch: Batch, objective: Objective) -> Tensor:
+    """The loss of a batch; gradients are accumulated in the parameters."""
     inputs, labels = batch
-    loss = loss_of(model(inputs), labels)
+    loss = objective.loss(results_of(model, inputs), labels)
     loss.backward()
     return loss.detach()
 
 
 def new_model(settings: Settings) -> nn.Module:
-    """The model with the weights of its seed, in training, on the device of the training."""
+    """The model with initial weights by seed, in training mode, on the device of the training."""
     return settings.entry.make(settings.arguments, settings.seed).train().to(settings.device)
 
 
@@ -137,14 +163,14 @@ def prepare(
     """The model of a training before its first step.
 
     Args:
-        settings: of the training.
-        net: the model as it is built; it may change.
-        task: gives an example.
-        way: that of the run which resumes; None times steps.
-        sparse_below: of the run which resumes.
+        settings: settings of the training.
+        net: the model as built; may be changed in place.
+        task: source of an example batch.
+        way: way of a resumed run; None decides by timing steps.
+        sparse_below: density threshold of a resumed run.
 
     Raises:
-        SparsifyError: no rule of the recipe prunes, or one matches no weight.
+        SparsifyError: no rule of the recipe prunes, or a rule matches no weight.
     """
     if settings.is_dense:
         return Trained(net, optimizer_of(net, settings), None, "dense")
@@ -178,13 +204,13 @@ def prepare(
 
 
 def applied_to(net: nn.Module, recipe: Recipe, task: Task, *, trains_dense: str = "") -> SparseModule:
-    """The sparse model of one in training, whose formats and schedules are those that are expected to be fastest."""
+    """The sparse model for a training step, with formats and schedules chosen by expected time."""
     with options.override(tune_seconds=0.0):  # measured times differ from one process to the next
         return applied(net, Asked(recipe, trains_dense=trains_dense), task.batch(1)[0])
 
 
 def in_kernels(sparse: SparseModule, settings: Settings, task: Task, times: Times | None = None) -> Trained:
-    """The model whose weights are sparse parameters from the start."""
+    """The model with sparse parameters from the start."""
     optimizer = optimizer_of(sparse, settings)
     pruner = Pruner(sparse, optimizer, steps_per_epoch=task.epoch)
     return Trained(sparse, optimizer, pruner, "kernels", times=times)
@@ -198,7 +224,7 @@ def from_dense(
     times: Times | None = None,
     reason: str = "",
 ) -> Trained:
-    """The model whose weights are dense under their masks until few enough entries are left for kernels."""
+    """The model with dense weights under masks until the density is low enough for kernels."""
     sparse = applied_to(net, settings.loaded, task, trains_dense=reason or "kernels come with more zeros")
     optimizer = optimizer_of(sparse, settings)
     pruner = Pruner(sparse, optimizer, steps_per_epoch=task.epoch, sparse_below=sparse_below)
@@ -206,13 +232,13 @@ def from_dense(
 
 
 def has_rising_share(recipe: Recipe) -> bool:
-    """Whether a rule ends with more zeros than it starts with."""
+    """Whether any rule ends with more zeros than at the start."""
     schedules = [staged_schedule(rule) for rule in recipe.rules if rule.prune]
     return any(one.target(one.end) > one.target(0) for one in schedules)
 
 
 def with_last_shares(recipe: Recipe) -> Recipe:
-    """The recipe whose rules have the share of zeros of their end at once, in the smallest magnitudes."""
+    """The recipe with the final share of zeros of each rule at once, pruned by magnitude."""
 
     def at_once(rule: Rule) -> Rule:
         if rule.prune is None or rule.prune.method in OF_SIZE:
@@ -233,7 +259,7 @@ def with_last_shares(recipe: Recipe) -> Recipe:
 
 
 def kept_share(sparse: SparseModule) -> float:
-    """The share of entries that the pruned weights of a model have."""
+    """The density of the pruned weights of a model."""
     pairs = [
         (zeros, sparse._source.get_parameter(name).numel())
         for found in sparse._asked.pruning.taken.values()
@@ -243,7 +269,7 @@ def kept_share(sparse: SparseModule) -> float:
 
 
 def under_masks(net: nn.Module, settings: Settings, task: Task) -> Trained:
-    """The dense model, whose pruner keeps the zeros."""
+    """The dense model with a pruner that maintains the zeros."""
     optimizer = optimizer_of(net, settings)
     pruner = Pruner(net, optimizer, settings.loaded, steps_per_epoch=task.epoch)
     return Trained(net, optimizer, pruner, "masks")
@@ -257,10 +283,10 @@ def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
 def compared(
     dense: nn.Module, sparse: SparseModule, task: Task, settings: Settings
 ) -> tuple[Times | None, str]:
-    """The times of steps of both, and why the sparse one is not worth it, "" where it is; both stay as they were."""
+    """Times of steps of both models, and the reason against the sparse one ("" if faster); states are restored."""
     if not sparse.report.regions:
         return None, "no product with a pruned weight becomes a kernel in training"
-    runs = [Timed(model, task.batch(1), settings) for model in (dense, sparse)]
+    runs = [Timed(model, task, settings) for model in (dense, sparse)]
     for _ in range(WARM + TURNS):
         for run in runs:
             run()
@@ -272,23 +298,23 @@ def compared(
 
 
 class Timed:
-    """Steps of a model whose state comes back afterwards."""
+    """Timed steps of a model; `restore` brings back the initial state."""
 
-    def __init__(self, model: nn.Module, batch: Batch, settings: Settings) -> None:
-        self.model, self.batch = model, batch
+    def __init__(self, model: nn.Module, task: Task, settings: Settings) -> None:
+        self.model, self.batch, self.objective = model, task.batch(1), task.objective
         self.optimizer = optimizer_of(model, settings)
         self.state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         self.took_ms: list[float] = []
 
     def __call__(self) -> None:
-        """One step."""
+        """Times one training step: gradients and optimizer."""
         started = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
-            gradients(self.model, self.batch)
+            gradients(self.model, self.batch, self.objective)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.took_ms.append(1e3 * (time.perf_counter() - started))
 
     def restore(self) -> None:
-        """Gives the model the state that it had."""
+        """Restores the model's initial state."""
         self.model.load_state_dict(self.state)

@@ -1,7 +1,7 @@
 """Progress of a training: a bar on a terminal, lines elsewhere, with the loss and the expected end.
 
-In: `with Progress("gpt", 0, 1000) as progress: progress.show(row)`. Out: text on standard error, none where options say
-quiet.
+In: `with Progress("gpt", 0, 1000) as progress: progress.show(row)`. Out: text on standard error, none under the
+option `quiet`.
 """
 
 import time
@@ -21,7 +21,7 @@ LINES: Final = 20
 
 
 class Progress:
-    """The steps of a training as they come."""
+    """Progress display of the steps of a training."""
 
     def __init__(self, name: str, done: int, steps: int) -> None:
         self.name, self.steps, self.first = name, steps, done
@@ -48,7 +48,7 @@ class Progress:
         self.bar.stop()
 
     def show(self, row: Row, *, is_first_sparse: bool = False) -> None:
-        """Shows a step that is done, and that it was the first one with sparse weights in kernels."""
+        """Shows a completed step, and announces the first step with sparse weights in kernels."""
         text = self.text(row)
         self.bar.update(self.task, completed=row.step, text=text)
         is_due = row.step % max(1, self.steps // LINES) == 0 or row.step == self.steps
@@ -64,7 +64,7 @@ class Progress:
             )
 
     def text(self, row: Row) -> str:
-        """The loss, the zeros and the time at which the training is expected to end."""
+        """The loss, the zeros and the expected end time of the training."""
         took = time.perf_counter() - self.started
         left = took / max(1, row.step - self.first) * (self.steps - row.step)
         ends = datetime.now() + timedelta(seconds=left)

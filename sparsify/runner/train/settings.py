@@ -1,7 +1,7 @@
 """Settings of `sparsify train`, checked and completed before anything is loaded.
 
 In: `resolve("gpt", recipe="rigl90", steps=1000)`. Out: `Settings` with the recipe, the data set and the sizes of
-batches; `to_dict()` goes into a checkpoint, and a run that resumes compares its own with them.
+batches; `to_dict()` is stored in a checkpoint, for comparison with the settings of a resumed run.
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,8 @@ STEPS: Final = 1000
 BEYOND: Final = 4 / 3
 """The steps of a training over those of its schedules."""
 VALIDATIONS: Final = 10
+DENSE: Final = "dense"
+"""The teacher that is the model itself before it is pruned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,16 @@ class Settings:
 
     Attributes:
         model: the registered name.
-        recipe: as plain data.
-        arguments: of the model's factory.
-        dataset: one that the model is trained on, or the path of a text.
+        recipe: recipe as plain data.
+        arguments: arguments of the model's factory.
+        dataset: a data set of the model, or the path of a text.
         data_root: the folder of real data, "" for none.
-        steps, lr, batch_size, seq, seed: of the training; `seq` is 0 for models without texts.
+        steps, lr, batch_size, seq, seed: numbers of the training; `seq` is 0 for models without texts.
         validate_every, save_every: steps between validations, and between checkpoints.
         is_dense: whether the dense model is trained instead.
-        device: where model and batches are; kernels run on "cpu" alone.
+        device: device of model and batches; kernels run on "cpu" alone.
+        teacher: source of results to learn in place of labels: "dense" (the model before pruning) or the folder of an
+            earlier training; "" for none.
     """
 
     model: str
@@ -59,6 +63,7 @@ class Settings:
     save_every: int = 500
     is_dense: bool = False
     device: str = "cpu"
+    teacher: str = ""
 
     @property
     def entry(self) -> registry.Entry:
@@ -92,14 +97,15 @@ def resolve(
     save_every: int | None = None,
     dense: bool = False,
     device: str = "cpu",
+    teacher: str | PathLike[str] | None = None,
 ) -> Settings:
     """The settings with their defaults filled in.
 
-    A key of `overrides` is an argument of the recipe or of the model, looked for in that order. Steps are a third more
-    than the schedules of the recipe have.
+    A key of `overrides` is looked up among the arguments of the recipe, then of the model. By default a training has a
+    third more steps than the schedules of the recipe.
 
     Raises:
-        SparsifyError: a model, data set, key, number or device that is not possible.
+        SparsifyError: an impossible model, data set, key, number or device.
         RecipeError: the recipe is not valid.
     """
     entry = registry.find(model)
@@ -131,14 +137,22 @@ def resolve(
         save_every or max(1, count // VALIDATIONS),
         dense,
         require_device(device),
+        chosen_teacher(entry, teacher),
     )
 
 
+def chosen_teacher(entry: registry.Entry, given: str | PathLike[str] | None) -> str:
+    """The requested teacher; by default the dense model for encoders (texts have no labels), else none."""
+    if given is None:
+        return DENSE if entry.results == "states" else ""
+    return str(given) if given == DENSE else str(Path(given).expanduser())
+
+
 def require_device(name: str) -> str:
-    """The name of a device that tensors can be put on.
+    """The name of a device, if torch can place tensors on the device.
 
     Raises:
-        SparsifyError: torch has no such device here.
+        SparsifyError: the device is not available.
     """
     try:
         torch.empty(1, device=name).cpu()
@@ -157,7 +171,7 @@ def completed(
     """A recipe with its arguments, and the arguments of the model.
 
     Raises:
-        SparsifyError: a key that neither has.
+        SparsifyError: a key unknown to both.
     """
     keys = {key: parsed(value) for key, value in overrides.items()}
     of_recipe = {key: keys.pop(key) for key in list(keys) if key in recipes.load(given).args}
@@ -171,7 +185,7 @@ def completed(
 
 
 def require_numbers(entry: registry.Entry, lr: float | None, numbers: Mapping[str, int | None]) -> None:
-    """Raises for numbers of options that are out of range, and for tokens of a model that reads no texts."""
+    """Raises for options out of range, and for `seq` on a model without texts."""
     for name, number in numbers.items():
         if number is not None and number < 1:
             raise SparsifyError(f"--{name} {number}: at least 1 is wanted")
@@ -182,44 +196,45 @@ def require_numbers(entry: registry.Entry, lr: float | None, numbers: Mapping[st
 
 
 def trained_models() -> list[str]:
-    """The models that there are data sets for."""
+    """Names of the models with data sets for training."""
     return [entry.name for entry in registry.MODELS.values() if entry.trains_on]
 
 
 def last_update(recipe: Recipe) -> int:
-    """The last step at which a schedule of the recipe changes masks."""
+    """The last step with a mask update in a schedule of the recipe."""
     parts = [part for rule in recipe.rules for part in (rule, *rule.later)]
     ends = [part.schedule.end or part.schedule.start for part in parts if part.prune and part.schedule]
     return max(ends, default=0)
 
 
 def usual_steps(recipe: Recipe) -> int:
-    """The steps where none are asked for."""
+    """The default number of steps."""
     return round(BEYOND * last_update(recipe)) or STEPS
 
 
 def tokens_of(entry: registry.Entry, arguments: Mapping[str, Any], seq: int | None) -> int:
-    """The tokens of a text, 0 for models that read none.
+    """The tokens of a text, 0 for models without texts.
 
     Raises:
-        SparsifyError: more than the model has positions.
+        SparsifyError: more tokens than the model's positions.
     """
     if entry.inputs != "tokens":
         return 0
-    most = arguments["context"]
+    key = "context" if "context" in arguments else "positions"
+    most = arguments[key]
     if seq is not None and seq > most:
-        raise SparsifyError(f"--seq {seq}: {entry.name} has {most} positions", f"context={seq} makes more")
+        raise SparsifyError(f"--seq {seq}: {entry.name} has {most} positions", f"{key}={seq} makes more")
     return min(SEQ, most) if seq is None else seq
 
 
 def chosen_data(
     entry: registry.Entry, dataset: str | None, text: str | PathLike[str] | None, root: str
 ) -> str:
-    """The data set that was asked for; else what the folder of real data has; else the generated one.
+    """The requested data set; else a data set in the folder of real data; else the generated one.
 
     Raises:
-        SparsifyError: two are given, or one that the model does not learn from.
-        DataError: the folder of real data has none.
+        SparsifyError: two data sets are given, or one not for the model.
+        DataError: the folder of real data has no data set of the model.
     """
     generated, *real = entry.trains_on
     if text is not None:
@@ -242,7 +257,10 @@ def chosen_data(
 def is_there(name: str, root: Path) -> bool:
     """Whether a folder of data sets has one."""
     from sparsify.models.data.images import is_there as has_images
+    from sparsify.models.data.sentences import ALL
     from sparsify.models.data.text import FOLDERS
     from sparsify.models.data.text import is_there as has_text
 
+    if name == ALL:
+        return any(has_text(each, root) for each in FOLDERS)
     return (has_text if name in FOLDERS else has_images)(name, root)

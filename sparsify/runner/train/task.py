@@ -1,58 +1,56 @@
-"""The batches that a model learns from: each is a pure function of the seed and the step.
+"""Batches of a training: each a pure function of the seed and the step.
 
-In: `task_of(settings, model)`. Out: a `Task`; `task.batch(7)` gives the inputs and labels of step 7, in every process
-and however often it is asked.
+In: `task_of(settings, model)`. Out: a `Task`; `task.batch(7)` gives the inputs and labels of step 7, the same in every
+process and call.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparsify.errors import DataError
-from sparsify.models.data import Images, Text, images, text
+from sparsify.models.data import Images, Sentences, Text, images, sentences, text
+from sparsify.models.minilm import tokenizer_of
 from sparsify.models.registry import PHOTOGRAPHS
 from sparsify.pruning.score import seed_of
+from sparsify.runner.train.distill import distilled
+from sparsify.runner.train.objective import CLASSES, STATES, Objective
 from sparsify.runner.train.settings import Settings
 
 # Texts of a validation, and images in one of its batches.
 VALIDATED: Final = 64
 IMAGES: Final = 500
-# Pixels by which a photograph moves at most.
+# Maximum shift of a photograph, in pixels.
 SHIFT: Final = 4
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Any]
+"""Inputs, a tensor or a tuple of arguments, and labels, as the objective of the task reads them."""
 
 
 class Task(Protocol):
-    """Something to learn: batches of inputs and labels, which are classes."""
+    """A training task: batches of inputs and labels, and the objective."""
 
     @property
     def name(self) -> str:
-        """The data set, and how it was split."""
+        """The data set and the split."""
 
     @property
     def epoch(self) -> int:
         """The steps of an epoch."""
 
+    @property
+    def objective(self) -> Objective:
+        """The loss, and the measure of quality."""
+
     def batch(self, step: int) -> Batch:
         """Inputs and labels of a step, from 1 on."""
 
     def validation(self) -> Iterator[Batch]:
-        """Batches that no step learns from."""
-
-
-def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy, the mean over all labels."""
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
-
-
-def hits(logits: Tensor, labels: Tensor) -> int:
-    """The number of labels that have the largest logit."""
-    return int((logits.argmax(-1) == labels).sum())
+        """Validation batches."""
 
 
 def generator_of(seed: int, name: str, step: int) -> torch.Generator:
@@ -62,31 +60,32 @@ def generator_of(seed: int, name: str, step: int) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Texts:
-    """Pieces of a text; the label of each token is the one that follows."""
+    """Pieces of a text; the label of each token is the next token."""
 
     data: Text
     size: int
     seq: int
     seed: int
+    objective: Objective = CLASSES
 
     @property
     def name(self) -> str:
-        """The text, and what validates."""
+        """The text, and the validation split."""
         return f"{self.data.name}, {len(self.data.train)} characters; validated on {self.data.split}"
 
     @property
     def epoch(self) -> int:
-        """The steps that read as many tokens as the text has."""
+        """Steps of an epoch: total tokens over tokens of a batch."""
         return max(1, len(self.data.train) // (self.size * self.seq))
 
     def batch(self, step: int) -> Batch:
-        """Pieces that start at random places."""
+        """Pieces with random starts."""
         draw = generator_of(self.seed, "batch", step)
         starts = torch.randint(len(self.data.train) - self.seq, (self.size,), generator=draw)
         return self.pieces(self.data.train, starts)
 
     def validation(self) -> Iterator[Batch]:
-        """Pieces side by side, or as far apart as lets some of them cover the text."""
+        """Evenly spaced pieces of the validation text, at most `VALIDATED`."""
         length = len(self.data.val) - self.seq
         count = min(VALIDATED, 1 + (length - 1) // self.seq)
         starts = torch.linspace(0, length - 1, count).long()
@@ -94,34 +93,35 @@ class Texts:
             yield self.pieces(self.data.val, part)
 
     def pieces(self, tokens: Tensor, starts: Tensor) -> Batch:
-        """The pieces that start there, and the same one token further on."""
+        """Pieces at `starts`, and as labels the same pieces shifted by one token."""
         found = tokens[starts[:, None] + torch.arange(self.seq + 1)]
         return found[:, :-1], found[:, 1:]
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images with classes, each of them once in an epoch; photographs move and are mirrored."""
+    """Images with classes, each once in an epoch; photographs are shifted and mirrored at random."""
 
     data: Images
     size: int
     seed: int
     is_flat: bool = False
     moves: bool = False
+    objective: Objective = CLASSES
 
     @property
     def name(self) -> str:
-        """The images, and what validates."""
+        """The images, and the validation split."""
         count = len(self.data.train[1])
         return f"{self.data.name}, {count} images; validated on {self.data.split}"
 
     @property
     def epoch(self) -> int:
-        """The steps that read each image once; what is left of a batch waits for the next epoch."""
+        """Steps of an epoch; an incomplete last batch is dropped."""
         return len(self.data.train[1]) // self.size
 
     def batch(self, step: int) -> Batch:
-        """The images of a step, in the order of its epoch."""
+        """The images of a step, in the random order of the epoch."""
         pixels, classes = self.data.train
         epoch, at = divmod(step - 1, self.epoch)
         order = torch.randperm(len(classes), generator=generator_of(self.seed, "epoch", epoch))
@@ -132,26 +132,26 @@ class Pictures:
         return self.shaped(found), classes[chosen]
 
     def validation(self) -> Iterator[Batch]:
-        """All images, in their order."""
+        """All validation images, in stored order."""
         pixels, classes = self.data.val
         for part in torch.arange(len(classes)).split(IMAGES):
             yield self.shaped(pixels[part]), classes[part]
 
     def shaped(self, pixels: Tensor) -> Tensor:
-        """Images as the model takes them."""
+        """Images in the model's input shape."""
         return pixels.flatten(1) if self.is_flat else pixels
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """A task whose batches are on another device than the data."""
+    """A task with batches on another device than the data."""
 
     task: Task
     device: str
 
     @property
     def name(self) -> str:
-        """The data set, and how it was split."""
+        """The data set and the split."""
         return self.task.name
 
     @property
@@ -159,19 +159,70 @@ class OnDevice:
         """The steps of an epoch."""
         return self.task.epoch
 
+    @property
+    def objective(self) -> Objective:
+        """The objective of the task."""
+        return self.task.objective
+
     def batch(self, step: int) -> Batch:
         """Inputs and labels of a step."""
         inputs, labels = self.task.batch(step)
-        return inputs.to(self.device), labels.to(self.device)
+        return self.there(inputs), self.there(labels)
 
     def validation(self) -> Iterator[Batch]:
-        """Batches that no step learns from."""
+        """Validation batches."""
         for inputs, labels in self.task.validation():
-            yield inputs.to(self.device), labels.to(self.device)
+            yield self.there(inputs), self.there(labels)
+
+    def there(self, values: Any) -> Any:
+        """A tensor, or nested tuples of tensors, on the device."""
+        return tuple(map(self.there, values)) if isinstance(values, tuple) else values.to(self.device)
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Texts [texts, tokens] with masks of tokens, each once in an epoch; labels come from a teacher only.
+
+    Inputs are tokens and mask, int64; labels are the mask of unpadded tokens, bool.
+    """
+
+    data: Sentences
+    size: int
+    seed: int
+    objective: Objective = STATES
+
+    @property
+    def name(self) -> str:
+        """The texts, and the validation split."""
+        count = len(self.data.train[1])
+        return f"{self.data.name}, {count} texts; validated on {self.data.split}"
+
+    @property
+    def epoch(self) -> int:
+        """Steps of an epoch; an incomplete last batch is dropped."""
+        return len(self.data.train[1]) // self.size
+
+    def batch(self, step: int) -> Batch:
+        """The texts of a step, in the random order of the epoch."""
+        epoch, at = divmod(step - 1, self.epoch)
+        count = len(self.data.train[1])
+        order = torch.randperm(count, generator=generator_of(self.seed, "epoch", epoch))
+        return self.texts(self.data.train, order[at * self.size : (at + 1) * self.size])
+
+    def validation(self) -> Iterator[Batch]:
+        """All validation texts, in stored order."""
+        for part in torch.arange(len(self.data.val[1])).split(self.size):
+            yield self.texts(self.data.val, part)
+
+    def texts(self, given: tuple[Tensor, Tensor], chosen: Tensor) -> Batch:
+        """Texts in the model's input form, and the mask of unpadded tokens."""
+        tokens, lengths = given[0][chosen], given[1][chosen]
+        counts = torch.arange(tokens.shape[1]) < lengths[:, None]
+        return (tokens, counts.long()), counts
 
 
 def moved(pixels: Tensor, draw: torch.Generator) -> Tensor:
-    """Images [n, channels, height, width], moved by a few pixels, half of them mirrored."""
+    """Images [n, channels, height, width], shifted by up to `SHIFT` pixels, half mirrored, at random."""
     count, _, height, width = pixels.shape
     padded = F.pad(pixels, (SHIFT,) * 4)
     down, right = torch.randint(2 * SHIFT + 1, (2, count), generator=draw)
@@ -184,20 +235,23 @@ def moved(pixels: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def task_of(settings: Settings, model: nn.Module) -> Task:
-    """The task of a training, its batches on the device of the training.
+    """The task of a training, with batches on the device of the training.
 
     Raises:
-        DataError: files are missing, too short, or of another size than the model takes.
+        DataError: files are missing, too short, or of another size than the model's input.
     """
     found = data_of(settings, model)
-    return found if settings.device == "cpu" else OnDevice(found, settings.device)
+    task: Task = found if settings.device == "cpu" else OnDevice(found, settings.device)
+    return distilled(task, model, settings) if settings.teacher else task
 
 
 def data_of(settings: Settings, model: nn.Module) -> Task:
-    """The task of a training, its batches in main memory."""
+    """The task of a training, with batches in main memory."""
     root = Path(settings.data_root) if settings.data_root else None
     if root is not None and not root.is_dir():
         raise DataError(f"there is no folder {root}", "--data-root names an existing one")
+    if settings.entry.results == "states":
+        return unlabelled(settings, root)
     if settings.seq:
         return texts(settings, model, text(settings.dataset, root, settings.seed))
     kind = settings.entry.inputs
@@ -214,11 +268,28 @@ def data_of(settings: Settings, model: nn.Module) -> Task:
     return task
 
 
+def unlabelled(settings: Settings, root: Path | None) -> Unlabelled:
+    """Texts for an encoder.
+
+    Raises:
+        DataError: the texts are missing, or fewer than a batch.
+    """
+    place = tokenizer_of(settings.arguments)
+    known = settings.arguments["vocabulary"]
+    found = sentences(settings.dataset, root, place, settings.seq, known, settings.seed)
+    if settings.batch_size > len(found.train[1]):
+        raise DataError(
+            f"--batch-size {settings.batch_size}: {found.name} has {len(found.train[1])} texts",
+            "a smaller one",
+        )
+    return Unlabelled(found, settings.batch_size, settings.seed)
+
+
 def texts(settings: Settings, model: nn.Module, found: Text) -> Texts:
     """A text to learn.
 
     Raises:
-        DataError: it is too short, or has characters that the model does not know.
+        DataError: the text is too short, or has characters outside the model's vocabulary.
     """
     shortest = min(len(found.train), len(found.val))
     if shortest <= settings.seq + 1:
@@ -233,7 +304,7 @@ def texts(settings: Settings, model: nn.Module, found: Text) -> Texts:
 
 
 def require_fit(settings: Settings, model: nn.Module, pixels: Tensor) -> None:
-    """Raises where images have another size than the model takes."""
+    """Raises for images of another size than the model's input."""
     if settings.entry.inputs == "images":
         side = model.config.image_size  # type: ignore[union-attr]
         if pixels.shape[-1] != side:

@@ -13,7 +13,7 @@ __all__ = [name for name in dir(_nn) if not name.startswith("_")]
 
 
 def __getattr__(name: str) -> Any:
-    """torch's object of that name."""
+    """torch's object called `name`."""
     return getattr(_nn, name)
 
 

@@ -1,4 +1,4 @@
-"""`torch.nn.functional` with a `one_hot` that stores the ones alone.
+"""`torch.nn.functional` with a sparse `one_hot`: only the ones are stored.
 
 In: `one_hot(gates.argmax(1), experts)`. Out: a `SparseTensor` [rows, experts] with one stored entry a row.
 """
@@ -20,19 +20,19 @@ def one_hot(tensor: Tensor, num_classes: int = -1, *, format: "Format | str | No
 
     Args:
         tensor: classes [...], int64, from 0.
-        num_classes: extent of the new last mode; -1: the largest class and 1 more.
-        format: of the result [..., num_classes]; without it the modes of `tensor` are dense and the last mode is
-            `singleton`, one coordinate a row. `"dense"` gives torch's dense tensor.
+        num_classes: extent of the new last mode; -1: the largest class plus 1.
+        format: format of the result [..., num_classes]; by default the modes of `tensor` are dense and the last mode
+            is `singleton`, one coordinate a row. `"dense"` gives torch's dense tensor.
 
     Raises:
-        DtypeError: classes that are no int64.
+        DtypeError: classes not in int64.
         ShapeError: a class below 0, or beyond `num_classes`.
 
     >>> one_hot(torch.tensor([2, 0]), 3).to_dense().tolist()
     [[0, 0, 1], [1, 0, 0]]
     """
     from sparsify.storage.format import Format
-    from sparsify.storage.interop import tensor as stored
+    from sparsify.storage.interop.tensors import tensor as stored
 
     if tensor.dtype != torch.int64:
         raise DtypeError(f"one_hot of {tensor.dtype}", "classes in int64, tensor.long()")
@@ -60,7 +60,7 @@ def _one_row() -> Tensor:
 
 
 def __getattr__(name: str) -> Any:
-    """torch's function of that name."""
+    """torch's function called `name`."""
     return getattr(_functional, name)
 
 

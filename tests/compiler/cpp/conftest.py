@@ -1,8 +1,8 @@
-"""The tests of flags, builds and the cache say themselves with which options."""
+"""Fixtures for the tests of flags, builds and the cache, which set their own options."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def without_optimisation() -> None:
-    """The options in force are those of users."""
+    """Leaves the default options of users in force."""

@@ -64,10 +64,10 @@ def compare(
     flags: tuple[str, ...] = QUICK,
     ulps: float = 0,
 ) -> dict[str, NDArray[Any]]:
-    """Runs a kernel both ways on copies and compares; returns the arrays that the compiled one left.
+    """Runs a kernel by compiled C++ and by the interpreter on copies and compares; returns the arrays of the former.
 
     Args:
-        ulps: how far floating point results may differ, in units of the last place; 0 for equal bits.
+        ulps: maximum difference of floating point results, in units of the last place; 0 for equal bits.
     """
     verify(function)
     sizes = {"serial_threshold": 0, **sizes}

@@ -96,7 +96,7 @@ def test_arithmetic(dtype, width, random):
 
 @pytest.mark.parametrize("lanes", [1, 8, 16])
 def test_nan(lanes):
-    """NaN goes where it goes in torch."""
+    """NaN propagates as in torch."""
     type = Type("float32", lanes)
     functions = {"sign": torch.sign, "relu": torch.relu, "abs": torch.abs, "square": torch.square}
     binary = {
@@ -224,7 +224,7 @@ def test_gather_and_scatter(dtype, width, random):
 
 @pytest.mark.parametrize("width", [32, 0])
 def test_gather_by_indices_in_memory(width, random):
-    """Of an operand, each index is read where it lies; of what is written meanwhile, all before."""
+    """Gathers read indices of an operand in place; indices in a buffer written meanwhile are read before the write."""
     type, indices = Type("float32", lanes_for("float32", width)), Type("int32", lanes_for("int32", width))
     body = [
         Declare(var("i", indices), load("I", P, indices)),
@@ -288,7 +288,7 @@ def test_transpose(dtype, lanes, random):
 
 @pytest.mark.parametrize("lanes", [1, 4, 8])
 def test_conversions(lanes, random):
-    """Between all pairs of dtypes, through values that all of them hold."""
+    """Conversions between all pairs of dtypes, of values representable in all dtypes."""
     dtypes = (*SIZES, "bool")
     body = [
         Store(f"{a}_to_{b}", lit(0), Convert(load(a, lit(0), Type(a, lanes)), Type(b, lanes)))
@@ -355,7 +355,7 @@ def test_loops_branches_and_awkward_names():
 
 
 def test_operands_decide_lazily():
-    """`p < n and A[p] > 0` reads nothing beyond the array, nor does the other side of `where`."""
+    """`p < n and A[p] > 0` reads nothing beyond the array; `where` evaluates only the chosen side."""
     inside = op("lt", P, N)
     positive = op("gt", load("A", P, F32), lit(0.0, F32))
     function = kernel(
@@ -414,7 +414,7 @@ def test_status_and_empty_output():
 
 
 def test_text_is_minimal():
-    """A kernel that uses little is little text: no unused sizes, buffers, types or helpers."""
+    """A small kernel has a short text: no unused sizes, buffers, types or helpers."""
     text = emit(kernel("n m", "A:float32 B:float32 >Y:float32", Store("Y", lit(0), load("A", var("m"), F32))))
     assert "n" not in [line.split()[2] for line in text.splitlines() if "= sizes[" in line]
     assert "buffers[1]" not in text and "uint" not in text and "omp" not in text and "inline" not in text

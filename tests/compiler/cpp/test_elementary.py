@@ -56,7 +56,7 @@ def apply(names, dtype, lanes, x, flags):
 
 
 def samples(dtype):
-    """Arguments of all magnitudes and those where the formulas change or end."""
+    """Arguments of all magnitudes, and arguments at the boundaries of formulas."""
     random = np.random.default_rng(3)
     limits = np.finfo(dtype)
     edges = [
@@ -143,7 +143,7 @@ def test_pow_and_atan2(dtype, lanes):
 
 @pytest.mark.parametrize("name", ["exp", "log", "tanh", "erf", "sigmoid", "gelu", "gelu_tanh", "silu"])
 def test_no_library_calls(name):
-    """Vectors of these functions never leave vector registers for the C library."""
+    """Vectorized elementary functions never call the C library."""
     type = Type("float32", 8)
     text = emit(kernel("p", "X:float32 >Y:float32", Store("Y", P, Op(name, (load("X", P, type),), type))))
     assert "lane" not in text

@@ -1,4 +1,4 @@
-"""The 16-bit floats of generated code against torch's, every one of them."""
+"""16-bit floats of generated code against torch's, exhaustively."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_every_number_is_read_right(dtype, vector_bytes):
 
 
 def widened(x: torch.Tensor, vector_bytes: int) -> torch.Tensor:
-    """`x` as float32: beside a 0 of float32 with modes it promotes."""
+    """Conversion of `x` to float32, by adding a float32 zero with modes."""
     with sparsify.options.override(vector_bytes=vector_bytes):
         return sparsify.evaluate("y[i] = x[i] + z[i]", x=x, z=torch.full(x.shape, -0.0))
 
@@ -25,7 +25,7 @@ def widened(x: torch.Tensor, vector_bytes: int) -> torch.Tensor:
 @pytest.mark.parametrize("vector_bytes", [0, 16, 32])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_numbers_are_rounded_to_nearest(dtype, vector_bytes):
-    """All 16-bit numbers, those half way between two, and their neighbours; infinities and NaN."""
+    """All 16-bit numbers, all midpoints and their neighbours, infinities and NaN."""
     exact = ALL.view(dtype).float()
     finite = exact[exact.isfinite()].sort().values
     middle = (finite[1:].double() + finite[:-1].double()).div(2).float()
@@ -41,7 +41,7 @@ def test_numbers_are_rounded_to_nearest(dtype, vector_bytes):
 
 
 def rounded(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`wide` in `dtype` by a kernel: the gradient of an operand has its dtype, whatever it is multiplied by."""
+    """Conversion of `wide` to `dtype` by a kernel: the gradient of an operand has the operand's dtype."""
     x = torch.ones(len(wide), dtype=dtype, requires_grad=True)
     y = sparsify.evaluate("y[i] = x[i] * w[i]", x=x, w=wide)
     return torch.autograd.grad(y, x, torch.ones_like(y))[0]

@@ -1,4 +1,4 @@
-"""Lookups in vectors: what the interpreter finds at any place, for tables of any length."""
+"""Vectorized table lookups equal the interpreter's, at any place, for tables of any length."""
 
 from shutil import which
 

@@ -81,7 +81,7 @@ def test_no_memory_in_a_thread(threads):
 
 
 def test_captured_variables():
-    """A region sees scalars, vectors and masks from outside, and scratch memory made before it."""
+    """A parallel region captures outer scalars, vectors and masks, and scratch memory allocated before it."""
     vector, mask = Type("float32", 4), Type("bool", 4)
     at = op("mul", ROW, lit(4))
     chosen = op("where", var("m", mask), var("v", vector), load("w", lit(0), vector))

@@ -1,4 +1,4 @@
-"""Random numbers of kernels: bit by bit those of the interpreter, for scalars and vectors of any length."""
+"""Random numbers of kernels equal the interpreter's bit by bit, for scalars and vectors of any length."""
 
 from shutil import which
 

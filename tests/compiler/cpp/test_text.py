@@ -90,7 +90,7 @@ def spmm():
 
 
 def merge():
-    """`C[i] = A[i] + B[i]` of compressed vectors, whose result is allocated at its largest size."""
+    """Loops of `C[i] = A[i] + B[i]` of compressed vectors; the result is allocated at its largest size."""
     p, q, n = (var(name) for name in ("pA", "pB", "n"))
     a_end, b_end = var("pA_end"), var("pB_end")
 

@@ -1,4 +1,4 @@
-"""Vectors of bytes as wider numbers: every byte, by the instruction and without it."""
+"""Widening of byte vectors: every byte, with and without the special instruction."""
 
 from shutil import which
 

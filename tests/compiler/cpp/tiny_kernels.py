@@ -1,4 +1,4 @@
-"""Kernels of a few lines, compilers that are scripts, and Python programs that ask for a kernel."""
+"""Kernels of a few lines, compilers as scripts, and Python programs that request a kernel."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from sparsify.compiler.cpp.call import foreign_call
 from sparsify.compiler.cpp.toolchain.cache import Library
-from sparsify.compiler.kernel import foreign_call
 
 CONTEXT = """\
 typedef __INT64_TYPE__ int64_t;
@@ -16,7 +16,7 @@ struct Context { int64_t threads; void *state; void *(*allocate)(void *, int64_t
 
 
 def kernel(body: str, before: str = "") -> str:
-    """The unit of a kernel; its arrays are `sizes` and `buffers`."""
+    """Translation unit of a kernel; its arrays are `sizes` and `buffers`."""
     return (
         f"{CONTEXT}{before}\n"
         'extern "C" int64_t sparsify_kernel'
@@ -26,19 +26,19 @@ def kernel(body: str, before: str = "") -> str:
 
 
 def constant(value: int) -> str:
-    """A kernel that writes `value` into its only buffer."""
+    """Kernel that writes `value` into its only buffer."""
     return kernel(f"*(int64_t *)buffers[0] = {value};")
 
 
 def result(library: Library) -> int:
-    """What a kernel writes into its only buffer."""
+    """Contents of a kernel's only buffer after a call."""
     buffer = torch.zeros(1, dtype=torch.int64)
     foreign_call.call(library, (), (buffer,), 1)
     return int(buffer.item())
 
 
 def compiler(folder: Path, lines: str = "", name: str = "cxx") -> Path:
-    """A compiler that notes each run in `folder/log`, runs `lines` of shell, then is g++."""
+    """Compiler script that logs each run in `folder/log`, runs `lines` of shell, then calls g++."""
     path = folder / name
     path.write_text(
         "#!/bin/sh\n"
@@ -51,13 +51,13 @@ def compiler(folder: Path, lines: str = "", name: str = "cxx") -> Path:
 
 
 def runs(folder: Path) -> list[int]:
-    """The process numbers of the runs that a script noted."""
+    """Process numbers of the runs logged by a script."""
     log = folder / "log"
     return [int(line) for line in log.read_text().split()] if log.exists() else []
 
 
 def ask(source: str, cache_dir: Path, cxx: Path) -> subprocess.Popen[str]:
-    """Another process that asks for a kernel and prints its origin and result."""
+    """Starts another process that requests a kernel and prints its origin and result."""
     program = (
         "import sys; from pathlib import Path; from sparsify.options import override\n"
         "from sparsify.compiler.cpp.toolchain.cache import library\n"

@@ -7,7 +7,7 @@ import numpy as np
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Program, Reduce, Stored
-from sparsify.compiler.einsum.parse import read
+from sparsify.compiler.einsum.text.parse import read
 from sparsify.storage.format import Format
 
 EXTENTS = {"i": 3, "j": 4, "k": 2, "l": 3, "f": 3, "h": 3, "r": 2, "x_0": 6, "A_1": 4}
@@ -30,7 +30,7 @@ def program(text: str, sizes: Mapping[str, int] | None = None, **operands: Opera
 
 
 def random_inputs(prog: Program, seed: int, density: float = 0.5) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Values and masks for the inputs of a program, from a seed; shared patterns share their mask."""
+    """Random values and masks of a program's inputs by seed; shared patterns share their mask."""
     rng = np.random.default_rng(seed)
     inputs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name in prog.inputs:

@@ -1,4 +1,4 @@
-"""Derivatives where functions have corners: those of torch."""
+"""Derivatives at points without a derivative equal torch's."""
 
 import pytest
 import torch

@@ -1,16 +1,16 @@
-"""Indices that are sums of index variables, numbers and extents."""
+"""Affine indices: sums of index variables, numbers and extents."""
 
 import pytest
 import torch
 
 import sparsify
 from sparsify.compiler.einsum.affine import Affine, affine
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.errors import EinsumError, ParseError, ShapeError
 
 
 def index_of(text: str):
-    """The index of `R` in a statement that reads it."""
+    """Index of `R` in a statement that reads it."""
     (statement,) = parse(f"Y[i,j] = R[{text}] * X[i,j]")
     return statement.value.args[0].indices[0]
 

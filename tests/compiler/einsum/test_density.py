@@ -1,4 +1,4 @@
-"""Expected densities, by hand and against random patterns, and the results that they make dense."""
+"""Expected densities against manual and random patterns, and results that become dense."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import sparsify
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.infer.density import expected_density
 from sparsify.compiler.einsum.infer.format import infer_format
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.kernel.kernel import compile_program
 

@@ -6,7 +6,7 @@ import torch
 
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.interpret import interpret
-from sparsify.compiler.einsum.subscripts import read_subscripts
+from sparsify.compiler.einsum.text.subscripts import read_subscripts
 from sparsify.errors import EinsumError, ShapeError
 
 from .programs import operand

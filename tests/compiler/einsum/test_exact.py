@@ -1,4 +1,4 @@
-"""Programs as texts: what is written reads back, also in several threads at once."""
+"""Text of programs parses back to the same program, also in several threads at once."""
 
 import gc
 import os
@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sparsify.compiler.einsum import serialize
 from sparsify.compiler.einsum.nodes import Call, Const, Index
+from sparsify.compiler.einsum.text import serialize
 from sparsify.errors import SparsifyError
 
 PROGRAM = Call("add", tuple(Call("mul", (Index(f"i{k}"), Const(0.5 * k))) for k in range(40)))
 
 
 class Finalized:
-    """A cycle whose finalizer runs Python code: collections hand the interpreter to other threads."""
+    """A reference cycle whose finalizer runs Python code: garbage collections then switch threads."""
 
     def __init__(self) -> None:
         self.cycle = self
@@ -29,7 +29,7 @@ class Finalized:
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """Collections at nearly every allocation, threads that switch as often as they can."""
+    """Fixture with collections at nearly every allocation and maximal switching between threads."""
     threshold, interval = gc.get_threshold(), sys.getswitchinterval()
     gc.set_threshold(10, 2, 1_000_000)
     sys.setswitchinterval(1e-6)

@@ -1,10 +1,10 @@
-"""What leaves a sum, and what has to stay."""
+"""Factors that move out of a sum, and factors that must stay."""
 
 import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.einsum.rewrite.factor import factor
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.storage.format import Format
 
 FORMATS = {"A": "csr", "B": "csr", "M": "csr", "s": "dense"}

@@ -106,7 +106,7 @@ def test_first_and_second_derivatives(text, operands):
 
 
 def join(forward: Program, reverse: Program) -> Program:
-    """The program that runs forward and then back, its outputs the gradients."""
+    """Program of the forward and the backward pass, with gradients as outputs."""
     declarations = {d.name: d for d in (*forward.declarations, *reverse.declarations)}
     inputs = dict.fromkeys((*forward.inputs, *(n for n in reverse.inputs if n.startswith("g_"))))
     statements = forward.statements + reverse.statements
@@ -188,7 +188,7 @@ def test_only_what_is_asked_is_computed():
 
 
 def test_products_that_are_projected_are_confined_one_by_one():
-    """Triangles: each contribution is computed where the matrix has entries, and nowhere else."""
+    """Triangle counting: each contribution is computed only at the stored entries of the matrix."""
     prog = program("a = A[i,j] * A[j,k] * A[k,i]", A=CSR)
     statements = [str(statement) for statement in adjoint(prog, ("A",), {"a": "g"}).statements]
     assert len(statements) == 4

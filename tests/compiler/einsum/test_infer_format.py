@@ -3,7 +3,7 @@
 import pytest
 
 from sparsify.compiler.einsum.declare import declare
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.errors import EinsumError
 from sparsify.storage.format import Format
 

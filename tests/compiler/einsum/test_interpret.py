@@ -31,7 +31,7 @@ def test_graph_layer(seed):
 
 
 def test_an_empty_sum_is_not_stored():
-    """It annihilates as what is not stored adds up to, whatever the number of coordinates."""
+    """An empty sum annihilates like an unstored entry, also with no columns at all."""
     prog = program("y[i] = sum(j, A[i,j]) * x[i]", A=CSR, x=VECTOR)
     x = np.array([np.nan, np.inf])
     for columns in (0, 3):
@@ -65,7 +65,7 @@ def test_a_nan_that_meets_no_stored_entry_has_no_effect():
     ("text", "both"), [("A[i] + B[i]", np.nan), ("B[i] - B[i]", np.nan), ("B[i] + B[i]", -np.inf)]
 )
 def test_infinite_fills_that_contradict_each_other(text, both):
-    """Both unstored they decide nothing; one alone decides whatever is stored in the other."""
+    """Two unstored infinite fills decide nothing; a single one decides regardless of the other's stored value."""
     vector = operand("compressed")
     forms = {"A": replace(vector, fill=np.inf), "B": replace(vector, fill=-np.inf)}
     prog = program(f"y[i] = {text}", **{name: form for name, form in forms.items() if f"{name}[" in text})

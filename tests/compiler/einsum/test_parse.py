@@ -1,10 +1,10 @@
-"""Reading index notation, its sums and its mistakes."""
+"""Parsing of index notation, its sums and its errors."""
 
 import numpy as np
 import pytest
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Index
-from sparsify.compiler.einsum.parse import parse, parse_expression, read
+from sparsify.compiler.einsum.text.parse import parse, parse_expression, read
 from sparsify.errors import EinsumError, ParseError
 
 from .programs import random_expression

@@ -1,4 +1,4 @@
-"""Functions and monoids that users add."""
+"""User-registered functions and monoids."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import pytest
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.interpret import interpret
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.register import expand_functions, register_function, register_monoid
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.errors import EinsumError, ParseError
 
 from .programs import MATRIX, VECTOR, program, random_inputs
@@ -16,7 +16,7 @@ from .test_gradient import check
 
 @pytest.fixture(autouse=True)
 def forget():
-    """Removes what a test has registered."""
+    """Removes the registrations of a test."""
     functions, monoids = dict(FUNCTIONS), dict(MONOIDS)
     yield
     for table, before in ((FUNCTIONS, functions), (MONOIDS, monoids)):

@@ -1,4 +1,4 @@
-"""Formats on the pattern of another tensor with dense levels below, and the accesses that go with them."""
+"""Formats on the pattern of another tensor with dense levels below, and the corresponding accesses."""
 
 import numpy as np
 import pytest

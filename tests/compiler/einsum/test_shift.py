@@ -1,4 +1,4 @@
-"""Shifts of exponents that cancel, and those that do not."""
+"""Shifts of exponents: those that cancel, and those that do not."""
 
 import numpy as np
 import pytest

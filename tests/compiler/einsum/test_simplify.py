@@ -1,10 +1,10 @@
-"""Rewrites that keep the bits."""
+"""Bit-preserving rewrites."""
 
 import numpy as np
 import pytest
 
-from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rewrite.simplify import simplify
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.einsum.values import Tensor, evaluate
 from sparsify.errors import DtypeError
 

@@ -1,10 +1,10 @@
-"""Sums inside of elementary functions at stored entries become statements; others stay where they are."""
+"""Sums inside of elementary functions at stored entries become separate statements; other sums are unchanged."""
 
 import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.einsum.rewrite.split_entry_sums import sums_apart
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.storage.format import Format
 

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the known answers, and that they behave as random ones do."""
+"""Counter-based random numbers: known answers, and statistical tests."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ ONES = 2**32 - 1
     ],
 )
 def test_known_answers(counter, key, words):
-    """Those that the library of the generator's authors is tested with."""
+    """Known answers from the tests of Random123, the library of the generator's authors."""
     assert threefry(counter, key) == words
     seed = np.int64(np.uint64(key[1] << 32 | key[0]))
     assert uniform(seed, *counter) == np.float32((words[0] >> 8) / 2**24)
@@ -35,7 +35,7 @@ def test_tensors_have_the_same_numbers():
 
 
 def test_numbers_are_uniform_and_independent():
-    """Bounds that a true random sequence passes in all but one of 10,000 tries; the seeds are fixed."""
+    """Bounds that true random numbers violate once in 10,000 tries; the seeds are fixed."""
     seeds, places = np.arange(8)[:, None, None], np.arange(256)
     numbers = uniform(seeds, places[:, None], places).astype(np.float64)
     assert numbers.min() >= 0 and numbers.max() < 1

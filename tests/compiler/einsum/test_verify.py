@@ -1,9 +1,9 @@
-"""Programs that do not fit, in the user's own names."""
+"""Errors of invalid programs, in the user's own names."""
 
 import pytest
 
 from sparsify.compiler.einsum.infer.extents import bind_extents
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.einsum.verify import verify_statements
 from sparsify.errors import EinsumError, ShapeError
 

@@ -30,7 +30,7 @@ def lit(value: float, type: Type = INT) -> Literal:
 
 
 def op(name: str, *args: Expr) -> Op:
-    """The type is that of the last operand; of comparisons it is bool."""
+    """Operation with the type of its last operand; comparisons are bool."""
     type = type_of(args[-1])
     is_bool = name in ("eq", "ne", "lt", "le", "gt", "ge")
     return Op(name, args, Type("bool", type.lanes) if is_bool else type)

@@ -1,4 +1,4 @@
-"""Vectors that several sums read are loaded once, where registers allow it."""
+"""Vectors read by several sums are loaded once, if registers allow it."""
 
 import numpy as np
 import pytest

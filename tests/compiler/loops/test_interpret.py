@@ -1,4 +1,4 @@
-"""The interpreter refuses what C++ would do silently."""
+"""The interpreter of loops rejects undefined behaviour that C++ would accept silently."""
 
 import numpy as np
 import pytest

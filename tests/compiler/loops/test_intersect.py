@@ -1,4 +1,4 @@
-"""Intersections: right for any number of operands, with few looks where one list is much longer."""
+"""Intersections: correct for any number of operands, with few coordinate reads if one list is much longer."""
 
 from itertools import product
 
@@ -7,11 +7,11 @@ import torch
 
 import sparsify
 from sparsify.compiler.einsum.declare import declare
-from sparsify.compiler.einsum.parse import parse
-from sparsify.compiler.kernel.operand_types import describe
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.interpret import Machine
 from sparsify.compiler.loops.nodes import Load
+from sparsify.compiler.operands.operand_types import describe
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.sizes import sizes_of
@@ -52,7 +52,7 @@ def test_ends_of_lists(first: tuple[int, ...], second: tuple[int, ...]) -> None:
 def looks(
     text: str, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **vectors: sparsify.SparseTensor
 ) -> int:
-    """How often a statement that computes Y from sparse vectors reads a coordinate."""
+    """Number of coordinate reads of a statement that computes Y from sparse vectors."""
     program = declare(parse(text), {name: describe(operand) for name, operand in vectors.items()})
     sizes = sizes_of(program, [vectors[name] for name in program.inputs])
     (step,) = steps(program, sizes)
@@ -99,7 +99,7 @@ def test_long_lists_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_lists_that_are_nothing_alone_are_searched(
     text: str, names: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entries of a known pattern are all written, whether the others have them or not."""
+    """All entries of a known pattern are written; the long lists are searched instead of walked."""
     short = vector(*range(100, 5000, 700))
     long = {name: vector(*range(n, 5000, 2 + n)) for n, name in enumerate(names)}
     dense = {name: operand.to_dense()[short.coordinates()[0]] for name, operand in long.items()}

@@ -1,4 +1,4 @@
-"""Before and after of each rule, and rows that must not change."""
+"""Before and after of each rewrite rule, and rows that must not change."""
 
 import numpy as np
 import pytest
@@ -135,7 +135,7 @@ def test_branches():
 
 
 def test_definitions_do_not_meet():
-    """Two loops of one iteration that define one name stay: their bodies would share a scope."""
+    """Two single-iteration loops with the same local name are not unrolled, since their bodies would share a scope."""
     x = Declare(var("x", F32), load("A", ROW, F32), True)
     body = [x, Set(X, add(X, X)), Store("Y", ROW, X)]
     kept = simplified(loop("k", lit(0), lit(1), *body), loop("k", lit(0), lit(1), *body))

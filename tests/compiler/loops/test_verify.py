@@ -116,7 +116,7 @@ def test_arguments_are_distinct():
 
 
 def test_accepted():
-    """Inner definitions end with their block; a region sees what lies around it and its own set-up."""
+    """Inner definitions end with their block; a region sees outer definitions and its own set-up."""
     inner = [Declare(var("x"), N, True), Set(var("x"), add(var("x"), INT_ONE)), Store("Y", var("x"), ONE)]
     region = parallel(
         loop("p", var("b"), var("e"), Store("Y", P, load("w", lit(0), F32))),

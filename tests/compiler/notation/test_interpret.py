@@ -1,4 +1,4 @@
-"""Scheduled notation gives what the einsum program gives."""
+"""The interpreter of scheduled notation agrees with the interpreter of einsum programs."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.interpret import interpret as interpret_program
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.notation.interpret import interpret
 from sparsify.compiler.notation.nodes import Fuse, Notation, Position, Split
@@ -19,7 +19,7 @@ SHAPES = {"A": (4, 5), "B": (4, 5), "T": (5, 7), "X": (4, 7), "b": (7,), "x": (5
 
 
 def setting(text: str, seed: int, **formats: str):
-    """A program, its notation before any schedule, its inputs and its results."""
+    """A program, its unscheduled notation, its inputs and its results."""
     program = declare(parse(text), {name: Operand(Format(f), "float64") for name, f in formats.items()})
     rng = np.random.default_rng(seed)
     inputs = {}
@@ -34,7 +34,7 @@ def setting(text: str, seed: int, **formats: str):
 
 
 def check(notation: Notation, inputs, expected) -> None:
-    """Verifies and runs a notation; sums may differ in their order, hence the tolerance."""
+    """Verifies and runs a notation; the tolerance allows other orders of sums."""
     verify(notation)
     results = interpret(notation, inputs)
     for name in notation.outputs:
@@ -142,7 +142,7 @@ def test_reading_what_was_never_written_shows():
 
 
 def test_positions_above_lanes_are_those_of_blocks():
-    """A block of rows lists a column once, whichever of its rows has an entry there."""
+    """A block of rows lists a column once if any of its rows has an entry in the column."""
     text, form = "Y[t,n] = X[t,k] * W[n,k]", "i/2: dense, j: compressed, i%2: dense"
     shapes, rng = {"X": (3, 5), "W": (4, 5)}, np.random.default_rng(3)
     program = declare(

@@ -1,4 +1,4 @@
-"""Notation that a schedule has broken."""
+"""Verification errors of notation broken by a schedule."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ WRITE = "forall i: forall k: Y[i,k] = relu(w[i,k] + b[k])"
 
 
 def racing(loops: str) -> str:
-    """A sum whose parallel loop writes the same entries from several iterations."""
+    """A sum with a data race: iterations of the parallel loop write the same entries."""
     return f"let w[i,k]: float32 in memory: ({loops} w[i,k] += A[i,j] * T[j,k]); {WRITE}"
 
 

@@ -12,14 +12,19 @@ from sparsify.compiler.reference import evaluate, evaluate_program, join, space,
 from sparsify.errors import CompilerNotFoundError
 from sparsify.options import Options
 from sparsify.storage.tensor import SparseTensor
-
-from ..compare import compare_result, compile_cases, kernel_of, operand_of, reference
-from ..data import Case
-from ..kinds import KINDS
+from tests.compiler.random_programs.compare import (
+    compare_result,
+    compile_cases,
+    kernel_of,
+    operand_of,
+    reference,
+)
+from tests.compiler.random_programs.data import Case
+from tests.compiler.random_programs.kinds import KINDS
 
 
 def drawn(kind: str, seed: int) -> Case | None:
-    """The case of a seed, `None` for one that is refused or left out."""
+    """Case of a seed, `None` if refused or left out."""
     try:
         case = KINDS[kind].draw(seed)
     except KINDS[kind].refusals:
@@ -28,7 +33,7 @@ def drawn(kind: str, seed: int) -> Case | None:
 
 
 def compare(kind: str, seed: int) -> bool:
-    """Compares the results of a case with those of the interpreter; whether there is one."""
+    """Compares the results of a case with the interpreter's; returns whether the case exists."""
     case = drawn(kind, seed)
     if case is None:
         return False
@@ -57,7 +62,7 @@ def test_interpreter_agrees(kind):
 
 @pytest.mark.parametrize("kind", ["plain", "typed", "assembled", "reduced", "special", "windowed", "adjoint"])
 def test_joins_and_small_parts_agree(kind, monkeypatch):
-    """Every statement by the entries that cover it, a few points at a time."""
+    """Evaluation of every statement over its covering entries, in chunks of a few points."""
     for module in (evaluate, space):
         monkeypatch.setattr(module, "MOST_POINTS", 7)
     monkeypatch.setattr(evaluate, "FEW_POINTS", 0)

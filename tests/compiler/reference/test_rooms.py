@@ -7,7 +7,7 @@ import torch
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.nodes import Access, Index
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.ir.dtypes import Kind
 from sparsify.compiler.reference.cover import cover
 from sparsify.compiler.reference.fold import fold, identity, repeated, scatter

@@ -1,4 +1,4 @@
-"""Random schedules: directives that name loops and tensors of a notation, kept when they apply.
+"""Random schedules: directives over the loops and tensors of a notation, kept if applicable.
 
 In: the notation of `C[i,k] = A[i,j] * W[j,k]`, a seed. Out: `split k k0 k1 4 masked; order j, k0, i, k1; vector k1`.
 """
@@ -20,7 +20,7 @@ KINDS = (
 
 
 def draw(tree: Notation, seed: int) -> str:
-    """A schedule that applies to `tree`; whether it lowers is another question."""
+    """Random schedule applicable to `tree`; lowering may still refuse it."""
     rng = random.Random(seed)
     kept: list[str] = []
     for number in range(rng.choice([4, 8, 12, 16])):
@@ -36,7 +36,7 @@ def draw(tree: Notation, seed: int) -> str:
 
 
 def _directive(tree: Notation, rng: random.Random, number: int) -> str:
-    """A directive that may or may not make sense."""
+    """Random directive, possibly inapplicable."""
     nodes = list(walk(tree.body))
     loops = list(dict.fromkeys(node.index for node in nodes if isinstance(node, Forall)))
     targets = list(dict.fromkeys(node.target.tensor for node in nodes if isinstance(node, Assign)))

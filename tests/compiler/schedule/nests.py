@@ -5,15 +5,15 @@ import torch
 import sparsify
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.einsum.subscripts import read_subscripts
-from sparsify.compiler.kernel.operand_types import describe
+from sparsify.compiler.einsum.text.subscripts import read_subscripts
+from sparsify.compiler.operands.operand_types import describe
 from sparsify.compiler.schedule.cost.iterations import Nest, body_of, nest_of
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.storage.format import Format
 
 
 def random(shape: tuple[int, ...], density: float, format: str, seed: int = 0) -> sparsify.SparseTensor:
-    """A sparse tensor whose entries lie anywhere; it is never dense on the way."""
+    """Sparse tensor with uniformly random coordinates, built without a dense tensor."""
     seeded = torch.Generator().manual_seed(seed)
     total = 1
     for extent in shape:
@@ -25,7 +25,7 @@ def random(shape: tuple[int, ...], density: float, format: str, seed: int = 0) -
 
 
 def program_of(subscripts: str, *operands: torch.Tensor, format: str | None = None) -> tuple[Program, Sizes]:
-    """The program of an einsum and the sizes of its operands, A, B, ... in the order of the text."""
+    """Program of an einsum and the sizes of its operands, A, B, ... in the order of the text."""
     names = tuple("ABCDEFGH"[: len(operands)])
     assign = read_subscripts(subscripts, tuple(tuple(o.shape) for o in operands), names, "Y")
     described = dict(zip(names, map(describe, operands), strict=True))

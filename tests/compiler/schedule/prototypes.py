@@ -1,4 +1,4 @@
-"""Schedules written by hand for programs whose best loops are known, and their runs in kernels and interpreters."""
+"""Hand-written schedules for programs with known best loops, and their runs in kernels and interpreters."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,11 @@ import sparsify
 from sparsify.compiler.cpp.toolchain import target
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.einsum.parse import read
+from sparsify.compiler.einsum.text.parse import read
 from sparsify.compiler.ir.node import walk
-from sparsify.compiler.kernel.arguments import index_dtypes
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.interpret import interpret
+from sparsify.compiler.operands.arguments import index_dtypes
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.directives import Schedule
@@ -78,7 +78,7 @@ def check(
 def check_memory(
     text: str, schedule: str, operands: Mapping[str, torch.Tensor], expected: torch.Tensor, threads: int = 2
 ) -> None:
-    """The loops, run by the interpreter that checks every access, give `expected` too."""
+    """Runs the loops by the interpreter with bounds checks and compares the result with `expected`."""
     function, program = lowered(text, schedule, operands), declared(text, operands)
     sizes = {"serial_threshold": 0}
     buffers: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""Several reductions over the same rows: their tiles in registers, all in one loop over the entries."""
+"""Several reductions over the same rows: tiles in registers, in one loop over the entries."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_schedules():
     [(16, 32, 32), (16, 128, 128), (16, 300, 112), (8, 128, 32), (4, 128, 16)],
 )
 def test_reductions_fit_in_registers(lanes, width, tile):
-    """Of 32 registers with AVX-512 and of 16 elsewhere some are left for what is read."""
+    """Tiles leave some of the registers (32 with AVX-512, 16 elsewhere) for loaded values."""
     size, _ = found().tile(lanes, 4, Sizes({"f": width}, {}))
     assert size == tile
 

@@ -1,4 +1,4 @@
-"""What is said of the orders and paths that were compared."""
+"""Explanations of the compared orders and paths."""
 
 import torch
 

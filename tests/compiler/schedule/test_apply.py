@@ -1,10 +1,10 @@
-"""Each directive: what it does to notation, and what it refuses."""
+"""Each directive: its effect on notation, and its refusals."""
 
 import numpy as np
 import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.notation.interpret import interpret
 from sparsify.compiler.notation.nodes import Notation

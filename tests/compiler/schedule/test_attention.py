@@ -8,7 +8,7 @@ import torch
 import sparsify
 from sparsify import options
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan.plan import steps
 from sparsify.compiler.schedule.directives import Schedule
@@ -57,7 +57,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def mask(size: int, block: int, kept: float) -> torch.Tensor:
-    """Blocks of ones; the second row of blocks is empty where there are several."""
+    """Random blocks of ones; the second row of blocks, if any, is empty."""
     count = size // block
     blocks = (torch.rand(count, count, generator=torch.Generator().manual_seed(size)) < kept).float()
     if count > 1:
@@ -201,7 +201,7 @@ def test_chosen_strips(golden):
 
 
 def test_products_of_whole_tiles_are_square():
-    """With 32 registers: four rows by four vectors of V as it lies; else rows of a tile by one vector of a copy."""
+    """Register tiles: four rows by four vectors of V in place (32 registers), else rows by one vector of a copy."""
     (step,) = steps(program(TEXT, "bcsr(16,16)"))
     for width, has_squares in ((64, True), (128, True), (65, False), (16, False)):
         sizes = Sizes({"l": width}, {})

@@ -1,4 +1,4 @@
-"""Which schedule is chosen for which sizes."""
+"""Choice of schedules by sizes."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import sparsify
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.plan.plan import Step, steps
@@ -14,8 +14,7 @@ from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.schedule.templates.candidates import candidates
 from sparsify.compiler.schedule.templates.spgemm import scattered
 from sparsify.storage.format import Format
-
-from ..operands import operand
+from tests.compiler.random_programs.operands import operand
 
 ROWS, NNZ = 1000, 20_000
 
@@ -137,7 +136,7 @@ def test_long_rows_are_right_whatever_is_summed(text: str, dtype: torch.dtype) -
 
 
 def test_rows_of_shifted_diagonals_are_not_scattered() -> None:
-    """`B[k-1,k]` reads one row for each k, found by no coordinate of its own."""
+    """`B[k-1,k]` reads one row for each k, without a loop over coordinates of rows."""
     forms = {"A": "dcsr", "B": "csr"}
     statements = parse("Y[i,j] = sum(k, A[i,j] * B[k-1,k])")
     declared = {name: operand(form) for name, form in forms.items()}

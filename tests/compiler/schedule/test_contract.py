@@ -1,4 +1,4 @@
-"""Products of several operands: which are split, and that the results stay the same."""
+"""Contraction paths of products with several operands: splits, and unchanged results."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,10 +12,10 @@ from experiments.compiler import scheduling
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.ir.node import find
-from sparsify.compiler.plan.contract import contract
-from sparsify.compiler.plan.contraction_path import Part, Paths
-from sparsify.compiler.plan.dense_product import DenseProduct
 from sparsify.compiler.plan.plan import steps
+from sparsify.compiler.plan.products.contract import contract
+from sparsify.compiler.plan.products.contraction_path import Part, Paths
+from sparsify.compiler.plan.products.dense_product import DenseProduct
 from sparsify.compiler.schedule.cost.iterations import body_of, nest_of
 from sparsify.errors import ShapeError
 from sparsify.options import override
@@ -24,7 +24,7 @@ from .nests import program_of, random
 
 
 def statements(subscripts: str, *operands: torch.Tensor) -> list[str]:
-    """The statements of an einsum after its products were split."""
+    """Statements of an einsum after its products were split."""
     return [str(s) for s in contract(*program_of(subscripts, *operands)).program.statements]
 
 
@@ -60,7 +60,7 @@ def test_a_dense_product_takes_its_bias_along(text: str) -> None:
 
 @pytest.mark.parametrize("format", ["csr", "bcsr(2,2)", "ell"])
 def test_blocks_and_groups_count_as_what_loops_read(format: str) -> None:
-    """A chain of products is one by one, whatever its matrices are stored in."""
+    """A chain of products is split pair by pair, independent of the format of the matrices."""
     parts = [random((1000, 1000), 0.02, "csr", seed).to(format=format) for seed in range(4)]
     found = statements("ab,bc,cd,de->ae", *parts)
     assert found[-1].startswith("Y[a,e] = sum(") and len(found) > 1
@@ -76,7 +76,7 @@ def test_blocks_and_groups_count_as_what_loops_read(format: str) -> None:
     ],
 )
 def test_chains_of_any_formats(formats: tuple[str, ...]) -> None:
-    """Small ones are one nest, whose sums go down the levels of all matrices."""
+    """Small chains are one loop nest, with sums over the levels of all matrices."""
     shapes = ((3, 4), (4, 5), (5, 3), (3, 4), (4, 2))
     parts = [random(shape, 0.6, "csr", n) for n, shape in enumerate(shapes)]
     made = [part.to(format=format) for part, format in zip(parts, formats, strict=True)]
@@ -222,7 +222,7 @@ def test_no_path_of_all_is_cheaper(seed: int) -> None:
 
 
 def trees(paths: Paths, parts: tuple[Part, ...]) -> Iterator[float]:
-    """What all ways to multiply these parts cost, two at a time or the last ones together."""
+    """Costs of all contraction trees of the parts: pairwise, with the last parts in one product."""
     yield paths.finish(parts).cost
     if len(parts) > 2:
         for pair in combinations(parts, 2):

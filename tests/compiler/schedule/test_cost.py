@@ -1,4 +1,4 @@
-"""Estimated times: what must grow, what must not, and by how much."""
+"""Estimated times: monotonicity in sizes, and by how much."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from sparsify.compiler.schedule.cost.matmul import Packed, dense_us, packed_loop
 from sparsify.compiler.schedule.cost.statement import estimate_us
 from sparsify.compiler.schedule.cost.weight_format import pack_matrix
 from sparsify.compiler.schedule.sizes import sizes_of
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 
 
 def sparse(rows: int, columns: int, every: int, format: str = "csr") -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Schedules as text: what parses prints the same, what does not says which forms there are."""
+"""Schedules as text: parsing and printing are inverse; parse errors list the valid forms."""
 
 import pytest
 

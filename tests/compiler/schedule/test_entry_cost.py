@@ -1,4 +1,4 @@
-"""Prices of chains over single entries: what both forms pay, and what only one of them does."""
+"""Prices of chains over single entries: costs of both forms, and costs of only one."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def test_entries_that_are_kept_are_written_by_both_forms():
 
 
 def test_short_rows_are_computed_one_by_one_apart():
-    """A row of one or two entries fills no vector, in which one kernel takes it nevertheless."""
+    """Rows of one or two entries fill no vector: separate kernels compute them one by one, one kernel in vectors."""
     cost = priced(SUMS)
     entries = next(nest for nest in cost.chain.nests if nest.kind == "entries" and "exp" in str(nest.assign))
     short, long = (replace(cost, stored=4000 * mean) for mean in (1, 30))

@@ -1,4 +1,4 @@
-"""Chains over single entries with a mode beside them: all heads of an entry at a time, equal to float64."""
+"""Chains over single entries with a further mode: all heads of an entry at a time, compared with float64."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
 
 
 def operands(text: str, heads: int, width: int) -> dict[str, torch.Tensor]:
-    """Operands with a row without entries and one with all of them."""
+    """Operands with an empty row and a full row."""
     generator = torch.Generator().manual_seed(heads)
     stored = torch.rand(NODES, NODES, generator=generator) < 0.2
     stored[3], stored[4] = False, True

@@ -1,4 +1,4 @@
-"""Directives in words: every directive has some, and they name what it names."""
+"""Directives in words: every directive has an explanation with the names of its operands."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which rows are shared by threads, by how long they are, and what is said of it."""
+"""Heavy rows shared by threads: choice by length, and its explanation."""
 
 import re
 
@@ -72,14 +72,14 @@ def test_columns_of_several_results_are_not_multiplied() -> None:
     ("longest", "entries"), [((1 << 14) - 1, 0), (1 << 15, 16_384), ((1 << 16) - 1, 16_384)]
 )
 def test_powers_of_two_decide(stored: int, longest: int, entries: int) -> None:
-    """Kernels are kept for them."""
+    """Limits are powers of two, because each limit has its own kernel."""
     (step,) = evaluate_kernel(SPMM, A=matrix(0), X=torch.empty(NODES, 128)).generated
     assert hub_entries(step.program, "A", Sizes({"k": 128}, {"A": stored}, rows={"A": longest})) == entries
 
 
 @pytest.mark.parametrize("hubs", [(8_191, 10_000), (17_000, 19_000)])
 def test_results_do_not_depend_on_earlier_calls(hubs: tuple[int, int]) -> None:
-    """Matrices of one class share a kernel, which is chosen for the first of them."""
+    """Matrices of one pattern class share a kernel, chosen for the first of them."""
     drawn = torch.Generator().manual_seed(0)
     X = torch.randn(NODES, 128, generator=drawn)
     matrices = [matrix(hub) for hub in hubs]
@@ -94,7 +94,7 @@ def test_results_do_not_depend_on_earlier_calls(hubs: tuple[int, int]) -> None:
 
 
 def test_columns_that_are_read_as_rows() -> None:
-    """The gradient of X goes through the columns of A, of which one is long."""
+    """The gradient of X iterates over the columns of A, one of which is long."""
     stored = matrix(17_000)
     A = sparsify.tensor((stored.coordinates().flip(0), torch.ones(NODES + 17_000), (NODES, NODES)), "csr")
     assert (A.pattern.longest(0), A.pattern.longest(1)) == (2, 17_001)
@@ -108,7 +108,7 @@ def test_columns_that_are_read_as_rows() -> None:
 
 @pytest.mark.parametrize("format", ["csr", "csc"])
 def test_matrices_that_differ_in_long_rows_alone(format: str) -> None:
-    """The second one is met where the first one is known, with the same shape and number of entries."""
+    """Two matrices of equal shape and number of entries: the second comes when the kernel of the first is memoized."""
     X = torch.ones(NODES, 128)
     more = torch.arange(17_000)
     stored = matrix(17_000).coordinates()
@@ -133,7 +133,7 @@ def test_matrices_that_differ_in_long_rows_alone(format: str) -> None:
 
 
 def test_only_matrices_are_turned() -> None:
-    """Vectors have no other order of modes, and tensors of more modes none in which levels change places."""
+    """Only matrices are transposed: vectors have one mode ordering, and tensors of more modes are not supported."""
     cube = torch.ones(3, 4, 5)
     for text, dense, read, stored in (
         ("y[i] = A[i,j]", cube[0], "csr", "csc"),
@@ -158,7 +158,7 @@ def test_the_reason_is_said() -> None:
 
 
 def test_strips_are_not_shared_and_the_explanation_says_so() -> None:
-    """Scores of a row, of which an entry depends on all others, stay with one thread."""
+    """Softmax rows stay with one thread, because each entry depends on all others of its row."""
     text = """S[i,j] = A[i,j] * f[j]
         m[i] max= where(stored(A[i,j]), S[i,j], -inf)
         P[i,j] = exp(S[i,j] - m[i]) * stored(A[i,j])
@@ -174,7 +174,7 @@ def test_strips_are_not_shared_and_the_explanation_says_so() -> None:
 
 @pytest.mark.parametrize("text", ["E[i,k] = A[i,j] * X[j,k]", "ij,jk->ik"])
 def test_explanations_are_of_the_operands_that_are_given(text: str) -> None:
-    """Others of the same shapes, which were met before, have the same plan and not the same kernel."""
+    """Other operands of the same shapes were explained before: the plan is equal, the kernel is not."""
     X = torch.empty(NODES, 128)
     for hub in (0, 17_000, 6_000, 19_000):
         given = (matrix(hub), X) if "=" not in text else ()

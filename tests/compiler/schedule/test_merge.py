@@ -1,4 +1,4 @@
-"""Neighbouring loops as one: what is merged, and what must stay apart."""
+"""Merging of adjacent loops: loops that are merged, and loops that must stay separate."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Schedules that differ from one in a single decision."""
+"""Neighbouring schedules, which differ in a single decision."""
 
 import pytest
 import torch

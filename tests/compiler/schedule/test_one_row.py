@@ -1,4 +1,4 @@
-"""Schedules for one row times a sparse matrix: which loops run in lanes, and what threads share."""
+"""Schedules for one row times a sparse matrix: vectorized loops, and loops shared by threads."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The format of a matrix that never changes."""
+"""Formats of constant matrices."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_small_matrices_have_slots_too(shape):
 
 
 def zeros(name: str, outputs: int, columns: int) -> torch.Tensor:
-    """Where a weight is not zero: a density, `2:4` in each row, or one in five columns of four rows."""
+    """Random weight by density, with `2:4` in each row, or with one in five columns of four rows."""
     seeded = torch.Generator().manual_seed(0)
     if name == "2:4":
         chosen = torch.rand(outputs, columns // 4, 4, generator=seeded).topk(2, dim=2).indices

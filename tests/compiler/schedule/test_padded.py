@@ -1,4 +1,4 @@
-"""Rows that sums are scattered into are padded to whole registers where masks would wait for each other."""
+"""Rows of scattered sums are padded to whole registers if masked stores and loads would stall."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def chosen(columns: int, width: int = 64, dtype: torch.dtype = torch.float32, **known: float) -> str:
-    """The best schedule for a product with a matrix in CSC; `known` is what differs from the sizes of a mesh."""
+    """Best schedule of a product with a matrix in CSC; `known` overrides the sizes of a mesh."""
     A, B = matrix("csc", dtype)[0], drawn(COLUMNS, columns, dtype=dtype)
     program = einsum_kernel("ij,jk->ik", (A, B), None, None)[0].program
     rows, stored = int(known.get("rows", 30_000)), int(known.get("stored", 1_500_000))
@@ -94,7 +94,7 @@ def test_what_is_computed_of_the_sums_is_right(text: str) -> None:
 
 
 def test_gradients_of_narrow_rows_are_padded() -> None:
-    """`A^T G` reads the rows of A that the product reads, and scatters."""
+    """`A^T G` reads the same rows of A as the product, and scatters its sums."""
     (A, dense), B = matrix("csr"), drawn(COLUMNS, 7).requires_grad_()
     G = drawn(ROWS, 7)
     sparsify.einsum("ij,jk->ik", A, B).backward(G)

@@ -27,7 +27,7 @@ TEXTS = (LAYER, "Y[t,n] = X[t,k] * W[n,k]", "Y[s,t,n] = X[s,t,k] * W[n,k] + b[n]
 
 
 def given(text: str, rows: int, format: str, *, outputs: int = 24, columns: int = 50, density: float = 0.4):
-    """Operands of a layer; all numbers are small integers, so that every order of sums gives the same."""
+    """Operands of a layer in small integers, so that every order of sums gives the same result."""
     seeded = torch.Generator().manual_seed(rows)
     X = torch.randint(
         -4, 5, (2, rows, columns) if "X[s" in text else (rows, columns), generator=seeded

@@ -1,4 +1,4 @@
-"""A schedule gives the right result or is refused: random ones, run by the interpreter that checks every access."""
+"""Random schedules give the correct result or are refused, by the interpreter with bounds checks."""
 
 import pytest
 import torch

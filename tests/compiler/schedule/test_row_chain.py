@@ -7,13 +7,13 @@ import sparsify
 from sparsify import options
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.gradient.adjoint import adjoint
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.explain import explain_program
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import compile_stages
-from sparsify.compiler.plan import fuse_row_chain
-from sparsify.compiler.plan.fuse_row_chain import fusion
+from sparsify.compiler.plan.fuse import row_chain as fused_row_chain
+from sparsify.compiler.plan.fuse.row_chain import fusion
 from sparsify.compiler.plan.plan import steps
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.row_chain.chain import row_chain
@@ -34,7 +34,7 @@ BLOCKS_OF_HEADS = "i: dense, j/16: dense, k/16: compressed, j%16: dense, k%16: d
 
 
 def attention(scores: str, leading: str = "h,", mask: str = "M[i,j]") -> str:
-    """The program with these scores and index variables before the rows."""
+    """Attention program with given scores and batch index variables."""
     return (f"S[H,i,j] = where(stored({mask}), {scores}, -inf)" + ROWS).replace("H,", leading)
 
 
@@ -94,7 +94,7 @@ def test_patterns_of_heads(form, block):
 @pytest.mark.parametrize("vector_bytes", [16, 64])
 @pytest.mark.parametrize(("form", "block"), [("bcsr(16,16)", 16), ("csr", 1), (BLOCKS_OF_HEADS, 16)])
 def test_threads_share_the_rows_of_few_heads(form, block, vector_bytes):
-    """Also where the first and the last rows read everything; patterns of heads do not say how long a row is."""
+    """Also if the first and last rows are full; patterns per head have no row lengths."""
     size, heads = 100, 2
     Q, K, V = normal(heads, size, 7), normal(3, size, 7)[:heads], normal(heads, size, 130)
     of_heads = form == BLOCKS_OF_HEADS
@@ -149,7 +149,7 @@ def declared(form: str):
 
 @pytest.mark.parametrize(("tokens", "scope"), [(2048, "thread"), (4096, "memory")])
 def test_threads_make_small_copies_each_for_itself(tokens, scope):
-    """What half a megabyte holds; of larger ones each makes a part."""
+    """Copies of up to half a megabyte are made per thread; larger copies are made in parts by all threads."""
     chain = row_chain(concretize(declared("bcsr(64,64)")))
     extents = {"h": 1, "i": tokens, "j": tokens, "k": 64, "l": 64}
     schedule = str(row_ways(chain, 16, 4, Sizes(extents))[0].schedule)
@@ -164,7 +164,7 @@ def test_the_cost_of_one_kernel_and_of_several(monkeypatch):
     assert str(found).startswith("S, m, P, d, Y: one kernel ")
     assert "since sizes are not known" in str(fusion(declared("bcsr(16,16)"), Sizes()))
     # Where one kernel loses, each statement of one head has its own.
-    monkeypatch.setattr(fuse_row_chain, "chain_us", lambda *given: 1e9)
+    monkeypatch.setattr(fused_row_chain, "chain_us", lambda *given: 1e9)
     lost = fusion(declared("bcsr(16,16)"), known)
     assert not lost.is_faster and "cut, since one kernel loses" in str(lost)
 

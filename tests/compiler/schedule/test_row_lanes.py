@@ -1,4 +1,4 @@
-"""Sums over stored entries in lanes: how many at a time, and that they are right for rows of any length."""
+"""Sums over stored entries in vector lanes: number of lanes, and correctness for rows of any length."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def chosen(subscripts: str, operands: tuple[torch.Tensor, ...], sizes: Sizes | N
 
 
 def ragged(counts: list[int], columns: int, dtype: torch.dtype = torch.float32) -> SparseTensor:
-    """A matrix in CSR whose rows store so many entries."""
+    """CSR matrix with given row lengths."""
     draw = torch.Generator().manual_seed(0)
     pos = torch.tensor([0, *counts]).cumsum(0).int()
     crd = torch.cat([torch.randperm(columns, generator=draw)[:n].sort().values for n in counts]).int()

@@ -1,4 +1,4 @@
-"""Three ways to hold a row: as a strip, by chunks with rescaled sums, by chunks that are computed again."""
+"""Three storage methods of a row: a strip, chunks with rescaled sums, chunks computed again."""
 
 import re
 from functools import cache
@@ -9,14 +9,14 @@ import torch
 import sparsify
 from sparsify import options
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.explain import explain_program
 from sparsify.compiler.kernel.kernel import planned
 from sparsify.compiler.notation import printer
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import chosen, compile_stages, plain_notation
-from sparsify.compiler.plan.fuse_row_chain import fusion
+from sparsify.compiler.plan.fuse.row_chain import fusion
 from sparsify.compiler.plan.plan import joined, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.rewrite.apply import apply
@@ -52,7 +52,7 @@ def ways(form: str, lanes: int, sizes: Sizes = UNKNOWN, **given):
 
 
 def weighted(scores: torch.Tensor, allowed: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
-    """Dense attention in float64; rows of which nothing is left give 0."""
+    """Dense attention in float64; fully masked rows give 0."""
     weights = torch.softmax(scores.double().masked_fill(allowed == 0, -torch.inf), -1)
     return (torch.nan_to_num(weights) @ V.double()).float()
 
@@ -84,7 +84,7 @@ def padded_ways(form: str, lanes: int):
     ],
 )
 def test_each_way_is_forced_by_its_schedule(way, form, vector_bytes, threads):
-    """Empty rows, rows and chunks that are all -inf, maxima that grow by hundreds, padded blocks, several lengths."""
+    """Empty rows, rows and chunks of only -inf, maxima that grow by hundreds, padded blocks, several lengths."""
     wanted = padded_ways(form, vector_bytes // 4)[way].schedule
     schedule = str(wanted)
     assert Schedule.parse(schedule) == wanted
@@ -119,7 +119,7 @@ def test_rows_with_numbers_that_are_none(way):
 
 @cache
 def stages_of(form: str, way: str):
-    """The stages of attention that holds rows in some way."""
+    """Stages of attention with a given storage method of rows."""
     (step,) = steps(program(form), scheduled=True)
     return compile_stages(step, ways(form, 4)[way].schedule, 16)
 
@@ -132,7 +132,7 @@ def test_no_memory_depends_on_the_length_of_a_row(form, way):
 
 
 def test_chunks_that_are_not_stored_are_skipped():
-    """Loops over chunks run over what is stored of a row of blocks, once or twice; extents of any kind have two."""
+    """Loops over chunks iterate over stored blocks, in one or two passes; two loops per pass for general extents."""
     for way, loops in (("online", 2), ("recomputed", 4)):
         assert str(stages_of("bcsr(16,16)", way).loops).count("for pM2") == loops
 
@@ -188,7 +188,7 @@ def test_explain_names_the_ways_and_why():
 
 
 def test_strips_are_the_only_way_of_what_is_no_multiple_of_exponentials():
-    """`P` is of other kinds, or read beyond the sums: its rows cannot be rescaled."""
+    """Rows cannot be rescaled if `P` is no multiple of the exponentials, or if it is read outside of the sums."""
     for old, new in (
         ("exp(S[h,i,j] - where(m[h,i] == -inf, 0, m[h,i]))", "exp(S[h,i,j] - m[h,i])"),
         ("m[h,i] max= S[h,i,j]", "m[h,i] min= S[h,i,j]"),
@@ -282,7 +282,7 @@ def test_ways_that_loops_cannot_become_are_none(monkeypatch):
     def refuse(*_):
         raise ScheduleError("no loops are", "others")
 
-    monkeypatch.setattr("sparsify.compiler.plan.fuse_row_chain.apply", refuse)
+    monkeypatch.setattr("sparsify.compiler.plan.fuse.row_chain.apply", refuse)
     assert fusion(step.program, sizes) is None
 
 
@@ -296,7 +296,7 @@ def test_ways_that_loops_cannot_become_are_none(monkeypatch):
     ],
 )
 def test_vectors_that_are_cut_within_a_strip_leave_what_follows(splits):
-    """Sums that are begun in one tile are those of the next one; behind the last one there is another's memory."""
+    """Partial vectors must not overwrite sums continued in the next tile, or memory behind the last tile."""
     text = """
         P[i,j] max= where(stored(A[i,j]), Q[i,l] * K[j,l], -inf)
         Y[i,k] += stored(A[i,j]) * P[i,j] * X[j,k]"""
@@ -323,7 +323,7 @@ def test_vectors_that_are_cut_within_a_strip_leave_what_follows(splits):
 
 @pytest.mark.parametrize("vector_bytes", [16, 64])
 def test_strips_are_stored_in_whole_vectors(vector_bytes):
-    """What masks let through is not handed to the next load."""
+    """Whole-vector stores, because masked stores prevent store-to-load forwarding."""
     text = """
         m[i] max= where(stored(A[i,j]), A[i,j], -inf)
         P[i,j] = exp(A[i,j] - m[i]) * stored(A[i,j])

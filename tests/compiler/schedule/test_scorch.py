@@ -1,8 +1,8 @@
-"""The algorithms of Scorch beside ours: loop orders, workspaces, tiles and formats of its examples.
+"""The algorithms of Scorch compared with ours: loop orders, workspaces, tiles and formats of its examples.
 
-The reference functions are the algorithms of the paper, which know no sizes; its cost function, which it describes by
-an example only, is read as lost filters, dimensions of the workspace, transposes, and a large penalty for loops that
-no operand connects. Where our choice differs, it has to cost less.
+The reference functions are the algorithms of the paper, which ignore sizes; its cost function, described only by
+an example, is interpreted as lost filters, dimensions of the workspace, transposes, and a large penalty for loops that
+no operand connects. If our choice differs, it has to cost less.
 
 Source: Yan et al., Scorch: A Library for Sparse Deep Learning, 2024, Algorithms 1, 3 and 4, Figures 3 and 4.
 """
@@ -44,7 +44,7 @@ def made(name: str) -> Nest:
 
 
 def filters(kernel: Nest, name: str) -> int:
-    """How many pairs of operands meet in a variable, one of them in a sparse level: what Algorithm 1 sorts by."""
+    """Number of operand pairs that share a variable, one of them at a sparse level: the sort key of Algorithm 1."""
     bit = kernel.bit(name)
     inputs = [factor for factor in kernel.factors if factor.mask & bit]
     sparse = [factor for factor in inputs if not factor.is_dense[factor.order.index(bit)]]
@@ -53,7 +53,7 @@ def filters(kernel: Nest, name: str) -> int:
 
 
 def net_cost(kernel: Nest, order: tuple[str, ...]) -> float:
-    """Lost filters, dimensions of the workspace, transposes, and loops that nothing connects to those around them."""
+    """Lost filters, dimensions of the workspace, transposes, and loops unconnected to the loops around them."""
     bits = [kernel.bit(name) for name in order]
     cost, outer = 0.0, 0
     for place, bit in enumerate(bits):
@@ -81,7 +81,7 @@ def initial_order(kernel: Nest) -> tuple[str, ...]:
 
 
 def algorithm_1(kernel: Nest) -> tuple[str, ...]:
-    """Lines 6 to 10: filters are pushed down the nest as long as that costs less."""
+    """Lines 6 to 10: filters are pushed down the nest while that lowers the cost."""
     order = initial_order(kernel)
     for name in initial_order(kernel):
         for place in range(order.index(name) + 1, len(order)):
@@ -93,7 +93,7 @@ def algorithm_1(kernel: Nest) -> tuple[str, ...]:
 
 
 def algorithm_3(kernel: Nest, order: tuple[str, ...]) -> set[str]:
-    """The loops to tile: of accesses that lack a variable, dense in all operands, outside of no sparse one."""
+    """Loops to tile: some access lacks the variable, all operands are dense in it, and no sparse loop is inside."""
     masks = [f.mask for f in kernel.factors] + [mask for mask, _ in kernel.reads]
     reused = {n for n in order if any(mask & kernel.bit(n) and mask != kernel.full for mask in masks)}
     sparse = {

@@ -1,4 +1,4 @@
-"""Sampled products: the schedule in groups of entries, its loops, its results, and what it refuses."""
+"""Sampled products: the schedule in groups of entries, its loops, its results, and its refusals."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import sparsify
 from sparsify import options
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan.plan import Step
 from sparsify.compiler.schedule.directives import Schedule

@@ -15,7 +15,7 @@ SHAPES = [(0, 5, 4), (5, 0, 3), (3, 5, 0), (1, 1, 1), (1, 24, 9), (7, 13, 8), (3
 
 
 def schedule(tokens: int, tail: str = "masked") -> str:
-    """Tiles of `tokens` tokens: X transposed, sums with tokens in the lanes, their transposition at the end."""
+    """Tiles of `tokens` tokens: X transposed, sums with tokens in the lanes, and a final transposition."""
     return (
         f"split t to ti {tokens} {tail}; order to, ko, n, ki, ti; order Y: to, ti, n; "
         "precompute w at to in thread; precompute a = w at n in register; "

@@ -1,4 +1,4 @@
-"""Chunks of the rows of a strip: what is held of a chunk, what of a row, and what is rescaled or computed again."""
+"""Chunks of the rows of a strip: memory per chunk and per row, rescaling and recomputation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Products of dense matrices in register tiles: right for every shape, chosen where torch's is much slower."""
+"""Dense products in register tiles: correct for every shape, chosen if torch's product is much slower."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ import sparsify
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.plan.dense_product import DenseProduct
 from sparsify.compiler.plan.plan import Step, steps
+from sparsify.compiler.plan.products.dense_product import DenseProduct
 from sparsify.compiler.schedule.cost.machine import scaled
 from sparsify.compiler.schedule.cost.matmul import dense_us, product_us, tiled_us
 from sparsify.compiler.schedule.sizes import Sizes
@@ -24,7 +24,7 @@ SHAPES = [(0, 3, 4), (24, 0, 9), (13, 3, 1), (100, 5, 17), (61, 4, 40)]
 
 
 def given(text: str, rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float32):
-    """Operands and the result; all numbers are small integers, so that every order of sums gives the same."""
+    """Operands and result in small integers, so that every order of sums gives the same result."""
     seeded = torch.Generator().manual_seed(rows)
     A, W = (
         torch.randint(-4, 5, shape, generator=seeded).to(dtype) for shape in ((rows, inner), (inner, columns))

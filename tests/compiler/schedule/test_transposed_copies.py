@@ -1,4 +1,4 @@
-"""Dense operands that lie across the lanes are copied transposed, where that is expected to be faster."""
+"""Dense operands strided across the lanes are copied transposed, if the cost model expects it to be faster."""
 
 import string
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import torch
 import sparsify
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.kernel.kernel import Kernel, compile_program
-from sparsify.compiler.program_of import program_of
+from sparsify.compiler.operands.program_of import program_of
 from sparsify.compiler.schedule.cost.loop_order import statement_order
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.options import override
@@ -64,7 +64,7 @@ def reference(text: str, operands: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def kernel_of(text: str, operands: Mapping[str, torch.Tensor], result: str | None) -> Kernel:
-    """The kernel for all sizes, compiled for those of some operands."""
+    """Kernel for all sizes, compiled for the sizes of some operands."""
     program = program_of(text, None, result, None, operands)[0]
     given = [operands[name] for name in program.inputs]
     return compile_program(program, sizes=sizes_of(program, given))
@@ -221,7 +221,7 @@ def test_gradients_of_weights_copy_what_lies_across_the_batch() -> None:
 
 
 def test_orders_know_of_copies() -> None:
-    """Entries that scatter into vectors of a tile are not turned, as they are for a single row of X."""
+    """`W` is not transposed for tiles of many rows, whose dense operand is copied, but for a single row of X."""
     for rows, expected in ((40, "m"), (1, "")):
         operands = drawn(BATCHED, ROWS, {"b": 4, "m": rows, "k": 100, "n": 50})
         program = program_of(BATCHED, None, "dense, dense, dense", None, operands)[0]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparsify.passes.call.alternative import MOST, Alternative, Preferred
+from sparsify.passes.call.alternative import MOST, Alternative, ByRows, Preferred
 
 LARGE = torch.zeros(3000, 2)
 
@@ -36,3 +36,12 @@ def test_few_shapes_are_remembered():
     for rows in range(3 * MOST):
         one.takes((torch.zeros(rows, 1),))
     assert len(one._known) <= MOST
+
+
+@pytest.mark.parametrize(("rows", "is_taken"), [(1, True), (3, True), (4, False), (19, False), (20, True)])
+def test_calls_by_rows(rows, is_taken):
+    one = ByRows(
+        Alternative("one", lambda call, arguments: arguments[1], 1.0), 1, 0, ((0, 3.5), (20.0, 99.0))
+    )
+    assert one.takes((5, torch.zeros(rows, 2))) is is_taken
+    assert not one.takes((5, [0] * rows))

@@ -12,7 +12,8 @@ from torch import nn
 from sparsify import options
 from sparsify.errors import CaptureError, VerificationError
 from sparsify.passes.apply import apply
-from sparsify.passes.module import capture_call, require_gain
+from sparsify.passes.module import capture_call
+from sparsify.passes.module.check import require_gain
 
 # Edges that are the same in each call are sorted once: torch's operators are no choice beside kernels.
 STATIC = {**MESSAGES, "sparsify": [{**rule, "static": True} for rule in MESSAGES["sparsify"]]}

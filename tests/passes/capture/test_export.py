@@ -191,3 +191,12 @@ def test_calls_keep_keywords_nesting_and_constants():
     assert torch.equal(out[1], batch["a"] * 2)
     with pytest.raises(CaptureError, match="do not fit"):
         calls.flatten(calls.signature(model), (), {})
+
+
+def test_results_of_traced_operators_are_not_cached():
+    """The environment of symbolic shapes, which torch never frees, would hold them."""
+    model = TwoLayers(HandWritten).eval()
+    found = capture(model, calls.flatten(calls.signature(model), graph(), {}))
+    mode = next(node.meta["val"].fake_mode for node in found.graph.nodes if "val" in node.meta)
+    assert not mode.cache_enabled
+    assert not mode.shape_env.fake_tensor_cache

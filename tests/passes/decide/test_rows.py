@@ -213,7 +213,7 @@ def test_rows_of_any_modes(model, shape, expected, training):
     with torch.no_grad():
         for weight in (p for p in source.parameters() if p.dim() > 1):
             weight.mul_(torch.rand_like(weight) < 0.5)
-    rule = {"targets": ["param:*weight", "param:w"], "role": "weight", "source": "given", "format": "csr"}
+    rule = {"targets": ["re:param:(.*weight|w)"], "role": "weight", "source": "given", "format": "csr"}
     x = torch.randn(shape, dtype=torch.float64)
     text = {"schema": 1, "name": "own", "sparsify": [rule]}
     sparse = sparsify.apply(source, text, x)

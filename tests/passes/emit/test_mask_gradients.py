@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sparsify
 from sparsify.errors import VerificationError
 from sparsify.passes.module import capture_call
-from sparsify.storage import trained_masks
+from sparsify.storage.subclass import trained_masks
 
 
 class Batched(nn.Module):

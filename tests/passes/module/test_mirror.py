@@ -8,7 +8,7 @@ from torch import nn
 
 import sparsify
 from sparsify.passes.capture.shell import modes
-from sparsify.passes.module.mirror import Mirror
+from sparsify.passes.module.weights.mirror import Mirror
 
 GIVEN = {
     "schema": 1,

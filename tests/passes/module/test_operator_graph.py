@@ -10,7 +10,7 @@ from torch import nn
 import sparsify
 from sparsify import options
 from sparsify.errors import VerificationError
-from sparsify.passes.module import operator_graph
+from sparsify.passes.module.check import operator_graph
 
 RULE = {"id": "adjacency", "targets": ["op:message_passing"], "role": "adjacency", "source": "given"}
 RECIPE = {"name": "new", "sparsify": [RULE]}

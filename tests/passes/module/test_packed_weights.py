@@ -319,7 +319,7 @@ def test_failures_leave_the_model_as_it_is(recipe, late, monkeypatch):
     model = mlp()
     before = {name: (parameter, parameter.clone()) for name, parameter in model.named_parameters()}
     if late:
-        monkeypatch.setattr("sparsify.passes.module.verify.compare", fail)
+        monkeypatch.setattr("sparsify.passes.module.check.verify.compare", fail)
     else:
         monkeypatch.setattr(import_module("sparsify.passes.emit.emit"), "prepare_all", refuse)
     with pytest.raises((CompilerError, VerificationError)):

@@ -17,8 +17,9 @@ import sparsify
 from sparsify import options
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes.dynamo import pieces
-from sparsify.passes.module import piecewise, verify
-from sparsify.passes.module.silent_prints import SILENT
+from sparsify.passes.module import piecewise
+from sparsify.passes.module.check import verify
+from sparsify.passes.module.check.silent_prints import SILENT
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
 PRUNING = {

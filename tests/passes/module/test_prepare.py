@@ -111,7 +111,7 @@ def test_kinds_that_are_not_verified_are_not_kept(monkeypatch):
         raise VerificationError("too far away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sparsify.passes.module.verify.compare", differs)
+        patch.setattr("sparsify.passes.module.check.verify.compare", differs)
         with pytest.raises(VerificationError, match=r"kinds\[0\] .*too far"):
             sparse.prepare([{"inputs": torch.ones(4, 128)}])
     assert not sparse.variants

@@ -95,8 +95,10 @@ def test_a_page_of_pieces_has_the_graph_and_stages_of_each(compiled_fast, tmp_pa
     assert details.faster and details.differs and not details.spans
     page = checked(report.to_html(tmp_path / "page.html", x).read_text(encoding="utf-8"))
     assert "extern" in page.text and "keep dense parameters beside those that they pack" in page.text
-    with pytest.raises(SparsifyError, match="in pieces has no trace"):
-        report.to_trace(tmp_path / "trace.json", x)
+    events = json.loads(report.to_trace(tmp_path / "trace.json", x).read_text())["traceEvents"]
+    names = [event["name"] for event in events if event.get("ph") == "X"]
+    assert sum(name.startswith("piece 1.region_1: ") for name in names) == 1
+    assert any(name.startswith("aten::") for name in names)
 
 
 def test_work_is_counted(applied):

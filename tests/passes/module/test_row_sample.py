@@ -9,7 +9,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphNorm, SAGEConv
 import sparsify
 from sparsify.errors import VerificationError
 from sparsify.passes.capture import calls
-from sparsify.passes.module import row_sample, verify
+from sparsify.passes.module.check import row_sample, verify
 
 NODES, EDGES = 2000, 6000
 

@@ -62,3 +62,30 @@ def test_computed_parameters_are_read(made):
     parametrize.remove_parametrizations(sparse.c1.lin, "weight", leave_parametrized=False)
     assert not torch.equal(before, after)
     assert torch.equal(sparse(*graph()), before)
+
+
+def test_repeated_calls_are_found_without_a_key():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 4)).eval()
+    rule = {"targets": "param:*weight", "source": "given"}
+    sparse = apply(model, {"schema": 1, "name": "given", "sparsify": [rule]}, torch.randn(6, 8))
+    index = sparse._call_index
+    x, wider = torch.randn(6, 8), torch.randn(9, 8)
+    for given in (x, x, wider, x, wider, wider):
+        torch.testing.assert_close(sparse(given), model(given))
+    index = sparse._call_index
+    assert index.repeated((wider,)) is index.latest.variant
+    assert index.repeated((torch.ones_like(wider),)) is index.latest.variant
+    for other in (x, wider.double(), torch.nn.Parameter(wider), wider.to_sparse(), 3, None):
+        assert index.repeated((other,)) is None
+    assert index.repeated((wider, wider)) is None
+    sparse[1].train()
+    assert index.repeated((wider,)) is None
+    sparse.eval()
+    assert index.repeated((wider,)) is index.latest.variant
+    index.clear()
+    assert index.repeated((wider,)) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sparse(wider).dtype == torch.bfloat16
+    sparse(wider), sparse(wider)
+    assert torch.equal(sparse(input=wider), sparse(wider))

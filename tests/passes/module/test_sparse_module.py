@@ -14,7 +14,7 @@ from sparsify import errors, options
 from sparsify.passes import PASSES
 from sparsify.passes.apply import apply
 from sparsify.passes.module import capture_call
-from sparsify.storage.interop import tensor
+from sparsify.storage.interop.tensors import tensor
 
 geometric = pytest.importorskip("torch_geometric.nn")
 MESSAGES = {"schema": 1, "name": "own", "sparsify": [{"targets": ["op:message_passing"], "format": "csr"}]}

@@ -11,9 +11,9 @@ from sparsify import options
 from sparsify.errors import CaptureError
 from sparsify.passes.apply import apply
 from sparsify.passes.capture.calls import told
-from sparsify.passes.module import traced_calls
-from sparsify.passes.module.traced_calls import arguments, parameters_of
-from sparsify.storage.interop import tensor
+from sparsify.passes.module.source import traced_calls
+from sparsify.passes.module.source.traced_calls import arguments, parameters_of
+from sparsify.storage.interop.tensors import tensor
 
 PRUNED = {
     "schema": 1,

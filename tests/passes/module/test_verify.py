@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import sparsify
 from sparsify.errors import VerificationError
 from sparsify.passes.apply import apply
-from sparsify.passes.module.verify import compare, naming_values, rounding_error
+from sparsify.passes.module.check.verify import compare, naming_values, rounding_error
 from sparsify.recipe import Verify
 
 LIMITS = Verify(rtol=1e-4, atol=1e-5)

@@ -3,7 +3,7 @@
 import pytest
 
 from sparsify.compiler.einsum.nodes import Index
-from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.passes.rewrite.row_factors import RowFactors
 
 ROWS = frozenset(("a", "c", "d", "v", "z"))

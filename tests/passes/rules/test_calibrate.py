@@ -178,3 +178,10 @@ def test_a_saved_model_keeps_its_zeros(tmp_path):
     state = sparse.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
     assert loaded.report.pruned == sparse.report.pruned
+
+
+def test_batches_with_fewer_modes():
+    net, data = model(), batches()
+    text = r"batch 2 of the calibration data: input is \[16\].*the example inputs.*\[8, 16\]"
+    with pytest.raises(DataError, match=text):
+        sparsify.apply(net, recipe("wanda"), data[0], calibration=[data[0], data[1][0]])

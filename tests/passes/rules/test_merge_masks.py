@@ -14,7 +14,7 @@ import sparsify
 from sparsify import recipe as recipes
 from sparsify.errors import RecipeError
 from sparsify.passes.rules.merge_masks import merge_masks
-from sparsify.storage.trained_masks import entries
+from sparsify.storage.subclass.trained_masks import entries
 from sparsify.training import mask_of
 
 GIVEN: dict[str, Any] = {

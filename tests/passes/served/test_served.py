@@ -90,7 +90,7 @@ def test_it_runs_without_class_compiler_and_cache(served, tmp_path):
         import sys, torch, warnings
         from torch.utils import _pytree as pytree
         import sparsify
-        from sparsify.compiler.kernel import foreign_call
+        from sparsify.compiler.cpp.call import foreign_call
 
         warnings.simplefilter("error", RuntimeWarning)
         kinds, expected = torch.load(sys.argv[2])

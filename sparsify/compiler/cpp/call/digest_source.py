@@ -2,7 +2,7 @@
 
 In: 260 secret words. Out: the callables `digest(tensor, bytes)` and `sample(tensor, bytes)` of Python.
 
-It continues the text of the trampoline and its shortcuts.
+Continues the text of the trampoline and the shortcuts.
 """
 
 from typing import Final

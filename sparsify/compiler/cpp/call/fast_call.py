@@ -1,12 +1,12 @@
-"""The C++ text of shortcuts: from Python's operands to the kernel and back, for operands like those met before.
+"""The C++ text of shortcuts: fast path from Python operands to the kernel and back, for operands like earlier ones.
 
-In: `sparsify_shortcut(otherwise)`. Out: a callable `shortcut(operands)` of Python; `sparsify.compiler.kernel.fast_call`
-says what it does. The text continues that of `shortcut_operands` and `shortcut_arrays`.
+In: `sparsify_shortcut(otherwise)`. Out: a callable `shortcut(operands)` of Python, described in
+`sparsify.compiler.kernel.fast_call`. The text continues `operands`, `results` and `stages`.
 
-A shortcut keeps frames in a small table: what a call was like, and what follows from that. A call reads dtype,
-shape and address of its operands from torch, looks for a frame whose ranges hold their extents, the latest one first,
-and goes to the kernel with addresses on the stack. Whatever is not plain memory of the CPU, or not as the frame says,
-is left to `otherwise`.
+A shortcut keeps frames in a small table: the properties of a call and the derived kernel arguments. A call reads dtype,
+shape and address of the operands from torch, looks for a frame with ranges that contain the extents, the latest one
+first, and goes to the kernel with addresses on the stack. Operands outside plain CPU memory, or different from all
+frames, are left to `otherwise`.
 """
 
 from typing import Final
@@ -19,85 +19,24 @@ struct Table {
   Frame *frames[FRAMES];
 };
 
-// A shape as a tuple of Python.
-static PyObject *tuple_of(const int64_t *shape, int64_t dim) {
-  PyObject *found = PyTuple_New((Py_ssize_t)dim);
-  for (int64_t mode = 0; found && mode < dim; mode++)
-    PyTuple_SetItem(found, (Py_ssize_t)mode, PyLong_FromLongLong(shape[mode]));
-  return found;
-}
-
-// A tensor for the result: the values of one on the pattern of `root`, else of the frame's shape; null without an
-// exception when torch cannot make it here.
-static PyObject *make_result(const Frame &frame, const int64_t *extents, const Operand *root) {
-  int64_t shape[MODES] = {root ? root->length : 0}, strides[MODES] = {1}, dim = root ? 1 : frame.dim;
-  int64_t length = root ? root->length : 1, stride = 1;
-  for (int64_t mode = dim - 1; !root && mode >= 0; mode--) {
-    shape[mode] = extents[frame.extents[mode]];
-    strides[mode] = stride;
-    length *= shape[mode];
-    stride *= shape[mode] ? shape[mode] : 1;
-  }
-  int64_t bytes = length * frame.item_bytes;
-  if (bytes >= frame.least_bytes && bytes <= frame.most_bytes) {
-    PyObject *empty = frame.empty, *about = root ? root->pattern : tuple_of(shape, dim);
-    if (!about) return nullptr;
-    Py_IncRef(empty);
-    PyObject *result = PyObject_CallFunctionObjArgs(empty, about, nullptr);
-    Py_DecRef(empty);
-    if (!root) Py_DecRef(about);
-    return result;
-  }
-  Tensor made;
-  if (torch.empty_strided(dim, shape, strides, (int)frame.dtype, 0, 0, &made)) return nullptr;
-  PyObject *result = torch.wrap(made);
-  torch.delete_tensor(made);
-  return result;
-}
-
-// The result for operands that are as the frame says; null, perhaps without an exception, when they are not.
-static PyObject *run(const Frame &frame, const Operand *operands, const int64_t *extents) {
-  int64_t sizes[SIZES];
-  void *buffers[BUFFERS];
-  Py_ssize_t count = 0;
-  if (!read_inputs(frame, operands, extents, buffers, count, sizes)) return nullptr;
-  const Operand *root = frame.root < 0 ? nullptr : &operands[frame.root];
-  State state = {&_Py_NoneStruct, nullptr, false};
-  Context context = {*torch.forked ? 1 : frame.threads ? frame.threads : torch.num_threads(), &state, allocate};
-  Kernel kernel = (Kernel)frame.kernel;
-  PyObject *fill = frame.fill;
-  Py_IncRef(fill);
-  // From here on the frame may be replaced: others may hold the interpreter's lock.
-  PyObject *result = make_result(frame, extents, root);
-  if (!result || torch.data_ptr(tensor_of(result), &buffers[count])) {
-    Py_DecRef(fill);
-    if (result) Py_DecRef(result);
-    return nullptr;
-  }
-  state.thread = PyEval_SaveThread();
-  int64_t status = kernel(sizes, buffers, &context);
-  PyEval_RestoreThread(state.thread);
-  PyObject *made = nullptr;
-  if (status && !state.failed) made = PyObject_CallFunction(fail_with, "L", (long long)status);
-  else if (!state.failed && !root) Py_IncRef(made = result);
-  else if (!state.failed) made = PyObject_CallFunctionObjArgs(wrap_sparse, root->pattern, result, fill, nullptr);
-  Py_DecRef(result);
-  Py_DecRef(fill);
-  return made;
-}
-
 // The same under autograd: `differentiate(kernel, *operands)`, with the operands in the order of the kernel; null,
 // without an exception, within transforms of functorch.
 static PyObject *run_differentiably(const Frame &frame, const Operand *operands, PyObject *tuple) {
-  for (int64_t i = 0; i < frame.operand_count; i++)
-    if (frame.operands[i].key && !kept_by(operands[i].pattern, frame.operands[i].key)) return nullptr;
+  for (int64_t number = 0; number < frame.stage_count; number++) {
+    const Stage &stage = frame.stages[number];
+    for (int64_t i = 0; i < stage.input_count; i++) {
+      const Input &input = stage.inputs[i];
+      bool is_sparse = input.key && input.pattern_slot >= 0;
+      if (is_sparse && !kept_by(operands[input.pattern_slot].pattern, input.key)) return nullptr;
+    }
+  }
   PyObject *transformed = PyObject_CallFunctionObjArgs(is_transformed, nullptr);
   if (transformed) Py_DecRef(transformed);
   if (transformed != &_Py_FalseStruct) return nullptr;
   PyObject *arguments[OPERANDS + 1] = {frame.differentiable};
-  for (int64_t i = 0; i < frame.input_count; i++) arguments[i + 1] = PyTuple_GetItem(tuple, frame.inputs[i].operand);
+  for (int64_t i = 0; i < frame.argument_count; i++) arguments[i + 1] = PyTuple_GetItem(tuple, frame.arguments[i]);
   Py_IncRef(arguments[0]);
-  PyObject *result = PyObject_Vectorcall(differentiate, arguments, (size_t)frame.input_count + 1, nullptr);
+  PyObject *result = PyObject_Vectorcall(differentiate, arguments, (size_t)frame.argument_count + 1, nullptr);
   Py_DecRef(arguments[0]);
   return result;
 }
@@ -119,8 +58,14 @@ static bool fits(const Frame *frame, PyObject *tuple, const Operand *operands, P
   for (Py_ssize_t i = 0; i < count; i++) {
     const Operand &operand = operands[i];
     const Known &known = frame->operands[i];
-    if (operand.dtype != known.dtype || operand.dim != known.dim || !operand.pattern != !known.key) return false;
-    if (!has_extents(operand, known, frame->ranges, extents)) return false;
+    if (operand.dtype != known.dtype || operand.dim != known.dim || !operand.pattern != !known.is_sparse) return false;
+  }
+  for (int64_t number = 0; number < frame->stage_count; number++) {
+    const Stage &stage = frame->stages[number];
+    for (int64_t i = 0; i < stage.input_count; i++) {
+      const Input &input = stage.inputs[i];
+      if (input.slot < count && !has_extents(operands[input.slot], input, frame->ranges, extents)) return false;
+    }
   }
   for (Py_ssize_t i = 0; i < count; i++)
     if (!is_alike(PyTuple_GetItem(tuple, i), operands[i], frame->operands[i])) return false;
@@ -128,12 +73,12 @@ static bool fits(const Frame *frame, PyObject *tuple, const Operand *operands, P
 }
 
 // The result by a frame; null, perhaps without an exception, when it does not hold for the operands.
-static PyObject *by(const Frame *frame, PyObject *tuple, const Operand *operands, Py_ssize_t count) {
+static PyObject *by(Frame *frame, PyObject *tuple, Operand *operands, Py_ssize_t count) {
   int64_t extents[EXTENTS];
   if (!fits(frame, tuple, operands, count, extents)) return nullptr;
   if (needs_gradient(operands, count))
     return frame->differentiable ? run_differentiably(*frame, operands, tuple) : nullptr;
-  return frame->array_count ? assemble(*frame, operands, extents) : run(*frame, operands, extents);
+  return frame->only_differentiable ? nullptr : run(frame, tuple, operands, extents);
 }
 
 // Whether tensors may have tangents: some code differentiates forwards.
@@ -158,35 +103,47 @@ static PyObject *by_frame(Table &table, PyObject *tuple, Operand *operands, bool
     if (result || PyErr_Occurred()) return result;
   }
   for (int64_t step = 0; step < FRAMES; step++) {
-    Frame *const &place = table.frames[(latest + step) % FRAMES];
+    Frame *frame = table.frames[(latest + step) % FRAMES];
     int64_t extents[EXTENTS];
-    bool kept = fits(place, tuple, operands, count, extents) && keep_patterns(place, operands, count);
-    if (kept) return by(place, tuple, operands, count);
+    if (fits(frame, tuple, operands, count, extents)) {
+      Hold hold(frame);
+      if (keep_patterns(frame, operands)) return by(frame, tuple, operands, count);
+    }
     if (PyErr_Occurred()) return nullptr;
   }
   return nullptr;
 }
 
 static void count_references(const Frame &frame, void (*count)(PyObject *)) {
-  for (int64_t i = 0; i < frame.operand_count; i++) {
-    if (frame.operands[i].key) count(frame.operands[i].key);
-    if (frame.operands[i].fill) count(frame.operands[i].fill);
-    if (frame.operands[i].keep) count(frame.operands[i].keep);
-  }
-  PyObject *const held[] = {frame.empty, frame.fill, frame.differentiable, frame.known, frame.finish};
-  for (PyObject *object : held)
+  const auto count_one = [count](PyObject *object) {
     if (object) count(object);
+  };
+  count_one(frame.differentiable);
+  for (int64_t i = 0; i < frame.operand_count; i++) count_one(frame.operands[i].fill);
+  for (int64_t number = 0; number < frame.stage_count; number++) {
+    const Stage &stage = frame.stages[number];
+    PyObject *const held[] = {stage.array, stage.known, stage.finish, stage.compute};
+    for (PyObject *object : held) count_one(object);
+    for (int64_t i = 0; i < stage.input_count; i++) {
+      count_one(stage.inputs[i].key);
+      count_one(stage.inputs[i].keep);
+    }
+    for (int64_t i = 0; i < stage.output_count; i++) {
+      count_one(stage.outputs[i].empty);
+      count_one(stage.outputs[i].fill);
+    }
+  }
 }
 
-static void drop(Frame *frame) {
-  if (!frame) return;
+static void release(Frame *frame) {
+  if (!frame || --frame->references) return;
   count_references(*frame, Py_DecRef);
   free(frame);
 }
 
 static void forget(PyObject *capsule) {
   Table *table = (Table *)PyCapsule_GetPointer(capsule, nullptr);
-  for (Frame *frame : table->frames) drop(frame);
+  for (Frame *frame : table->frames) release(frame);
   Py_DecRef(table->otherwise);
   free(table);
 }
@@ -194,11 +151,21 @@ static void forget(PyObject *capsule) {
 // Whether one frame holds for just the calls that the other one holds for, but for fills.
 static bool is_again(const Frame *before, const Frame &frame) {
   if (!before || before->operand_count != frame.operand_count || before->range_count != frame.range_count) return false;
+  if (before->stage_count != frame.stage_count) return false;
+  if (before->only_differentiable != frame.only_differentiable) return false;
   if (memcmp(before->ranges, frame.ranges, (size_t)frame.range_count * sizeof(Range))) return false;
   for (int64_t i = 0; i < frame.operand_count; i++) {
     const Known &was = before->operands[i], &is = frame.operands[i];
-    if (was.dtype != is.dtype || was.dim != is.dim || was.key != is.key) return false;
-    if (memcmp(was.extents, is.extents, (size_t)is.dim * sizeof(int64_t))) return false;
+    if (was.dtype != is.dtype || was.dim != is.dim || was.is_sparse != is.is_sparse) return false;
+  }
+  for (int64_t number = 0; number < frame.stage_count; number++) {
+    const Stage &then = before->stages[number], &now = frame.stages[number];
+    if (then.input_count != now.input_count) return false;
+    for (int64_t i = 0; i < now.input_count; i++) {
+      const Input &was = then.inputs[i], &is = now.inputs[i];
+      if (was.slot != is.slot || was.dim != is.dim || was.key != is.key) return false;
+      if (memcmp(was.extents, is.extents, sizeof is.extents)) return false;
+    }
   }
   return true;
 }
@@ -210,9 +177,11 @@ static PyObject *learn(PyObject *self, PyObject *address) {
   const Frame *frame = (const Frame *)PyLong_AsVoidPtr(address);
   if (!table || !frame) return nullptr;
   Py_IncRef(&_Py_NoneStruct);
-  Frame *own = (Frame *)calloc(1, sizeof(Frame));
+  size_t bytes = sizeof(Frame) + (size_t)frame->stage_count * sizeof(Stage);
+  Frame *own = (Frame *)calloc(1, bytes);
   if (!own) return &_Py_NoneStruct;
-  *own = *frame;
+  memcpy(own, frame, bytes);
+  own->references = 1;
   count_references(*own, Py_IncRef);
   int64_t place = 0;
   while (place < FRAMES && !is_again(table->frames[place], *own)) place++;
@@ -223,7 +192,7 @@ static PyObject *learn(PyObject *self, PyObject *address) {
   Frame *gone = table->frames[place];
   table->frames[place] = own;
   table->latest = place;
-  drop(gone);
+  release(gone);
   return &_Py_NoneStruct;
 }
 

@@ -1,8 +1,8 @@
-"""The C++ text of shortcuts, first part: what a call was like, and how its operands become a kernel's buffers.
+"""The C++ text of shortcuts, first part: frames of earlier calls, and conversion of operands to kernel buffers.
 
-In: tensors of Python. Out: addresses on the stack, and whether the operands are as those of a frame.
+In: tensors of Python. Out: addresses on the stack, and whether the operands match a frame.
 
-It continues the text of the trampoline; `shortcut_arrays` and `shortcut_source` continue it.
+Continues the text of the trampoline; `results` and `fast_call` continue this text.
 """
 
 from typing import Final
@@ -28,6 +28,7 @@ PyObject *PyLong_FromLongLong(long long);
 int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 
 enum { OPERANDS = 12, MODES = 8, EXTENTS = 32, SIZES = 48, BUFFERS = 48, ARRAYS = 20, FRAMES = 64 };
+enum { OUTPUTS = 6, MADE = 24 };
 enum { POSITION_OVERFLOW = 2 };  // the status of a kernel
 
 // A tensor of C++ is one pointer; a handle of torch's C interface is the address of one.
@@ -65,7 +66,7 @@ static PyObject *plain_tensor, *plain_parameter, *sparse_tensor;
 static PyObject *differentiate, *is_transformed, *wrap_sparse, *fail_with, *forward_names;
 static PyObject *name_pattern, *name_vals, *name_fill, *name_cache, *name_written, *name_level;
 
-// An operand of a call.
+// A tensor of a call: an operand, or one that a stage made.
 struct Operand {
   Tensor outer;                // as it was given; of a sparse one without memory of its own
   void *data;                  // of a sparse one the values, as what follows
@@ -74,6 +75,8 @@ struct Operand {
   int64_t dim;                 // as it was given
   const int64_t *shape;
   PyObject *pattern, *values;  // of a sparse one, referred to until the call ends
+  PyObject *object, *fill;     // of one that a stage made: the tensor, once Python needs it
+  Tensor handle;               // memory that torch made for a stage without an object of Python
 };
 
 // The extents of an index variable that share a frame, both included; just one where the kernel knows it.
@@ -81,30 +84,50 @@ struct Range {
   int64_t low, high;
 };
 
-// How an operand was; of each mode the place of its index variable among the ranges.
+// How an operand was.
 struct Known {
+  int64_t dtype, dim, is_sparse;
+  PyObject *fill;
+};
+
+// A tensor that a stage reads, of each mode the place of its index variable among the ranges. A dimension of -1 leaves
+// all checks to the function of Python that reads it.
+struct Input {
+  int64_t slot, nnz_place;     // the place of the number of stored entries among the sizes, -1 for none
+  int64_t pattern_slot;        // of a sparse one: the operand whose pattern it has, -1 for none
   int64_t dtype, dim, extents[MODES];
-  PyObject *key, *fill;        // of a sparse one: what patterns that have this kernel keep its arrays under; else null
+  PyObject *key;               // of a sparse one: what patterns that have this kernel keep its arrays under; else null
   PyObject *keep;              // of a sparse one as the kernel reads it: has a pattern keep them; else null
 };
 
-// A buffer of the kernel: an operand, before whose values the arrays of its pattern come.
-struct Input {
-  int64_t operand, nnz_place;  // the place of the number of stored entries among the sizes, -1 for none
+// A tensor that a kernel writes: dense, or the values on the pattern of the tensor in slot `root`.
+struct Output {
+  int64_t dtype, item_bytes, dim, extents[MODES], root;
+  PyObject *empty, *fill;
 };
 
-// What a call was like, and what follows from that. Of each size of the kernel `size_extents` is the place of the range
-// whose extent it is, -1 for a number; of each mode of a dense result so is `extents`.
-struct Frame {
-  int64_t kernel, threads, operand_count, input_count, size_count, range_count, root;
-  Known operands[OPERANDS];
+// A step of a call: a kernel, or `compute`, a function of Python from a tuple of tensors to the results. Of each size
+// of the kernel `size_extents` is the place of the range whose extent it is, -1 for a number. A kernel that allocates
+// the arrays of its result has `array_count` of them.
+struct Stage {
+  int64_t kernel, threads, input_count, output_count, size_count;
   Input inputs[OPERANDS];
-  Range ranges[EXTENTS];
+  Output outputs[OUTPUTS];
   int64_t sizes[SIZES], size_extents[SIZES];
-  int64_t dtype, dim, extents[MODES];
-  int64_t least_bytes, most_bytes, item_bytes;
   int64_t array_count, entries_place, array_dtypes[ARRAYS], array_bytes[ARRAYS];
-  PyObject *empty, *fill, *differentiable, *known, *finish;
+  PyObject *array, *known, *finish, *compute;
+};
+
+// What a call was like, and what follows from that. `last` is, of each tensor that a stage makes, the stage after which
+// nothing reads it.
+struct Frame {
+  int64_t references, operand_count, argument_count, range_count, stage_count, result_count, only_differentiable;
+  int64_t arguments[OPERANDS], results[OUTPUTS], last[MADE];
+  int64_t least_bytes, most_bytes;
+  Known operands[OPERANDS];
+  Range ranges[EXTENTS];
+  PyObject *differentiable;
+  Stage stages[];
 };
 
 static Tensor tensor_of(PyObject *object) { return (Tensor)((char *)object + torch.offset); }
@@ -147,11 +170,11 @@ static bool read_operand(PyObject *object, Operand &found) {
   return !torch.dim(found.outer, &found.dim) && !torch.sizes(found.outer, &found.shape) && found.dim <= MODES;
 }
 
-// Whether the modes of an operand have extents in their ranges, the same for one index variable everywhere; `extents`
+// Whether the modes of a tensor have extents in their ranges, the same for one index variable everywhere; `extents`
 // holds those that were met before, else -1.
-static bool has_extents(const Operand &operand, const Known &known, const Range *ranges, int64_t *extents) {
-  for (int64_t mode = 0; mode < operand.dim; mode++) {
-    int64_t place = known.extents[mode], extent = operand.shape[mode];
+static bool has_extents(const Operand &operand, const Input &input, const Range *ranges, int64_t *extents) {
+  for (int64_t mode = 0; mode < input.dim; mode++) {
+    int64_t place = input.extents[mode], extent = operand.shape[mode];
     if (extents[place] < 0 && ranges[place].low <= extent && extent <= ranges[place].high) extents[place] = extent;
     if (extents[place] != extent) return false;
   }
@@ -160,7 +183,7 @@ static bool has_extents(const Operand &operand, const Known &known, const Range 
 
 // Whether an operand is as it was when the frame was made; an exception may be set when it is not.
 static bool is_alike(PyObject *object, const Operand &operand, const Known &known) {
-  if (!known.key) return true;
+  if (!known.is_sparse) return true;
   PyObject *fill = PyObject_GetAttr(object, name_fill);
   bool alike = fill && PyObject_RichCompareBool(fill, known.fill, 2) == 1;
   if (fill) Py_DecRef(fill);
@@ -208,36 +231,81 @@ static bool read_arrays(PyObject *pattern, PyObject *key, void **buffers, Py_ssi
   return true;
 }
 
-// Has the patterns of operands that the kernel has not read yet keep what it reads of them, where they are stored as it
-// reads them; whether one does now. The frame may be replaced meanwhile. An exception may be set.
-static bool keep_patterns(Frame *const &place, const Operand *operands, Py_ssize_t count) {
-  const Frame *frame = place;
+// Keeps a frame while the block runs: others may replace it in its table when they hold the interpreter's lock.
+static void release(Frame *frame);
+struct Hold {
+  Frame *frame;
+  Hold(Frame *frame) : frame(frame) { frame->references++; }
+  ~Hold() { release(frame); }
+};
+
+// Has the patterns of operands that the kernels have not read yet keep what they read of them, where they are stored as
+// the kernels read them; whether one does now. An exception may be set.
+static bool keep_patterns(Frame *frame, const Operand *operands) {
+  Hold hold(frame);
   bool kept = false;
-  for (Py_ssize_t i = 0; i < count && frame && frame == place; i++) {
-    const Known &known = frame->operands[i];
-    if (!known.keep || PyErr_Occurred() || kept_by(operands[i].pattern, known.key)) continue;
-    PyObject *keep = known.keep;
-    Py_IncRef(keep);
-    PyObject *done = PyObject_CallFunctionObjArgs(keep, operands[i].pattern, nullptr);
-    Py_DecRef(keep);
-    if (!done) return false;
-    kept = done != &_Py_FalseStruct;
-    Py_DecRef(done);
-    if (!kept) return false;
+  for (int64_t number = 0; number < frame->stage_count; number++) {
+    const Stage &stage = frame->stages[number];
+    for (int64_t i = 0; i < stage.input_count; i++) {
+      const Input &input = stage.inputs[i];
+      if (!input.keep || input.pattern_slot < 0) continue;
+      PyObject *pattern = operands[input.pattern_slot].pattern;
+      if (PyErr_Occurred() || kept_by(pattern, input.key)) continue;
+      PyObject *done = PyObject_CallFunctionObjArgs(input.keep, pattern, nullptr);
+      if (!done) return false;
+      kept = done != &_Py_FalseStruct;
+      Py_DecRef(done);
+      if (!kept) return false;
+    }
   }
   return kept;
 }
 
-// Puts all that the kernel reads into its buffers and sizes; false when an operand is not as the kernel reads it.
-static bool read_inputs(const Frame &frame, const Operand *operands, const int64_t *extents, void **buffers,
+static void drop_made(Operand &made) {
+  PyObject *const objects[] = {made.pattern, made.values, made.object};
+  for (PyObject *object : objects)
+    if (object) Py_DecRef(object);
+  if (made.handle) torch.delete_tensor(made.handle);
+  made = {};
+}
+
+// The tensors of a call by slot: its operands, then those that its stages make.
+struct Tensors {
+  Operand *operands;
+  int64_t operand_count, made_count;
+  Operand made[MADE];
+
+  Tensors(Operand *operands, int64_t count) : operands(operands), operand_count(count), made_count(0) {}
+  Operand &at(int64_t slot) { return slot < operand_count ? operands[slot] : made[slot - operand_count]; }
+  Operand &add() { return made[made_count++] = {}; }
+  ~Tensors() {
+    while (made_count) drop_made(made[--made_count]);
+  }
+};
+
+// Whether a tensor that a stage made is as a kernel reads it.
+static bool is_as_read(const Operand &operand, const Input &input, const Range *ranges, int64_t *extents) {
+  if (!operand.shape || !operand.pattern != !input.key || (!operand.data && operand.length)) return false;
+  if (operand.dtype != input.dtype || operand.dim != input.dim) return false;
+  return has_extents(operand, input, ranges, extents);
+}
+
+// Puts all that a kernel reads into its buffers and sizes; false when a tensor is not as the kernel reads it.
+static bool read_inputs(const Frame &frame, const Stage &stage, Tensors &tensors, int64_t *extents, void **buffers,
                         Py_ssize_t &count, int64_t *sizes) {
-  for (int64_t i = 0; i < frame.size_count; i++)
-    sizes[i] = frame.size_extents[i] < 0 ? frame.sizes[i] : extents[frame.size_extents[i]];
-  for (int64_t i = 0; i < frame.input_count; i++) {
-    const Operand &operand = operands[frame.inputs[i].operand];
-    PyObject *key = frame.operands[frame.inputs[i].operand].key;
-    if (key && !read_arrays(operand.pattern, key, buffers, count, sizes)) return false;
-    if (frame.inputs[i].nnz_place >= 0) sizes[frame.inputs[i].nnz_place] = operand.length;
+  for (int64_t i = 0; i < stage.input_count; i++) {
+    const Input &input = stage.inputs[i];
+    bool is_made = input.slot >= tensors.operand_count;
+    if (is_made && !is_as_read(tensors.at(input.slot), input, frame.ranges, extents)) return false;
+  }
+  for (int64_t i = 0; i < stage.size_count; i++)
+    sizes[i] = stage.size_extents[i] < 0 ? stage.sizes[i] : extents[stage.size_extents[i]];
+  for (int64_t i = 0; i < stage.input_count; i++) {
+    const Input &input = stage.inputs[i];
+    const Operand &operand = tensors.at(input.slot);
+    if (input.key && !read_arrays(operand.pattern, input.key, buffers, count, sizes)) return false;
+    if (input.nnz_place >= 0) sizes[input.nnz_place] = operand.length;
+    if (count >= BUFFERS) return false;
     buffers[count++] = operand.data;
   }
   return true;

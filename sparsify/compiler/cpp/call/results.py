@@ -1,10 +1,10 @@
-"""The C++ text of shortcuts, second part: results whose arrays the kernel asks for while it runs.
+"""The C++ text of shortcuts, second part: results with arrays allocated by the running kernel.
 
-In: a frame with arrays of a result. Out: the result, on the pattern that operands of these patterns gave before, or on
-a new one.
+In: a frame with arrays of a result. Out: the result, on the pattern known from earlier operands of equal patterns, or
+on a new one.
 
-Small arrays are made by torch without the interpreter's lock; large ones by `empty`. What is known of a pattern is
-asked of Python once a call, and Python finishes a result of a new pattern.
+Small arrays are made by torch without the interpreter's lock; large ones by `empty`. The known properties of a pattern
+are requested from Python once a call, and Python finishes a result of a new pattern.
 """
 
 from typing import Final
@@ -22,6 +22,10 @@ struct Reference {
 static PyObject *one_more(PyObject *object) {
   Py_IncRef(object);
   return object;
+}
+
+static int64_t threads_of(const Stage &stage) {
+  return *torch.forked ? 1 : stage.threads ? stage.threads : torch.num_threads();
 }
 
 // The arrays that a kernel has asked for; the first is in slot `first` of its buffers.
@@ -77,66 +81,88 @@ static void *allocate_array(void *pointer, int64_t slot, int64_t bytes) {
   return address;
 }
 
-// The patterns of the operands, in the order of the kernel's inputs.
-static PyObject *patterns_of(const Frame &frame, const Operand *operands) {
+// The first `length` values that a kernel has made, in memory of their own; null, perhaps without an exception, for
+// arrays of Python and for fewer values.
+static PyObject *first_values(const Made &made, int64_t length) {
+  const Tensor values = made.handles[made.count - 1];
+  int64_t filled, one = 1;
+  if (!values || torch.numel(values, &filled) || filled < length) return nullptr;
+  if (filled == length) return torch.wrap(values);
+  Tensor kept;
+  if (torch.empty_strided(1, &length, &one, (int)made.dtypes[made.count - 1], 0, 0, &kept)) return nullptr;
+  void *from, *to;
+  const bool is_read = !torch.data_ptr(values, &from) && !torch.data_ptr(kept, &to);
+  if (is_read && length) memcpy(to, from, (size_t)(length * made.item_bytes[made.count - 1]));
+  PyObject *result = is_read ? torch.wrap(kept) : nullptr;
+  torch.delete_tensor(kept);
+  return result;
+}
+
+// The patterns of the tensors that a stage reads, in the order of its inputs.
+static PyObject *patterns_of(const Stage &stage, Tensors &tensors) {
   Py_ssize_t count = 0, place = 0;
-  for (int64_t i = 0; i < frame.input_count; i++) count += operands[frame.inputs[i].operand].pattern != nullptr;
+  for (int64_t i = 0; i < stage.input_count; i++) count += tensors.at(stage.inputs[i].slot).pattern != nullptr;
   PyObject *patterns = PyTuple_New(count);
-  for (int64_t i = 0; patterns && i < frame.input_count; i++) {
-    PyObject *pattern = operands[frame.inputs[i].operand].pattern;
+  for (int64_t i = 0; patterns && i < stage.input_count; i++) {
+    PyObject *pattern = tensors.at(stage.inputs[i].slot).pattern;
     if (pattern) PyTuple_SetItem(patterns, place++, one_more(pattern));
   }
   return patterns;
 }
 
-// The result for operands that are as the frame says; null, perhaps without an exception, when they are not.
+// The result of a stage whose kernel allocates its arrays; null, perhaps without an exception, when its tensors are not
+// as the frame says.
 //
 // known(patterns) is None or (pattern, its arrays, how many entries); finish(patterns, arrays, known) makes a result
 // of arrays that are all new.
-static PyObject *assemble(const Frame &frame, const Operand *operands, const int64_t *extents) {
+static PyObject *assemble(const Frame &frame, const Stage &stage, Tensors &tensors, int64_t *extents) {
   int64_t sizes[SIZES];
   void *buffers[BUFFERS] = {};
   Py_ssize_t count = 0;
-  if (!read_inputs(frame, operands, extents, buffers, count, sizes)) return nullptr;
-  if (count + frame.array_count > BUFFERS) return nullptr;
-  Made made = {{frame.empty, nullptr, false}, count, frame.array_count, frame.least_bytes, {}, {}, {}, {}};
-  memcpy(made.dtypes, frame.array_dtypes, sizeof made.dtypes);
-  memcpy(made.item_bytes, frame.array_bytes, sizeof made.item_bytes);
-  Kernel kernel = (Kernel)frame.kernel;
-  int64_t threads = frame.threads, entries_place = frame.entries_place;
-  // From here on the frame may be replaced: others may hold the interpreter's lock.
-  Reference empty = {one_more(frame.empty)}, fill = {one_more(frame.fill)}, finish = {one_more(frame.finish)};
-  Reference patterns = {patterns_of(frame, operands)}, find = {one_more(frame.known)};
+  if (!read_inputs(frame, stage, tensors, extents, buffers, count, sizes)) return nullptr;
+  if (count + stage.array_count > BUFFERS) return nullptr;
+  Made made = {{stage.array, nullptr, false}, count, stage.array_count, frame.least_bytes, {}, {}, {}, {}};
+  memcpy(made.dtypes, stage.array_dtypes, sizeof made.dtypes);
+  memcpy(made.item_bytes, stage.array_bytes, sizeof made.item_bytes);
+  Kernel kernel = (Kernel)stage.kernel;
+  Reference patterns = {patterns_of(stage, tensors)};
   if (!patterns.object) return nullptr;
-  Reference known = {PyObject_CallFunctionObjArgs(find.object, patterns.object, nullptr)};
+  Reference known = {PyObject_CallFunctionObjArgs(stage.known, patterns.object, nullptr)};
   if (!known.object) return nullptr;
   bool is_known = known.object != &_Py_NoneStruct;
-  sizes[entries_place] = -1;
+  sizes[stage.entries_place] = -1;
   if (is_known) {
     PyObject *arrays = PyTuple_GetItem(known.object, 1);
     Py_ssize_t length = PyTuple_Size(arrays);
     if (length >= made.count) return nullptr;
-    sizes[entries_place] = PyLong_AsLongLong(PyTuple_GetItem(known.object, 2));
+    sizes[stage.entries_place] = PyLong_AsLongLong(PyTuple_GetItem(known.object, 2));
     for (Py_ssize_t i = 0; i < length; i++) {
       Operand array;
       if (!read_memory(PyTuple_GetItem(arrays, i), array)) return nullptr;
       buffers[count + i] = array.data;
     }
   }
-  Context context = {*torch.forked ? 1 : threads ? threads : torch.num_threads(), &made, allocate_array};
+  Context context = {threads_of(stage), &made, allocate_array};
   made.state.thread = PyEval_SaveThread();
   int64_t status = kernel(sizes, buffers, &context);
   PyEval_RestoreThread(made.state.thread);
   // A position that does not fit has a remedy, which `otherwise` knows.
   if (made.state.failed || status == POSITION_OVERFLOW) return nullptr;
   if (status) return PyObject_CallFunction(fail_with, "L", (long long)status);
+  if (is_known) {
+    // Sums fill all arrays in any case; the known pattern stays, and takes the values.
+    Reference values = {first_values(made, sizes[stage.entries_place])};
+    PyObject *pattern = PyTuple_GetItem(known.object, 0), *fill = stage.outputs[0].fill;
+    if (values.object) return PyObject_CallFunctionObjArgs(wrap_sparse, pattern, values.object, fill, nullptr);
+    if (PyErr_Occurred()) return nullptr;
+  }
   bool is_new = !is_known;
   for (int64_t place = 0; place + 1 < made.count; place++) is_new = is_new || made.has(place);
   if (!is_new) {
     Reference values = {made.take(made.count - 1)};
     if (!values.object) return nullptr;
     PyObject *pattern = PyTuple_GetItem(known.object, 0);
-    return PyObject_CallFunctionObjArgs(wrap_sparse, pattern, values.object, fill.object, nullptr);
+    return PyObject_CallFunctionObjArgs(wrap_sparse, pattern, values.object, stage.outputs[0].fill, nullptr);
   }
   Reference arrays = {PyTuple_New(made.count)};
   for (int64_t place = 0; arrays.object && place < made.count; place++) {
@@ -145,7 +171,7 @@ static PyObject *assemble(const Frame &frame, const Operand *operands, const int
     PyTuple_SetItem(arrays.object, place, array);
   }
   if (!arrays.object) return nullptr;
-  return PyObject_CallFunctionObjArgs(finish.object, patterns.object, arrays.object, known.object, nullptr);
+  return PyObject_CallFunctionObjArgs(stage.finish, patterns.object, arrays.object, known.object, nullptr);
 }
 }
 """

@@ -2,8 +2,8 @@
 
 In: `bind(address, fail)`. Out: a callable `call(sizes, buffers, threads, allocator)` of Python.
 
-It uses functions of Python's stable interface only and treats objects as opaque, so it needs no header and no
-development package, and one shared object serves all Python versions.
+The trampoline uses functions of Python's stable interface only and treats objects as opaque: no header and no
+development package are needed, and one shared object serves all Python versions.
 """
 
 from typing import Final

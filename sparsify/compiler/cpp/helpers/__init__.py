@@ -1,1 +1,1 @@
-"""The C++ text of helper functions that generated kernels call: vectors, bits, half precision, random numbers."""
+"""The C++ text of helper functions for generated kernels: vectors, bits, half precision, random numbers."""

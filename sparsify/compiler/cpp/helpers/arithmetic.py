@@ -1,7 +1,6 @@
 """Helper functions of plain arithmetic, on scalars and on vectors.
 
-In: `max` of `float32x8`. Out: the C++ text of `max_float32x8(x, y)`, which gives NaN when an operand is NaN,
-as torch does.
+In: `max` of `float32x8`. Out: the C++ text of `max_float32x8(x, y)`; NaN if an operand is NaN, as in torch.
 
 The same text serves scalars and vectors: comparisons of vectors give masks and `?:` selects lane by lane.
 """
@@ -15,17 +14,17 @@ from sparsify.compiler.cpp.helpers.vector_memory import INLINE
 from sparsify.compiler.loops import nodes
 
 IDENTITIES: Final[dict[str, float]] = {"add": 0.0, "mul": 1.0, "min": float("inf"), "max": -float("inf")}
-# In the text of kernels where functions of the C library are called for each lane.
+# Marks kernels with calls of C library functions for each lane.
 LANE_BY_LANE: Final = "result[lane] = "
 
 
-# What has the instruction that bounds vectors of so many bytes; with 64 of them it can leave out lanes.
+# Instruction set with the bounding instruction for vectors of a size; vectors of 64 bytes can mask lanes.
 FEATURES: Final = {32: "__AVX__", 64: "__AVX512F__"}
 MASKED_BYTES: Final = 64
 
 
 def define(unit: Unit, name: str, dtype: str, lanes: int, arguments: str, body: Sequence[str]) -> str:
-    """A function `name` of arguments of one type whose body is the lines of `body`."""
+    """The function `name` with arguments of one type; `body` holds the lines of the function body."""
     value = unit.type(dtype, lanes)
     parameters = ", ".join(f"{value} {argument}" for argument in arguments.split())
     lines = [f"{INLINE}{value} {name}_{types.suffix(dtype, lanes)}({parameters}) {{"]
@@ -33,7 +32,7 @@ def define(unit: Unit, name: str, dtype: str, lanes: int, arguments: str, body: 
 
 
 def identity(function: str, dtype: str) -> float | int:
-    """The value that leaves others unchanged under a reduction's function."""
+    """The identity element of a reduction's function."""
     value = IDENTITIES[function]
     if types.is_float(dtype) or abs(value) <= 1:
         return value
@@ -48,7 +47,7 @@ def constant(unit: Unit, value: float, dtype: str, lanes: int) -> str:
         return text
     vector = unit.type(dtype, lanes)
     zero = f"{vector}{{}}"
-    # Not -0.0, which only a subtraction keeps.
+    # Not -0.0: only a subtraction preserves -0.0.
     return zero if text in ("0", "0.0", "0.0f") else f"{unit.use('broadcast', dtype, lanes)}({text})"
 
 
@@ -61,7 +60,7 @@ def _max(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _most(unit: Unit, dtype: str, lanes: int, name: str, sign: str, bounded: str) -> str:
-    """NaN where either operand is. Of vectors, what a loop collects in x waits for two instructions only."""
+    """Maximum or minimum, NaN if an operand is NaN; a vector accumulator in x is delayed by two instructions only."""
     if types.is_float(dtype) and _is_bounded_by_name(dtype, lanes):
         most = f"{unit.use(bounded, dtype, lanes)}(y, x)"
         return define(unit, name, dtype, lanes, "x y", [f"return y != y ? y : {most};"])
@@ -70,12 +69,12 @@ def _most(unit: Unit, dtype: str, lanes: int, name: str, sign: str, bounded: str
 
 
 def _is_bounded_by_name(dtype: str, lanes: int) -> bool:
-    """Whether one instruction bounds such vectors, by its name."""
+    """Whether a builtin instruction bounds vectors of this type."""
     return lanes > 1 and lanes * types.BYTES[dtype] in FEATURES
 
 
 def _bounded(name: str, sign: str, builtin: str) -> Template:
-    """`at_least(bound, x)` and `at_most(bound, x)`: x where it is NaN, one instruction where there is one."""
+    """`at_least(bound, x)` and `at_most(bound, x)`: NaN for NaN in x; one instruction if the CPU has one."""
 
     def write(unit: Unit, dtype: str, lanes: int) -> str:
         plain = f"  return x {sign} bound ? bound : x;"
@@ -108,7 +107,7 @@ def _bounded(name: str, sign: str, builtin: str) -> Template:
 
 
 def _relu(unit: Unit, dtype: str, lanes: int) -> str:
-    # Written so that NaN stays NaN; both compilers make it one max instruction.
+    # The order of operands keeps NaN; both compilers emit one max instruction.
     zero = constant(unit, 0, dtype, lanes)
     return define(unit, "relu", dtype, lanes, "x", [f"return x < {zero} ? {zero} : x;"])
 
@@ -162,7 +161,7 @@ def _floordiv(unit: Unit, dtype: str, lanes: int) -> str:
         floor = unit.use("floor", dtype, lanes)
         return define(unit, "floordiv", dtype, lanes, "x y", [f"return {floor}(x / y);"])
     value = unit.type(dtype, lanes)
-    # Division truncates; where signs differ and there is a remainder the floor is one less.
+    # Division truncates; for different signs and a remainder the floor is one less.
     body = [f"const {value} quotient = {narrow('x / y', dtype, lanes)};"]
     if lanes > 1:
         body.append(f"return quotient + ((quotient * y != x) & ((x ^ y) < {value}{{}}));")
@@ -179,7 +178,7 @@ def _mod(unit: Unit, dtype: str, lanes: int) -> str:
         rest = f"{unit.use('fmod', dtype, lanes)}(x, y)"
         test = f"(rest != {zero}) & ((rest < {zero}) != (y < {zero}))"
     else:
-        # By 0, which traps, the remainder is 0; so it is by -1, where the least integer would trap.
+        # The remainder is 0 by 0, where a division traps, and by -1, where the least integer would trap.
         unit_ = constant(unit, 1, dtype, lanes)
         divisor = f"((y == {zero}) | (y == {constant(unit, -1, dtype, lanes)}) ? {unit_} : y)"
         rest = narrow(f"x % {divisor}", dtype, lanes)
@@ -191,12 +190,12 @@ def _mod(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def narrow(text: str, dtype: str, lanes: int) -> str:
-    """`text` cast back to a small integer type, which C++ computes in `int`."""
+    """`text` cast back to a small integer type, because C++ computes in `int`."""
     return f"({types.ELEMENTS[dtype]})({text})" if lanes == 1 and dtype in ("int8", "int16") else text
 
 
 def float_suffix(dtype: str) -> str:
-    """The suffix of C functions for this dtype: `f` for float."""
+    """The suffix of C functions for a dtype: `f` for float."""
     return "f" if dtype == "float32" else ""
 
 
@@ -217,7 +216,7 @@ def lanewise(name: str, builtin: str, arguments: str) -> Template:
 
 
 def _rounding(name: str, builtin: str) -> Template:
-    """The template of a rounding to integers, of which those of integer types leave their argument as it is."""
+    """The template of a rounding to integers; the identity for integer types."""
     of_floats = lanewise(name, builtin, "x")
 
     def template(unit: Unit, dtype: str, lanes: int) -> str:
@@ -229,7 +228,7 @@ def _rounding(name: str, builtin: str) -> Template:
 
 
 def power_of_two(divisor: nodes.Expr, type: nodes.Type) -> int | None:
-    """The power of two that an integer divisor is, `None` where it is no constant or another number."""
+    """The exponent of an integer divisor that is a constant power of two, else `None`."""
     match divisor:
         case nodes.Literal(value, _) if type.dtype in ("int32", "int64") and value > 0:
             power = int(value).bit_length() - 1
@@ -251,7 +250,7 @@ TEMPLATES: Final[dict[str, Template]] = {
     "heaviside": _heaviside,
     "floordiv": _floordiv,
     "mod": _mod,
-    # Half to even, which is the rounding mode that processes start with.
+    # Half to even, the default rounding mode of processes.
     "round": _rounding("round", "nearbyint"),
     "floor": _rounding("floor", "floor"),
     "ceil": _rounding("ceil", "ceil"),

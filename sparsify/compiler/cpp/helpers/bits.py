@@ -1,8 +1,8 @@
 """Helper functions on bits: of bytes in memory, in words, and as the lanes of vectors.
 
 In: `expand` of `float32x8`. Out: the C++ text of `expand_float32x8(values, bits, left)`: consecutive elements in the
-lanes whose bits are set, by one permutation with AVX2 and by a loop over the lanes elsewhere. Narrow elements are
-converted first, all lanes at a time: `expand_bfloat16_float32x8`.
+lanes with set bits, by one permutation with AVX2 and by a loop over the lanes elsewhere. Narrow elements are converted
+first, all lanes at a time: `expand_bfloat16_float32x8`.
 """
 
 from functools import partial
@@ -14,12 +14,12 @@ from sparsify.compiler.cpp.helpers.vector_memory import INLINE
 from sparsify.compiler.ir.dtypes import STORED_HALVES
 
 BYTE: Final = 8
-# Elements that are converted to float32 on the way to their lanes.
+# Elements converted to float32 on the way to their lanes.
 NARROW: Final = ("bfloat16", "float16", "int8")
 
 
 def _bits(unit: Unit, dtype: str, count: int) -> str:
-    """At least `count` bits; words in memory have the lowest byte first, as all of these machines do."""
+    """At least `count` bits; words in memory are little-endian, as on all supported machines."""
     size = max(BYTE, count)
     unit.unsigned = True
     return (
@@ -49,7 +49,7 @@ def _drop_bit(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def places(bits: int) -> int:
-    """For each set one of eight bits how many are set below it, with the sign bit, as the bytes of a number.
+    """For each set bit of eight: the number of set bits below, with the sign bit, as the bytes of a number.
 
     >>> hex(places(0b101))
     '0x810080'
@@ -100,7 +100,7 @@ def _declare_numbers(unit: Unit) -> None:
 
 
 def _expand(unit: Unit, dtype: str, lanes: int) -> str:
-    """`left` elements may be read."""
+    """Expansion of consecutive elements to the lanes with set bits; `left` elements may be read."""
     vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
     arguments = f"(const {element} *values, int64_t bits, int64_t left)"
     loop = (
@@ -123,7 +123,7 @@ def _expand(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _expand_halves(half: str, lanes: int, signature: str) -> str:
-    """The elements for twice the lanes of the function `half`."""
+    """The expansion of twice the lanes of the function `half`."""
     low = 2 ** (lanes // 2) - 1
     order = ", ".join(str(lane) for lane in range(lanes))
     return (
@@ -135,12 +135,12 @@ def _expand_halves(half: str, lanes: int, signature: str) -> str:
 
 
 def _where_native(line: str) -> str:
-    """The code for CPUs that permute, where eight elements may be read."""
+    """The code for CPUs with permutations, used if eight elements may be read."""
     return f"#if defined(__AVX2__)\n  if (__builtin_expect(left >= {BYTE}, 1)) {{\n    {line}\n  }}\n#endif\n"
 
 
 def _permuted(unit: Unit, dtype: str, value: str) -> str:
-    """Eight elements of four bytes in the lanes whose bits are set."""
+    """Eight elements of four bytes in the lanes with set bits."""
     _declare_places(unit)
     vector, native = unit.type(dtype, BYTE), f"native_places_{dtype}"
     kind, builtin = ("float", "permvarsf256") if dtype == "float32" else ("int", "permvarsi256")
@@ -150,12 +150,12 @@ def _permuted(unit: Unit, dtype: str, value: str) -> str:
 
 
 def is_expanded_wide(source: str, dtype: str, lanes: int) -> bool:
-    """Whether elements of `source` are converted before they go to their lanes."""
+    """Whether elements of `source` are converted before being moved to lanes."""
     return source in NARROW and dtype == "float32" and lanes % BYTE == 0
 
 
 def _expand_wide(source: str, unit: Unit, dtype: str, lanes: int) -> str:
-    """As `expand` of narrow elements, converted."""
+    """As `expand` for narrow elements, with a conversion."""
     vector, element = unit.type(dtype, lanes), types.ELEMENTS[source]
     signature = f"{vector} expand_{source}_{vector}(const {element} *values, int64_t bits, int64_t left)"
     if lanes > BYTE:
@@ -174,7 +174,7 @@ def _expand_wide(source: str, unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _lanes_of_bits(unit: Unit, dtype: str, lanes: int) -> str:
-    """A mask as wide as `dtype`: true in the lanes whose bits are set."""
+    """A mask as wide as `dtype`: true in the lanes with set bits."""
     vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
     head = f"{INLINE}{vector} lanes_of_bits_{vector}(int64_t bits) {{\n"
     if types.BYTES[dtype] * BYTE >= lanes:

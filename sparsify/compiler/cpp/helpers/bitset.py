@@ -1,11 +1,11 @@
-"""Helper functions of marks: numbers that are flagged in any order and taken in ascending order.
+"""Helper functions of marks: numbers flagged in any order and enumerated in ascending order.
 
 In: `mark_int8(marks, extent, k)` for many k. Out: `next = take_marks_int32(numbers, next, end, marks, extent)`, the k
 in order behind `numbers[next]`.
 
-A number has a flag of a byte, and each block of 64 numbers has one: setting both takes two stores and no branch, and
-only blocks with marks are looked at. Numbers are written four at a time, so that how many a block has is no branch
-that is hard to foresee.
+A number has a flag of one byte, and each block of 64 numbers has another: setting both takes two stores and no branch,
+and only blocks with marks are scanned. Numbers are written four at a time, so that no hard-to-predict branch depends
+on the number of marks in a block.
 
 Source: the decoding of bit sets in Langdale and Lemire, Parsing Gigabytes of JSON per Second, 2019.
 """
@@ -16,7 +16,7 @@ from sparsify.compiler.cpp.helpers import types
 from sparsify.compiler.cpp.helpers.unit import Template, Unit
 from sparsify.compiler.loops.bitset import BLOCKS, MARKS, WIDTH
 
-# Called once a row: copies of them gain nothing and take g++ a tenth of a second each.
+# Called once a row: inlined copies gain nothing and take g++ a tenth of a second each.
 ONCE: Final = "static __attribute__((noinline, hot))"
 PADDED: Final = f"(extent + {WIDTH - 1}) / {WIDTH} * {WIDTH}"
 WALK: Final = f"""\
@@ -51,7 +51,7 @@ static inline uint64_t mask_marks_int8(const int8_t *flags) {
 
 
 def _mask(unit: Unit, dtype: str, lanes: int) -> str:
-    """Bit `n` tells whether flag `n` of 64 is set."""
+    """A word with bit `n` set for each set flag `n` of 64."""
     unit.unsigned = True
     return MASK
 
@@ -66,7 +66,7 @@ def _mark(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _count_marks(unit: Unit, dtype: str, lanes: int) -> str:
-    """The number of marked numbers; no mark is left."""
+    """The number of marked numbers; clears the marks."""
     unit.use("mask_marks", "int8", 1)
     return (
         f"{ONCE} int64_t count_marks_int8(int8_t *marks, int64_t extent) {{\n"
@@ -76,14 +76,14 @@ def _count_marks(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _take_marks(unit: Unit, dtype: str, lanes: int) -> str:
-    """The marked numbers in order from `next` on, below `end`; no mark is left."""
+    """The marked numbers in order from `next` on, below `end`; clears the marks."""
     unit.use("mask_marks", "int8", 1)
     element = types.ELEMENTS[dtype]
     return (
         f"{ONCE} int64_t take_marks_{dtype}(\n"
         f"    {element} *numbers, int64_t next, int64_t end, int8_t *marks, int64_t extent) {{\n{WALK}"
         "      const int64_t after = next + __builtin_popcountll(found);\n"
-        # Behind the last one `found` is 0, and what is written then is written again.
+        # Behind the last mark `found` is 0, and the written elements are overwritten later.
         "      for (; next < after && next + 4 <= end; next += 4)\n"
         "        for (int lane = 0; lane < 4; ++lane, found &= found - 1)\n"
         f"          numbers[next + lane] = ({element})(first + __builtin_ctzll(found | 1ull << 63));\n"

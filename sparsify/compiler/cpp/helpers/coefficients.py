@@ -2,7 +2,7 @@
 
 In: `("expm1", "float32")`. Out: the coefficients of `(exp(r) - 1 - r) / r**2` for |r| <= log(2) / 2.
 
-Chebyshev interpolants made by `experiments/polynomials.py`, which names each function and prints its error.
+Chebyshev interpolants made by `experiments/polynomials.py`, with the name and the printed error of each function.
 """
 
 from typing import Final

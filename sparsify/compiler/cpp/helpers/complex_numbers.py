@@ -1,6 +1,6 @@
 """Complex numbers: pairs with the operators of C++, functions by the C library.
 
-In: a kernel that adds and multiplies `complex64`. Out: `struct complex64 { float real, imag; };` and its operators.
+In: a kernel with sums and products of `complex64`. Out: `struct complex64 { float real, imag; };` with operators.
 
 Products are written out as torch writes them; quotients scale by the larger part of the divisor.
 
@@ -24,7 +24,7 @@ LIBRARY: Final = (
 
 
 def declare(unit: Unit, function: nodes.Function) -> None:
-    """The types that a kernel uses, before everything else."""
+    """The complex types of a kernel, declared before everything else."""
     found = {buffer.dtype for buffer in function.buffers}
     found |= {node.type.dtype for node in find(function.body, nodes.Convert, nodes.Op)}
     for dtype in dtypes.REAL:
@@ -61,7 +61,7 @@ struct {dtype} {{
 
 
 def converted(text: str, source: str, dtype: str) -> str:
-    """A number in another dtype, of which one at least is complex; the real part of a complex one is taken.
+    """A number converted from or to a complex dtype; a real target takes the real part.
 
     >>> converted("x", "float32", "complex64"), converted("z", "complex64", "float64")
     ('complex64{(float)(x), 0}', '(double)(z).real')
@@ -75,7 +75,7 @@ def converted(text: str, source: str, dtype: str) -> str:
 
 
 def declare_conversion(unit: Unit, source: str, dtype: str) -> None:
-    """The function that gives a complex number other parts."""
+    """Declares the conversion of the parts of a complex number to another precision."""
     part = types.ELEMENTS[dtypes.REAL[dtype]]
     body = f"return {{({part})x.real, ({part})x.imag}};"
     unit.declare(f"conversion to {dtype}", f"{INLINE}{dtype} as_{dtype}({source} x) {{ {body} }}")
@@ -113,7 +113,7 @@ def _log10(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _of_one(name: str, body: str) -> Template:
-    """The template of a function with a body of one line, `ONE` and `USE_exp` filled in."""
+    """The template of a function with a one-line body, `ONE` and `USE_exp` filled in."""
 
     def template(unit: Unit, dtype: str, lanes: int) -> str:
         text = body.replace("ONE", types.literal(1, dtype))
@@ -126,7 +126,7 @@ def _of_one(name: str, body: str) -> Template:
 
 
 def _part(name: str, body: str) -> Template:
-    """The template of a function whose result is a real number."""
+    """The template of a function with a real result."""
 
     def template(unit: Unit, dtype: str, lanes: int) -> str:
         suffix = "f" if dtype == "complex64" else ""

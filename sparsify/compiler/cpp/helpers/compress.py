@@ -1,12 +1,12 @@
-"""Helper functions that store what differs from a fill: the entries of a row one behind the other, and their numbers.
+"""Helper functions that compress a row: entries different from a fill are stored consecutively, with their numbers.
 
-In: `next = compress_int64_float32x16(numbers, values, next, end, row, first, count, 0.0f)`. Out: the entries of
-`row[0..count]` that are not 0 in `values` from `next` on, and `first + k` for each of them in `numbers`.
+In: `next = compress_int64_float32x16(numbers, values, next, end, row, first, count, 0.0f)`. Out: the nonzero entries of
+`row[0..count]` in `values` from `next` on, and `first + k` for each entry in `numbers`.
 
-With AVX-512 the lanes that stay move to the front of a register, which is stored whole: what lies behind the last one
-is written again by the next vector, as long as a whole vector has room. Elsewhere each entry is written, and the place
-moves on where it stays: no branch hangs on values. Stores with a mask to memory are avoided, which some processors
-decode to hundreds of steps.
+With AVX-512 the kept lanes move to the front of a register, stored whole: the next vector overwrites the slots behind
+the last kept lane, as long as a whole vector has room. Elsewhere each entry is written, and the position advances
+only for kept entries: no branch depends on values. Masked compress stores to memory are avoided, decoded to
+hundreds of steps by some processors.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from sparsify.compiler.ir.dtypes import BYTES
 # Called once a row.
 ONCE: Final = "static __attribute__((noinline, hot))"
 NATIVE_BYTES: Final = 64
-# By size of an element: the name of builtins, of the mask of its lanes, and of the type of integers.
+# By element size: suffixes of the builtins and of the lane mask, and the integer type.
 BUILTINS: Final = {4: ("i", "d", "int"), 8: ("i", "q", "long long")}
 FLOATS: Final = {"float32": "f", "float64": "f"}
 LETTER: Final = {4: "s", 8: "d"}
@@ -27,7 +27,7 @@ WITH_MASKS: Final = "#if defined(__AVX512F__) && defined(__AVX512DQ__) && define
 
 
 def _count_kept(unit: Unit, dtype: str, lanes: int) -> str:
-    """The number of entries of a row that differ from the fill."""
+    """The number of entries of a row different from the fill."""
     element = types.ELEMENTS[dtype]
     return (
         f"{ONCE} int64_t count_kept_{dtype}(const {element} *from, int64_t count, {element} fill) {{\n"
@@ -38,7 +38,7 @@ def _count_kept(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _compress(numbers: str, unit: Unit, dtype: str, lanes: int) -> str:
-    """The entries of a row that differ from the fill, and their numbers, from `next` on."""
+    """Stores the entries of a row different from the fill, and their numbers, from `next` on."""
     element, crd = types.ELEMENTS[dtype], types.ELEMENTS[numbers]
     is_native = lanes * BYTES[dtype] == NATIVE_BYTES and BYTES[numbers] in BUILTINS
     name = f"compress_{numbers}_{types.suffix(dtype, lanes)}"
@@ -58,7 +58,7 @@ def _compress(numbers: str, unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _vectors(numbers: str, dtype: str, lanes: int) -> str:
-    """Whole vectors of a row."""
+    """The compression of whole vectors of a row."""
     size, width = BYTES[dtype], BYTES[numbers]
     _, mask, integer = BUILTINS[size]
     element = types.ELEMENTS[dtype]

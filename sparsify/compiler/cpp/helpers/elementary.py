@@ -1,6 +1,6 @@
-"""Helper functions for exp, log, tanh, erf and their kin, on scalars and on vectors without the C library.
+"""Elementary functions (exp, log, tanh, erf and similar) on scalars and vectors, without the C library.
 
-In: `exp` of `float32x8`. Out: the C++ text of `exp_float32x8(x)` and of the functions it needs.
+In: `exp` of `float32x8`. Out: the C++ text of `exp_float32x8(x)` and of the functions called.
 
 Errors: within 2 ulp in float32 (2.5 for tanh and sigmoid) and 1e-15 relative in float64; of silu and the gelus
 within 2 units of |x| times the machine epsilon, their far tails being products with tiny numbers. Scalars and
@@ -20,7 +20,7 @@ from sparsify.compiler.cpp.helpers.unit import Template, Unit
 from sparsify.compiler.cpp.helpers.vector_memory import INLINE
 
 LOG2_E: Final = 1.4426950408889634
-# Of the vectors that one instruction multiplies with powers of 2.
+# Bytes of vectors with an instruction to multiply by powers of 2.
 SCALED_BYTES: Final = 64
 
 
@@ -30,11 +30,11 @@ class Precision:
 
     Attributes:
         mantissa: stored bits of the mantissa.
-        bias: of the exponent.
-        rounder: 1.5 * 2**mantissa: adding it rounds to an integer, which then lies in the low bits.
-        ln2, half_pi: parts of log(2) and pi / 2 of so few bits that their products with the integer are exact.
-        exp_range: below and above exp is 0 and infinite.
-        reducible: up to this size sin and cos reduce their argument themselves.
+        bias: bias of the exponent.
+        rounder: 1.5 * 2**mantissa: adding the constant rounds to an integer in the low bits.
+        ln2, half_pi: parts of log(2) and pi / 2, short enough for exact products with the integer.
+        exp_range: bounds beyond which exp is 0 or infinite.
+        reducible: largest argument reduced by sin and cos themselves.
     """
 
     mantissa: int
@@ -85,7 +85,7 @@ class Writer:
 
     @property
     def integer(self) -> str:
-        """The integer type as wide."""
+        """The integer type of the same width."""
         return self.unit.type(types.integer_as_wide(self.dtype), self.lanes)
 
     @property
@@ -94,7 +94,7 @@ class Writer:
         return PRECISIONS[self.dtype]
 
     def number(self, value: float) -> str:
-        """A constant that stands beside a vector, `0.5f`."""
+        """A scalar constant used next to a vector, `0.5f`."""
         return types.literal(value, self.dtype)
 
     def every(self, value: float) -> str:
@@ -106,7 +106,7 @@ class Writer:
         return f"({self.integer}){text}" if self.lanes > 1 else f"__builtin_bit_cast({self.integer}, {text})"
 
     def from_bits(self, text: str) -> str:
-        """The floating point value of these bits."""
+        """The floating point value with the given bits."""
         return f"({self.value})({text})" if self.lanes > 1 else f"__builtin_bit_cast({self.value}, {text})"
 
     def use(self, name: str) -> str:
@@ -114,17 +114,17 @@ class Writer:
         return self.unit.use(name, self.dtype, self.lanes)
 
     def polynomial(self, name: str, result: str, variable: str) -> list[str]:
-        """Lines that set `result` to the polynomial of this name, by Horner's rule."""
+        """Lines that set `result` to the named polynomial, by Horner's rule."""
         *rest, last = COEFFICIENTS[name, self.dtype]
         lines = [f"{self.value} {result} = {self.every(last)};"]
         return lines + [f"{result} = {result} * {variable} + {self.number(c)};" for c in reversed(rest)]
 
     def define(self, name: str, arguments: str, body: list[str]) -> str:
-        """The function."""
+        """The definition of a function."""
         return define(self.unit, name, self.dtype, self.lanes, arguments, body)
 
     def with_sign_of(self, magnitude: str, sign: str) -> str:
-        """`magnitude`, which is not negative, with the sign of `sign`."""
+        """`magnitude` (nonnegative) with the sign of `sign`."""
         bit = f"({self.bits(sign)} & {-(2 ** (types.BYTES[self.dtype] * 8 - 1) - 1)} - 1)"
         magnitude_bits = self.bits(magnitude)
         return self.from_bits(f"{magnitude_bits} | {bit}")
@@ -143,7 +143,7 @@ def _reduced_exponent(w: Writer) -> list[str]:
 
 
 def _sum_one(w: Writer) -> list[str]:
-    """`e = 1 + r + r * r * p`, with what `1 + r` rounds off added back."""
+    """`e = 1 + r + r * r * p`, with the rounding error of `1 + r` added back."""
     one = w.number(1)
     return [
         f"const {w.value} sum = {one} + r;",
@@ -262,7 +262,7 @@ def _gelu_tanh(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _erfc_tail(unit: Unit, dtype: str, lanes: int) -> str:
-    """erfc(x) for x >= 1; its relative error grows as that of exp(-x * x), by x * x roundings."""
+    """erfc(x) for x >= 1; the relative error grows like the error of exp(-x * x), by x * x roundings."""
     w = Writer(unit, dtype, lanes)
     body = [
         f"const {w.value} b = x > {w.number(30)} ? {w.every(30)} : x;",
@@ -286,7 +286,7 @@ def _erf(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _gelu(unit: Unit, dtype: str, lanes: int) -> str:
-    """`x` times the normal distribution, whose lower tail is not computed as a difference."""
+    """`x` times the normal distribution; the lower tail is not computed as a difference."""
     w = Writer(unit, dtype, lanes)
     body = [
         f"const {w.value} y = x * {w.number(0.7071067811865476)};",
@@ -302,7 +302,7 @@ def _gelu(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def wave(name: str, quarters: int) -> Template:
-    """The template of sin (0 quarters of a turn ahead) or cos (1 quarter ahead)."""
+    """The template of sin (phase 0) or cos (phase of one quarter turn)."""
 
     def template(unit: Unit, dtype: str, lanes: int) -> str:
         w = Writer(unit, dtype, lanes)
@@ -316,7 +316,7 @@ def wave(name: str, quarters: int) -> Template:
             f"const {w.value} shifted = x * {w.number(0.6366197723675814)} + {rounder};",
             f"const {w.value} n = shifted - {rounder};",
             f"const {w.integer} quarter = {w.bits('shifted')}{ahead};",
-            # The first two differences are exact; what the third rounds off is added back.
+            # The first two differences are exact; the rounding error of the third is added back.
             f"const {w.value} rest = (x - {first}) - {second};",
             f"const {w.value} near = rest - {third};",
             f"const {w.value} r = near + (((rest - near) - {third}) - {last});",
@@ -334,7 +334,7 @@ def wave(name: str, quarters: int) -> Template:
 
 
 def _out_of_reach(w: Writer, name: str) -> list[str]:
-    """Arguments too large for the reduction, which are rare, go to the C library."""
+    """Fallback to the C library for the rare arguments too large for the reduction."""
     limit = w.number(w.precision.reducible)
     call = f"__builtin_{name}{float_suffix(w.dtype)}"
     if w.lanes == 1:
@@ -370,7 +370,7 @@ def _pow(unit: Unit, dtype: str, lanes: int) -> str:
     )
 
 
-# Too rare to have polynomials of their own: the C library, lane by lane.
+# Too rare for separate polynomials: the C library, lane by lane.
 LIBRARY: Final = ("cbrt", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
 
 TEMPLATES: Final[dict[str, Template]] = {

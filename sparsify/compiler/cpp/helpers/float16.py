@@ -1,9 +1,9 @@
-"""The 16-bit floats: read as float32 and rounded to the nearest, ties to even, when they are written.
+"""The 16-bit floats: read as float32 and rounded on write to the nearest, ties to even.
 
-In: `widen` of `bfloat16x8`. Out: the C++ text of `widen_bfloat16x8(bits)`, whose result is a `float32x8`.
+In: `widen` of `bfloat16x8`. Out: the C++ text of `widen_bfloat16x8(bits)`, with a `float32x8` as result.
 
-g++ 12 has no bfloat16, and converts float16 by calls of its library where the CPU has no instruction: here integers
-do it, on scalars and lanes alike, and instructions where there are some.
+g++ 12 has no bfloat16, and converts float16 by library calls on CPUs without the instruction: the helpers use integer
+arithmetic, on scalars and lanes alike, and conversion instructions if available.
 
 Source: Giesen, float to half conversions, 2012 (denormal numbers by adding a constant).
 """
@@ -16,7 +16,7 @@ from sparsify.compiler.cpp.helpers.vector_memory import INLINE
 
 
 def _names(unit: Unit, dtype: str, lanes: int) -> tuple[str, str, str]:
-    """The types of the stored bits, of a float32 and of its bits."""
+    """The types of the stored bits, of a float32 and of the bits of a float32."""
     unit.unsigned = True
     return unit.type(dtype, lanes), unit.type("float32", lanes), unit.type("uint32", lanes)
 
@@ -32,7 +32,7 @@ def _convert(kind: str, text: str, lanes: int) -> str:
 
 
 def _function(head: str, lines: list[str], fast: str = "") -> str:
-    """A function; `fast` is its body where the CPU converts float16 itself."""
+    """A function; `fast` is the body for CPUs with float16 conversions."""
     body = "\n".join(indent(lines))
     if fast:
         body = f"#ifdef __F16C__\n  {fast}\n#else\n{body}\n#endif"
@@ -52,7 +52,7 @@ def _widen(unit: Unit, dtype: str, lanes: int) -> str:
         return _function(
             head, [*_eight_words(found, bits, lanes), f"return {_cast(wide, 'found << 16', lanes)};"]
         )
-    # The exponent is that of a float32 after a product with 2**112, which is exact, of denormal numbers too.
+    # An exact product with 2**112 gives the exponent of a float32, of denormal numbers too.
     return _function(
         head,
         [
@@ -67,7 +67,7 @@ def _widen(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _eight_words(found: str, bits: str, lanes: int) -> list[str]:
-    """The lines that convert eight words at once: g++ 12 does so in two halves."""
+    """The lines that convert eight words at once, because g++ 12 splits the conversion into two halves."""
     if lanes != 8:
         return [found]
     short = "short __attribute__((vector_size(16)))"

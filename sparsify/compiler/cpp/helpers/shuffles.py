@@ -9,11 +9,11 @@ from sparsify.compiler.cpp.helpers import types
 from sparsify.compiler.cpp.helpers.unit import Template, Unit
 from sparsify.compiler.cpp.helpers.vector_memory import INLINE
 
-REGISTER_BYTES: Final = 16  # the narrowest vector register; below it lanes are shuffled within one register
+REGISTER_BYTES: Final = 16  # the narrowest vector register; narrower vectors are shuffled within one register
 
 
 def _broadcast(unit: Unit, dtype: str, lanes: int) -> str:
-    # Subtracting zero keeps every value, -0.0 included, and both compilers make it one broadcast.
+    # Subtracting zero keeps every value, -0.0 included, and both compilers emit one broadcast.
     vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
     return f"{INLINE}{vector} broadcast_{vector}({element} value) {{\n  return value - {vector}{{}};\n}}"
 
@@ -23,7 +23,7 @@ def _shuffle(first: str, second: str, lanes: list[int]) -> str:
 
 
 def reduction(function: str) -> Template:
-    """The template of a tree that combines all lanes by `add`, `mul`, `min`, `max` or `or`."""
+    """The template of a tree reduction of all lanes by `add`, `mul`, `min`, `max` or `or`."""
 
     def template(unit: Unit, dtype: str, lanes: int) -> str:
         vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
@@ -85,7 +85,7 @@ def _transpose(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def reduction_of(function: str, count: int) -> Template:
-    """The template that combines all lanes of each of `count` vectors, to one vector with a lane for each.
+    """The template of the horizontal reductions of `count` vectors into one vector with a lane for each.
 
     Pairs of vectors exchange lanes until each group of `count` lanes holds a part of every sum; then the halves
     are combined.

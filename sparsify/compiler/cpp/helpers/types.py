@@ -3,8 +3,8 @@
 In: `float32` with 8 lanes. Out: the type `float32x8` and, when used, its definition
 `typedef float float32x8 __attribute__((vector_size(32)));`.
 
-A vector of bool is a mask: integers as wide as the values that were compared, -1 for true and 0 for false.
-The 16-bit floats are their bits, `uint16_t`; complex numbers are pairs, `complex64`.
+A vector of bool is a mask: integers as wide as the compared values, -1 for true and 0 for false.
+The 16-bit floats are stored as bits, `uint16_t`; complex numbers are pairs, `complex64`.
 """
 
 from typing import Final
@@ -58,12 +58,12 @@ def spelling(dtype: str, lanes: int) -> str:
 
 
 def suffix(dtype: str, lanes: int) -> str:
-    """The suffix of functions for this type: `float32` or `float32x8`."""
+    """The suffix of functions for a type: `float32` or `float32x8`."""
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
 def definition(dtype: str, lanes: int) -> str:
-    """The definition of a vector type and of its unaligned form in memory."""
+    """The definition of a vector type and of the unaligned type in memory."""
     element, name = ELEMENTS[dtype], spelling(dtype, lanes)
     size = BYTES[dtype] * lanes
     memory = f"vector_size({size}), aligned({BYTES[dtype]}), may_alias"
@@ -74,7 +74,7 @@ def definition(dtype: str, lanes: int) -> str:
 
 
 def literal(value: float | int | bool, dtype: str) -> str:
-    """`value` written as a C++ constant of `dtype` that reads back exactly."""
+    """`value` as a C++ constant of `dtype`, exact when read back."""
     if dtype == "bool":
         return "true" if value else "false"
     if dtype in dtypes.REAL:

@@ -1,7 +1,7 @@
 """The translation unit under construction: vector types and helper functions, each emitted once when used.
 
-In: `unit.use("load", "float32", 8)`. Out: the name `load_float32x8`; the unit then holds its definition and
-those of everything it needs, in an order that compiles.
+In: `unit.use("load", "float32", 8)`. Out: the name `load_float32x8`; the unit then holds the definitions of the
+function and of all its dependencies, in topological order.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,19 +16,19 @@ Template = Callable[["Unit", str, int], str]
 
 
 def indent(lines: Iterable[str]) -> list[str]:
-    """The lines one step further in; directives of the preprocessor stay at the margin."""
+    """The lines indented by one step; preprocessor directives stay at the margin."""
     return [line if line.startswith("#") else INDENT + line for line in lines]
 
 
 @dataclass
 class Unit:
-    """Definitions in the order in which they are needed.
+    """Definitions in topological order.
 
     Attributes:
-        templates: per helper the function that writes its definition for a dtype and a number of lanes.
-        complex_templates: those that come first for complex numbers.
-        regions: the functions of parallel loops.
-        computes_in_regions: whether nothing but these is worth the time that making it fast takes.
+        templates: functions writing the definition of a helper for a dtype and a number of lanes, by helper.
+        complex_templates: templates with precedence for complex numbers.
+        regions: functions of parallel loops.
+        computes_in_regions: whether only the regions are worth the compile time of optimization.
     """
 
     templates: Mapping[str, Template]
@@ -41,7 +41,7 @@ class Unit:
     computes_in_regions: bool = False
 
     def type(self, dtype: str, lanes: int) -> str:
-        """The C++ type, defined when it is a vector."""
+        """The C++ type; defined first if a vector."""
         self.unsigned |= dtype.startswith("uint")
         if lanes > 1:
             assert dtype != "bool", "a vector of bool is a mask of integers"
@@ -58,7 +58,7 @@ class Unit:
         return name
 
     def declare(self, name: str, text: str) -> None:
-        """A declaration, such as of a function of the C library, that comes before all else."""
+        """A declaration before all else, such as of a function of the C library."""
         self.declarations.setdefault(name, text)
 
     def text(self, kernel: str) -> str:

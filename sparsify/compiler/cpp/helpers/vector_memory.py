@@ -1,7 +1,7 @@
 """Helper functions that move vectors between memory and registers, whole and in part.
 
-In: `load_part` of `float32x8`. Out: the C++ text of `load_part_float32x8(address, count)`, which is a masked
-load where the instruction set has one (chosen by the C++ preprocessor) and a loop over the lanes elsewhere.
+In: `load_part` of `float32x8`. Out: the C++ text of `load_part_float32x8(address, count)`: a masked load on instruction
+sets with masks (chosen by the C++ preprocessor), a loop over the lanes on others.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ INLINE: Final = "static inline __attribute__((always_inline)) "
 AVX512_NAMES: Final = {"float32": "ups", "float64": "upd", "int32": "dqusi", "int64": "dqudi"}
 AVX2_NAMES: Final = {"float32": "ps", "float64": "pd", "int32": "d", "int64": "q"}
 GATHER_NAMES: Final = {"float32": "sf", "float64": "df", "int32": "si", "int64": "di"}
-# The element types that the builtins are declared with.
+# Element types of the builtins.
 BUILTIN_ELEMENTS: Final = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
 
 
@@ -61,7 +61,7 @@ def _keep(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _held(unit: Unit, dtype: str, lanes: int) -> str:
-    """`value`, which the compiler must not read from memory again; vectors that are split stay as they are."""
+    """`value`, held in a register without a reload from memory; vectors wider than a register are unchanged."""
     vector, size = unit.type(dtype, lanes), lanes * types.BYTES[dtype]
     wide = {16: "__SSE2__", 32: "__AVX__", 64: "__AVX512F__"}.get(size)
     lines = [f"#ifdef {wide}", '  __asm__("" : "+x"(value));', "#endif"] if wide else []
@@ -88,7 +88,7 @@ def _store_part(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _masked(unit: Unit, dtype: str, lanes: int, head: str, access: str, loop: str) -> str:
-    """A function with one body for each instruction set that masks vectors of this size, else `loop`."""
+    """A function with one body for each instruction set with masks for vectors of this size, else `loop`."""
     size = types.BYTES[dtype] * lanes
     if dtype not in AVX2_NAMES or size not in (16, 32, 64):
         return _halves(unit, dtype, lanes, head, access) if size > 64 else f"{head} {{\n{loop}\n}}"
@@ -176,8 +176,8 @@ def _halves_body(unit: Unit, dtype: str, lanes: int, access: str) -> str:
 
 
 def _gather(unit: Unit, dtype: str, lanes: int) -> str:
-    # Element by element: the gather instructions are no faster than scalar loads. The indices are a vector, or lie
-    # in memory: taking them out of a vector costs more.
+    # Element by element: the gather instructions are no faster than scalar loads. The indices are a vector, or in
+    # memory: extracting them from a vector costs more.
     vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
     items = ", ".join(f"address[indices[{lane}]]" for lane in range(lanes))
     return (
@@ -200,7 +200,7 @@ def _gather_part(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _gather_part_from(unit: Unit, dtype: str, lanes: int) -> str:
-    # Lanes without an index of their own read what the first one does: no branches.
+    # Lanes without an index read the element of the first lane: no branches.
     vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
     keep = unit.use("keep", dtype, lanes)
     others = [f"address[indices[{lane} < count ? {lane} : 0]]" for lane in range(1, lanes)]
@@ -216,7 +216,7 @@ def _gather_part_from(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _masked_gather(unit: Unit, dtype: str, lanes: int) -> str:
-    """The gather instruction for int32 indices in memory, "" where AVX-512 masks no vectors of this size."""
+    """The gather instruction for int32 indices in memory, "" if AVX-512 has no masks for vectors of this size."""
     size = types.BYTES[dtype] * lanes
     if dtype not in GATHER_NAMES or lanes < 4 or size not in (16, 32, 64):
         return ""
@@ -267,7 +267,7 @@ def _fill(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _sort(unit: Unit, dtype: str, lanes: int) -> str:
-    """Shellsort in place, gaps after Tokuda; lists that are long for their extent are enumerated instead."""
+    """Shellsort in place, gaps after Tokuda; lists long in relation to the extent are enumerated instead."""
     assert lanes == 1, "memory is sorted element by element"
     element = types.ELEMENTS[dtype]
     return (
@@ -285,7 +285,7 @@ def _sort(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _enumerate(unit: Unit, dtype: str, lanes: int) -> str:
-    """Eight flags at a time: most words are 0, and the others give their bytes from the lowest on."""
+    """Enumeration of eight flags at a time: most words are 0, and the others give their bytes from the lowest on."""
     assert lanes == 1, "numbers are written one by one"
     element = types.ELEMENTS[dtype]
     unit.unsigned = True

@@ -1,7 +1,7 @@
 """Vectors of bytes as vectors of wider numbers.
 
-In: sixteen int8 from memory. Out: `wide_int32x16(load_int8x16(..))`, one instruction, which g++ 12 does not find by
-itself: it takes such vectors apart.
+In: sixteen int8 from memory. Out: `wide_int32x16(load_int8x16(..))`, one instruction; g++ 12 alone would split the
+vectors into scalars.
 """
 
 from typing import Final

@@ -22,16 +22,16 @@ NAMES: Final = ("g++", "clang++", "c++")
 BRIDGE: Final = "bridge.cpp"
 SHOWN_LINES: Final = 12
 VERSION_SECONDS: Final = 20.0
-# A program that took long to fail is asked for its version again after so many times as long.
+# Multiple of the failing time after which a failed version query is repeated.
 PAUSES: Final = 100
-# What an empty program may take.
+# Time limit of the empty program.
 PROBE_SECONDS: Final = 10.0
 _NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded|File too large|File size limit")
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C++ compiler: its path and the first line of `--version`."""
+    """A C++ compiler: path and first line of `--version`."""
 
     path: str
     version: str
@@ -40,23 +40,23 @@ class Compiler:
         return f"{self.path} ({self.version})"
 
     def needs_bridge(self) -> bool:
-        """Whether its parallel regions are not what the OpenMP runtime of torch runs."""
+        """Whether the OpenMP runtime of torch cannot run this compiler's parallel regions."""
         return "clang" in self.version and "gomp" in openmp.path().name
 
 
-# Compilers, with the flags and the limit of time with which they fail for every program: message and remedy.
+# Message and remedy by compiler, flags and time limit that fail for every program.
 _broken: Final[dict[tuple[Compiler, tuple[str, ...], float], tuple[str, str]]] = {}
 
 
 class NoSpaceError(OSError):
-    """The compiler could not write its result: the disk is full, not the code wrong."""
+    """The disk is full: the compiler could not write the result, and the code is not at fault."""
 
 
 def find_compiler(options: Options) -> Compiler:
-    """The compiler that the options name, else the first of g++, clang++, c++ on the PATH.
+    """The compiler named by the options, else the first of g++, clang++, c++ on the PATH.
 
     Raises:
-        CompilerNotFoundError: there is none.
+        CompilerNotFoundError: no compiler was found.
     """
     names = (options.compiler,) if options.compiler else NAMES
     if found := _find(names, os.environ.get("PATH")):
@@ -70,7 +70,7 @@ def find_compiler(options: Options) -> Compiler:
 
 
 def has_compiler(options: Options) -> bool:
-    """Whether there is a compiler that can be asked for kernels."""
+    """Whether a C++ compiler is available for kernels."""
     try:
         find_compiler(options)
     except CompilerNotFoundError:
@@ -80,7 +80,7 @@ def has_compiler(options: Options) -> bool:
 
 @cache
 def _find(names: tuple[str, ...], search: str | None) -> Compiler | None:
-    """The first of these programs on the search path that runs; asked once, as its version costs a process."""
+    """The first working program of a list on the search path; memoized, because reading the version costs a process."""
     paths = [os.path.abspath(path) for name in names if (path := shutil.which(name, path=search))]  # noqa: PTH100
     for path in paths:
         try:
@@ -91,7 +91,7 @@ def _find(names: tuple[str, ...], search: str | None) -> Compiler | None:
     return None
 
 
-# Programs that did not say their version: until when they are not asked again, and what was wrong.
+# Programs with a failed version query: time of the next query, and the error.
 _failed: dict[str, tuple[float, str]] = {}
 
 
@@ -117,7 +117,7 @@ def _version(path: str) -> str:
 def command(
     compiler: Compiler, source: Path, result: Path, options: Options, optimise: tuple[str, ...] = ("-O3",)
 ) -> list[str]:
-    """The command line that makes the shared object `result` of `source`."""
+    """The command line for building the shared object `result` from `source`."""
     runtime = openmp.path()
     sources = [source, source.with_name(BRIDGE)] if compiler.needs_bridge() else [source]
     return [
@@ -133,18 +133,18 @@ def command(
 
 
 def _search_path(folder: Path) -> list[str]:
-    """The flags that name the folder of the OpenMP runtime, for programs that load a kernel before torch.
+    """The flags naming the folder of the OpenMP runtime, for programs that load a kernel before torch.
 
-    In a process that has loaded torch the runtime is found by its name, so folders whose names the loader or the
-    compiler would read in another way are left out.
+    In a process with torch loaded the runtime is found by name, so folders with names misread by the loader or the
+    compiler are left out.
     """
     return [] if set("$:,") & set(str(folder)) else [f"-Wl,-rpath,{folder}"]
 
 
 def build(source: str, directory: Path, compiler: Compiler, options: Options) -> Path:
-    """The shared object of `source`, made inside `directory`, which holds everything that was written.
+    """The shared object of `source`, made inside `directory` together with all other files.
 
-    A compiler that fails for an empty program, too, is not asked again by this process.
+    A compiler that fails for an empty program, too, is not run again by this process.
 
     Raises:
         BuildError: the compiler refused the code or took longer than `options.compiler_timeout` seconds;
@@ -186,7 +186,7 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
 
 
 def _write(place: Path, text: str) -> None:
-    """Writes a file that only its owner can read, whatever the mask of the process is."""
+    """Writes a file readable by the owner only, for any umask of the process."""
     place.touch()
     place.chmod(0o600)
     place.write_text(text)
@@ -204,7 +204,7 @@ def _compiles_anything(compiler: Compiler, directory: Path, options: Options) ->
 
 
 def _run(line: list[str], directory: Path, seconds: float) -> program.Outcome:
-    """The outcome of a compiler that writes its temporary files into a directory."""
+    """The outcome of a compiler run with temporary files in a directory."""
     try:
         return program.run(line, seconds, {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)})
     except OSError as error:

@@ -1,12 +1,12 @@
-"""Kernels that were built before: in memory, on disk, or built now by one of all waiting processes.
+"""Cache of kernels: in memory, on disk, or built now by one of all waiting processes.
 
-In: a translation unit and what else decides its result. Out: a `Library`, such as
+In: a translation unit and all other inputs of its compilation. Out: a `Library`, such as
 `Library(key=3f2a..., origin="disk")`, loaded and ready to be called.
 
-On disk a kernel is `KEY.so` and `KEY.json` (source, notes, what the key was made of, and a checksum over both files).
-A kernel whose files are damaged, or could have been written by others, is built again. Both appear by renaming
-finished files, so a process that is killed leaves at most a directory that nobody reads. Locks belong to the system
-and end with their process; who waits too long builds for itself. Where the directory cannot be used, kernels are
+On disk a kernel is `KEY.so` and `KEY.json` (source, notes, the parts of the key, and a checksum over both files).
+A kernel with damaged files, or with files writable by others, is built again. Both files appear by renaming
+finished files, so a killed process leaves at most an unread directory. Locks belong to the system
+and end with their process; a process that waits too long builds for itself. If the directory is unusable, kernels are
 built into a temporary one, with a warning, and the next kernel is tried in the directory again.
 """
 
@@ -34,12 +34,12 @@ from sparsify.options import Options, current
 
 SYMBOL: Final = "sparsify_kernel"
 LOCKS: Final = 256
-# What reading a damaged file raises.
+# Exceptions raised by reading a damaged file.
 UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError)
-# Mappings of memory of a library: code, constants that were relocated, data; and how many a process usually may have.
+# Memory mappings of a library (code, relocated constants, data), and the usual maximum of a process.
 MAPS_OF_A_LIBRARY: Final = 3
 USUAL_MAPS: Final = 65530
-# How much longer than one compilation may take a process waits for another one.
+# Time beyond the limit of one compilation that a process waits for another one.
 PATIENCE_SECONDS: Final = 5.0
 
 
@@ -48,12 +48,12 @@ class Library:
     """A loaded kernel.
 
     Attributes:
-        key: of the cache, hexadecimal.
-        path: of the shared object.
-        address: of the kernel's function.
-        origin: `compiled`, `disk` or `memory`: where this request found it.
-        compile_seconds: time in the compiler, 0 when it was found.
-        notes: what was kept beside it, as it was written.
+        key: cache key, hexadecimal.
+        path: path of the shared object.
+        address: address of the kernel's function.
+        origin: `compiled`, `disk` or `memory`: source of the kernel for this request.
+        compile_seconds: time in the compiler, 0 for a cached kernel.
+        notes: notes stored beside the kernel, as written.
         handle: keeps the shared object loaded.
     """
 
@@ -74,7 +74,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A translation unit, and notes that are kept beside its kernel: plain data."""
+    """A translation unit, and notes stored beside the kernel: plain data."""
 
     source: str
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A kernel to be had: what generates its source, and what its key is made of."""
+    """A requested kernel: the generator of the source, and the parts of the cache key."""
 
     generate: Callable[[], Generated]
     key: str
@@ -93,7 +93,7 @@ class Request:
 
 
 class _Memory:
-    """The libraries of this process by key, and one lock per key that is being had."""
+    """The libraries of this process by key, and one lock for each key in progress."""
 
     def __init__(self) -> None:
         self.libraries: dict[str, Library] = {}
@@ -125,15 +125,15 @@ def library(
     """The loaded kernel of a translation unit: from memory, from disk, else compiled.
 
     Args:
-        source: C++ with the function `extern "C" ... sparsify_kernel`; or what generates it, asked only when the
-            kernel is not found: then `key_parts` must say everything that decides the source.
-        key_parts: names and texts that tell kernels of equal source apart.
-        options: compiler, flags and cache directory; by default those in force.
-        symbol: the function to find.
+        source: C++ with the function `extern "C" ... sparsify_kernel`; or a generator of the text, called only for a
+            cache miss: then `key_parts` must contain everything that determines the source.
+        key_parts: names and texts distinguishing kernels of equal source.
+        options: compiler, flags and cache directory; by default the current ones.
+        symbol: name of the function.
 
     Raises:
-        CompilerNotFoundError, BuildError: it cannot be compiled.
-        CacheError: no directory can hold it.
+        CompilerNotFoundError, BuildError: compilation failed.
+        CacheError: no directory can hold the kernel.
     """
     if isinstance(source, str) and not key_parts:
         found = _memory.supplied.get(text_digest(source, symbol))
@@ -145,30 +145,30 @@ def library(
 
 
 def supply(digest: str, made: Library) -> None:
-    """Has requests for a text, by its digest, find a library that was compiled from it elsewhere.
+    """Registers a library compiled elsewhere for requests of a text, by digest.
 
     Args:
-        digest: as `text_digest` gives it.
-        made: loaded from a file that the caller trusts, which may be deleted later.
+        digest: the result of `text_digest`.
+        made: loaded from a file trusted by the caller; the file may be deleted later.
     """
     _memory.supplied[digest] = made
 
 
 def text_digest(source: str, symbol: str) -> str:
-    """A name for a translation unit and its function."""
+    """Digest of a translation unit and its function name."""
     return hashlib.sha256(f"{symbol} {source}".encode()).hexdigest()[:40]
 
 
 def texts() -> dict[tuple[str, str], Library]:
-    """The libraries of this process by the whole text that they were made of, and its function."""
+    """The libraries of this process by source text and function name."""
     return dict(_memory.texts)
 
 
 def opened(path: Path, symbol: str = SYMBOL, notes: Mapping[str, Any] | None = None) -> Library:
-    """The loaded kernel in a file that the caller trusts.
+    """The loaded kernel in a file trusted by the caller.
 
     Raises:
-        BuildError: the system does not load it, or it lacks the function.
+        BuildError: the system cannot load the file, or the function is missing.
     """
     try:
         return _open_file(path, symbol, path.stem, "disk", 0.0, notes or {})
@@ -196,10 +196,10 @@ def _known_or_made(
 
 
 def _check_room() -> None:
-    """Raises before the process has no room left for further libraries, and so none for memory and threads.
+    """Raises before the process runs out of memory mappings for further libraries, memory and threads.
 
     Raises:
-        CacheError: it has loaded as many as half of what the system maps for a process.
+        CacheError: the loaded libraries take half of the mappings available to a process.
     """
     if len(_memory.libraries) >= most_libraries():
         raise CacheError(
@@ -211,7 +211,7 @@ def _check_room() -> None:
 
 @cache
 def most_libraries() -> int:
-    """The number of kernels that a process may load: loaded code is never unloaded, as calls may be under way."""
+    """The maximum number of kernels of a process: code is never unloaded, because calls may be under way."""
     try:
         maps = int(Path("/proc/sys/vm/max_map_count").read_text())
     except (OSError, ValueError):
@@ -220,7 +220,7 @@ def most_libraries() -> int:
 
 
 def compile_seconds() -> float:
-    """Time that compilers took for the kernels of this process; of several at once, the time of each counts."""
+    """Total compile time of the kernels of this process; concurrent compilations each count in full."""
     return sum(library.compile_seconds for library in list(_memory.libraries.values()))
 
 
@@ -243,7 +243,7 @@ def _request(
 
 
 def _from_directories(request: Request) -> Library:
-    """The kernel from the first directory that can hold it."""
+    """The kernel from the first usable directory."""
     reasons = []
     for name in cache_directory.candidates(request.options):
         directory = None
@@ -267,8 +267,8 @@ def _from_directories(request: Request) -> Library:
 
 
 def _from_directory(request: Request, directory: Path) -> Library:
-    """The kernel from this directory, compiled into it when it is not there or damaged."""
-    # Before anything is written: kernels in a directory that can only be read are used all the same.
+    """The kernel from a directory, compiled into the directory if missing or damaged."""
+    # Before any write: kernels in a read-only directory are used, too.
     if cache_directory.is_trusted(directory) and (found := _load(request, directory)):
         return found
     cache_directory.prepare(directory)
@@ -281,14 +281,14 @@ def _from_directory(request: Request, directory: Path) -> Library:
 
 
 class _Lock:
-    """Only one process compiles a key; who has waited longer than a compilation may take goes ahead."""
+    """Lock for the compilation of a key in one process; a process waiting too long goes ahead."""
 
     def __init__(self, directory: Path, request: Request) -> None:
         self.lock = filelock.FileLock(str(lock_file(directory, request.key)))
         self.timeout_s = request.options.compiler_timeout + PATIENCE_SECONDS
 
     def __enter__(self) -> None:
-        # Without a lock, as on file systems that have none, two processes may both compile, and the last rename wins.
+        # Without locks, as on some file systems, two processes may both compile, and the last rename wins.
         with suppress(filelock.Timeout, NotImplementedError, OSError):
             trust.make(Path(self.lock.lock_file).parent)
             self.lock.acquire(timeout=self.timeout_s, poll_interval=0.005)
@@ -298,12 +298,12 @@ class _Lock:
 
 
 def lock_file(directory: Path, key: str) -> Path:
-    """The file that is locked while a key is compiled; never deleted, as a lock on a deleted file excludes nobody."""
+    """The lock file of a key in compilation; never deleted, as a lock on a deleted file excludes nobody."""
     return directory / cache_directory.LOCKS / f"{int(key[:8], 16) % LOCKS:02x}"
 
 
 def _compile(request: Request, generated: Generated, directory: Path) -> float:
-    """Seconds that it took to put the kernel and its description into the directory."""
+    """Puts the kernel and its description into the directory; the seconds of compilation."""
     started = time.perf_counter()
     cache_directory.remove_abandoned(directory)
     work = trust.make_unfinished(directory)
@@ -336,13 +336,13 @@ def _compile(request: Request, generated: Generated, directory: Path) -> float:
 
 
 def _account(directory: Path, files: Sequence[Path], options: Options) -> None:
-    """Counts files that were written against the limit on the size of the cache."""
+    """Counts written files against the limit on the size of the cache."""
     with suppress(OSError):
         limit.written(directory, sum(file.stat().st_size for file in files), options.cache_bytes)
 
 
 def _load(request: Request, directory: Path) -> Library | None:
-    """The kernel of this key when it lies in the directory undamaged; use renews its date for `prune`."""
+    """The undamaged kernel of a key in the directory, else `None`; use renews the date for `prune`."""
     path = directory / f"{request.key}.so"
     try:
         stored = json.loads(trust.read(path.with_suffix(".json")))
@@ -360,7 +360,7 @@ def _load(request: Request, directory: Path) -> Library | None:
 def _open(
     request: Request, directory: Path, origin: str, seconds: float, notes: Mapping[str, Any]
 ) -> Library:
-    """The kernel of this key, loaded.
+    """The kernel of a request, loaded.
 
     Raises:
         OSError: the system does not load code from this directory.
@@ -372,7 +372,7 @@ def _open(
 def _open_file(
     path: Path, symbol: str, key: str, origin: str, seconds: float, notes: Mapping[str, Any]
 ) -> Library:
-    """The same of any file."""
+    """Opens the shared object of any path."""
     try:
         handle = ctypes.CDLL(_name_of(path))
         function = getattr(handle, symbol)
@@ -388,7 +388,7 @@ def _open_file(
 
 
 def _name_of(path: Path) -> str:
-    """The name by which the system's loader takes a file, which replaces `$ORIGIN` in names."""
+    """The name of a file for the system's loader, which replaces `$ORIGIN` in names."""
     if "$" not in str(path):
         return str(path)
     link = trust.make_unfinished(cache_directory.process_directory()) / path.name
@@ -397,7 +397,7 @@ def _name_of(path: Path) -> str:
 
 
 def _checksum(key: str, code: bytes, description: Mapping[str, Any]) -> str:
-    """A digest of a kernel and its description, which holds under this key alone."""
+    """A digest of a kernel and its description, valid for one key."""
     digest = hashlib.sha256(f"{key} {json.dumps(description, sort_keys=True)}".encode())
     digest.update(code)
     return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""Directories of compiled kernels: the user's cache directory, or a temporary one when that cannot be used.
+"""Directories of compiled kernels: the user's cache directory, or a temporary one if the former is unusable.
 
-In: the options. Out: `~/.cache/sparsify/kernels`, to which only its owner can write: whoever could put a file there
-could run code as that owner.
+In: the options. Out: `~/.cache/sparsify/kernels`, writable by its owner alone: anyone able to put a file into the
+directory could run code as the owner.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from sparsify.options import Options, current
 from sparsify.warn import warn
 
 ABANDONED_SECONDS: Final = 3600.0
-# Longest pause before a directory that failed is tried again.
+# Longest pause before a retry of a failed directory.
 MOST_PAUSE_SECONDS: Final = 60.0
 LOCKS: Final = "locks"
 FAILED: Final = "failed"
@@ -36,7 +36,7 @@ ENTRY: Final = re.compile(r"[0-9a-f]{16,64}\.(?:so|json|plan|cpp|machine)")
 
 
 def cache_dir(options: Options | None = None) -> Path:
-    """The directory of compiled kernels, as an absolute path; it need not exist yet."""
+    """The directory of compiled kernels, as an absolute path; may not exist yet."""
     chosen = (options or current()).cache_dir
     if chosen is not None:
         return Path(chosen).absolute() / "kernels"
@@ -47,16 +47,16 @@ def cache_dir(options: Options | None = None) -> Path:
 
 
 def cache_size(options: Options | None = None) -> tuple[int, int]:
-    """The number of kernels on disk and the bytes of all their files."""
+    """The number of kernels on disk and the total bytes of the files."""
     files = {file: status.st_size for file in _files(cache_dir(options)) if (status := _status(file))}
     return sum(file.suffix == ".so" for file in files), sum(files.values())
 
 
 def clean(options: Options | None = None) -> int:
-    """Deletes all kernels on disk; the number that there were. Those already loaded stay usable.
+    """Deletes all kernels on disk and returns their number; loaded kernels stay usable.
 
-    A directory that others can write to goes, too, and the next kernel makes a new one. Files that are no part of the
-    cache stay.
+    A directory writable by others is removed, too, and the next kernel makes a new one. Files outside the cache format
+    stay.
     """
     directory = cache_dir(options)
     entries, _ = cache_size(options)
@@ -75,18 +75,20 @@ def clean(options: Options | None = None) -> int:
 
 
 def prune(max_bytes: int, options: Options | None = None) -> int:
-    """Deletes kernels and plans used longest ago until the rest takes `max_bytes`; how many kernels were deleted."""
+    """Deletes the least recently used kernels and plans until the rest takes `max_bytes`; the number of deleted
+    kernels.
+    """
     return prune_directory(cache_dir(options), max_bytes)[0]
 
 
 def prune_directory(directory: Path, max_bytes: int) -> tuple[int, int]:
-    """As `prune`; the number of deleted kernels, and the bytes of the files that stay."""
+    """As `prune`; the number of deleted kernels, and the bytes of the remaining files."""
     remove_abandoned(directory)
     latest = time.time() + ABANDONED_SECONDS
     entries: dict[Path, list[tuple[float, int, Path]]] = {}
     for path in (*directory.glob("*.*"), *(directory / FAILED).glob("*")):
         if path.suffix in PRUNED and (status := _status(path)):
-            # A date in the future, of a clock that was wrong, is no recent use.
+            # A date in the future, from a wrong clock, does not count as recent use.
             date = status.st_mtime if status.st_mtime < latest else 0.0
             entries.setdefault(path.with_suffix(""), []).append((date, status.st_size, path))
     kept = deleted = 0
@@ -95,7 +97,7 @@ def prune_directory(directory: Path, max_bytes: int) -> tuple[int, int]:
         if kept + size <= max_bytes:
             kept += size
             continue
-        max_bytes = 0  # whatever was used before this goes, too
+        max_bytes = 0  # removes all earlier files, too
         for _, _, path in files:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -104,12 +106,12 @@ def prune_directory(directory: Path, max_bytes: int) -> tuple[int, int]:
 
 
 def candidates(options: Options) -> tuple[Callable[[], Path], ...]:
-    """The directories to try, each as a function that names it or raises `OSError`."""
+    """The directories to try, as functions returning the path or raising `OSError`."""
     return (partial(cache_dir, options), partial(_temporary, None), partial(_temporary, "/dev/shm"))
 
 
 def is_trusted(directory: Path) -> bool:
-    """Whether it exists and nobody but this user or the system's owner could have put code there."""
+    """Whether the directory exists and only this user or root could have put code there."""
     try:
         return trust.refusal(directory) is None
     except OSError:
@@ -117,10 +119,10 @@ def is_trusted(directory: Path) -> bool:
 
 
 def prepare(directory: Path) -> None:
-    """Makes the directory where there is none, and checks that only the user can write to it.
+    """Creates a missing directory, and checks that only the user can write to the directory.
 
     Raises:
-        OSError: it cannot be made, others can write to it, or it failed a moment ago.
+        OSError: creation failed, others can write to the directory, or a use failed a moment ago.
     """
     if directory in _given_up and time.monotonic() < _pauses.get(directory, FOREVER).until:
         raise OSError(_given_up[directory])
@@ -132,7 +134,7 @@ def prepare(directory: Path) -> None:
 
 
 def _temporary(parent: str | None) -> Path:
-    """A directory of this process, gone when it ends."""
+    """A directory of this process, removed at exit."""
     with _guard:
         holder = _holders.get(parent)
         if holder is not None and not Path(holder.name).is_dir():  # some programs clean up /tmp
@@ -140,7 +142,7 @@ def _temporary(parent: str | None) -> Path:
             holder = None
         if holder is None:
             holder = tempfile.TemporaryDirectory(prefix="sparsify-", dir=parent, ignore_cleanup_errors=True)
-            Path(holder.name).chmod(0o700)  # whatever the mask of the process is
+            Path(holder.name).chmod(0o700)  # independent of the umask
             _holders[parent] = holder
         return Path(holder.name)
 
@@ -149,7 +151,7 @@ def process_directory() -> Path:
     """The temporary directory of this process.
 
     Raises:
-        OSError: there is no place for one.
+        OSError: no place is available.
     """
     return _temporary(None)
 
@@ -158,7 +160,7 @@ _holders: dict[str | None, tempfile.TemporaryDirectory[str]] = {}
 
 
 def remove_abandoned(directory: Path) -> None:
-    """Removes what processes that were killed while compiling left behind long ago."""
+    """Removes old remains of processes killed while compiling."""
     now = time.time()
     for work in directory.glob(f"{trust.UNFINISHED}*"):
         status = _status(work)
@@ -174,7 +176,7 @@ def remove_abandoned(directory: Path) -> None:
 def lock(work: Path) -> int:
     """Marks a directory as in use by this process, for as long as the descriptor is open."""
     descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with suppress(OSError):  # a file system without locks: the date alone says that it is in use
+    with suppress(OSError):  # a file system without locks: only the date shows the use
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 
@@ -202,7 +204,7 @@ class Pause:
 
 
 FOREVER: Final = Pause(1, float("inf"))
-# Directories that could not be written to, and why.
+# Unwritable directories, with the reason.
 _given_up: dict[Path, str] = {}
 _pauses: dict[Path, Pause] = {}
 _warned: set[Path] = set()
@@ -210,7 +212,7 @@ _guard = threading.Lock()
 
 
 def _after_fork() -> None:
-    """A child has locks of its own, and leaves the parent's temporary directories alone."""
+    """Gives a forked child new locks, and leaves the parent's temporary directories alone."""
     global _guard
     _guard = threading.Lock()
     for holder in _holders.values():
@@ -222,9 +224,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def give_up(directory: Path, reason: str, options: Options) -> None:
-    """Nothing is written to the directory for a while; says so once when it is the user's, and what happens instead.
+    """Suspends writes to a directory for a while; warns once for the user's directory and names the fallback.
 
-    The next kernel is tried there again; each further failure in a row doubles the pause before the one after.
+    The next kernel is tried in the directory again; each further failure in a row doubles the following pause.
     """
     with _guard:
         before = _pauses.get(directory, Pause(0, 0.0) if directory not in _given_up else FOREVER)
@@ -244,7 +246,7 @@ def give_up(directory: Path, reason: str, options: Options) -> None:
 
 
 def recovered(directory: Path) -> None:
-    """Notes that the directory could be written to."""
+    """Notes a successful write to the directory."""
     if directory in _given_up:
         with _guard:
             _given_up.pop(directory, None)
@@ -252,7 +254,7 @@ def recovered(directory: Path) -> None:
 
 
 def remedy(directory: Path) -> str:
-    """The advice for a directory that cannot be used."""
+    """The advice for an unusable directory."""
     try:
         reason = trust.refusal(directory)
     except OSError:
@@ -263,9 +265,9 @@ def remedy(directory: Path) -> str:
 
 
 def _files(directory: Path) -> list[Path]:
-    """All files in the directory and in those for failures and unfinished work; locks stay.
+    """All files in the directory and in its folders for failures and unfinished work; locks stay.
 
-    Other processes compile meanwhile: what they remove is not there, and no error.
+    Other processes compile meanwhile: files removed by them are skipped without an error.
     """
     return [
         Path(folder) / name
@@ -276,7 +278,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """The `stat` of a file, `None` where it is gone."""
+    """The `stat` of a file, `None` if missing."""
     try:
         return path.lstat()
     except OSError:

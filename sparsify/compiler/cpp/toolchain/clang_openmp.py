@@ -1,9 +1,9 @@
-"""Parallel regions as clang compiles them, run by the OpenMP runtime of GCC.
+"""Bridge from clang's parallel regions to the OpenMP runtime of GCC.
 
-In: a unit that clang compiled with `-fopenmp`, which calls `__kmpc_fork_call`. Out: the C++ text of that
-function on top of `GOMP_parallel`, linked beside it.
+In: a unit compiled by clang with `-fopenmp`, with calls of `__kmpc_fork_call`. Out: the C++ text of this
+function on top of `GOMP_parallel`, linked with the unit.
 
-Torch usually brings libgomp, which knows nothing of clang's calls; clang's own runtime beside it would be a
+Torch usually brings libgomp, without support for clang's calls; clang's own runtime would be a
 second pool of threads. The runtimes of LLVM and Intel offer both sets of calls and need no bridge.
 
 Source: the interface of LLVM's OpenMP runtime, openmp/runtime/src/kmp_csupport.cpp.

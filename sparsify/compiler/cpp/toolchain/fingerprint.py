@@ -1,7 +1,7 @@
 """Fingerprint of the compiler: a digest that changes with every change of the package's files.
 
-In: nothing. Out: `"5f2c..."`. Kernels on disk are found by what they were asked for, before their C++ exists, so
-a changed compiler must not find those of the one before.
+In: nothing. Out: `"5f2c..."`. Keys of kernels on disk are made from the requests, before the C++ exists, so
+a changed compiler must not find kernels of the previous one.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ def fingerprint() -> str:
 
 @cache
 def code_digest() -> str:
-    """A digest over the texts of the compiler's files: equal for equal installations on different machines."""
+    """A digest of the texts of the compiler's files, equal for equal installations on different machines."""
     root = Path(sparsify.__file__).parent / "compiler"
     found = hashlib.sha256(sparsify.__version__.encode())
     for path in sorted((*root.rglob("*.py"), *root.rglob("*.cpp"))):

@@ -1,6 +1,6 @@
-"""Levels of CPUs that kernels are built for besides the CPU at hand.
+"""CPU levels as targets of kernels, besides the CPU at hand.
 
-In: `"avx2"`. Out: the options that build such kernels anywhere on x86-64, and the instructions that a CPU needs to run
+In: `"avx2"`. Out: the options that build kernels of the level anywhere on x86-64, and the instructions required to run
 them. `"native"` is the CPU at hand.
 
 Source: System V ABI, AMD64 supplement, section 3.1.1: the levels x86-64-v3 and x86-64-v4.
@@ -15,7 +15,7 @@ from sparsify.errors import CompilerError
 from sparsify.options import Options
 
 NATIVE: Final = "native"
-# Names under which the system's kernel lists instruction sets that compilers use.
+# Instruction sets used by compilers, by their names in `/proc/cpuinfo`.
 SETS: Final = (
     *("sse", "sse2", "pni", "ssse3", "sse4_1", "sse4_2", "sse4a", "popcnt", "cx16", "lahf_lm", "movbe"),
     *("avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "adx", "aes", "vaes", "pclmulqdq", "vpclmulqdq"),
@@ -46,10 +46,10 @@ class Level:
     """A level of CPUs.
 
     Attributes:
-        name: of `save`.
-        march: of the compiler.
-        vector_bytes: of the vectors in kernels.
-        needs: the instruction sets that a CPU has to have.
+        name: name in `save`.
+        march: value of the compiler flag `-march`.
+        vector_bytes: bytes of the vectors in kernels.
+        needs: required instruction sets.
     """
 
     name: str
@@ -68,10 +68,10 @@ NAMES: Final = (NATIVE, *LEVELS)
 
 
 def options_for(name: str, options: Options) -> Options:
-    """The options that build kernels for a level.
+    """The options for building kernels of a level.
 
     Raises:
-        CompilerError: the compiler here builds for CPUs that are no x86-64.
+        CompilerError: the compiler on this machine does not build for x86-64.
     """
     if name == NATIVE:
         return options
@@ -85,16 +85,16 @@ def options_for(name: str, options: Options) -> Options:
 
 
 def own_sets() -> list[str]:
-    """The instruction sets of this CPU that compilers use."""
+    """The instruction sets of this CPU, among the ones used by compilers."""
     return sorted(target.instructions() & frozenset(SETS))
 
 
 def lacking(name: str, saved: list[str]) -> list[str]:
-    """The instruction sets that kernels of a level may use and this CPU does not have.
+    """The instruction sets used by kernels of a level and missing on this CPU.
 
     Args:
-        name: of the level.
-        saved: those of the CPU on which they were built.
+        name: name of the level.
+        saved: instruction sets of the build machine.
     """
     needs = frozenset(saved) if name == NATIVE else LEVELS[name].needs
     return sorted(needs - target.instructions())

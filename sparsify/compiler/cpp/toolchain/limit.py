@@ -1,9 +1,9 @@
-"""The limit on the size of the cache, kept without walking through it for each kernel.
+"""The limit on the size of the cache, checked without a scan of the directory for each kernel.
 
-In: a directory, the bytes that were just written, the limit. Out: the directory, pruned when it has grown too large.
+In: a directory, the bytes just written, the limit. Out: the directory, pruned if grown too large.
 
-A small file lists what all processes have written since the files were measured; the process whose line exceeds the
-limit deletes what was used longest ago, down to three quarters, and starts the list anew.
+A small file lists the writes of all processes since the last measurement; the process whose line exceeds the
+limit deletes the least recently used files, down to three quarters, and restarts the list.
 """
 
 import os
@@ -13,12 +13,12 @@ from typing import Final
 
 from sparsify.compiler.cpp.toolchain import cache_directory, trust
 
-# The list is measured anew after so many bytes: dates and lost lines make it inexact.
+# Bytes of the list before a new measurement: dates and lost lines make the list inexact.
 MOST_LIST_BYTES: Final = 1 << 16
 
 
 def written(directory: Path, added: int, max_bytes: int) -> None:
-    """Notes that a process has written to a directory, and prunes it where it has grown too large."""
+    """Records a write to a directory, and prunes a directory grown too large."""
     with suppress(OSError):
         used = _noted(directory / cache_directory.LOCKS / cache_directory.USED, added)
         if used is not None and used <= max_bytes:
@@ -30,7 +30,7 @@ def written(directory: Path, added: int, max_bytes: int) -> None:
 
 
 def _noted(place: Path, added: int) -> int | None:
-    """The bytes in use with those that were added; `None` where they have to be measured."""
+    """The bytes in use including the added ones; `None` if a measurement is needed."""
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(place, flags), "r+b", buffering=0) as file:

@@ -2,7 +2,7 @@
 
 In: a command line and seconds. Out: `Outcome(0, "g++ (Debian 12.2.0-14) 12.2.0\n...")`; nothing is left running.
 
-A program has ended when its process has: children that still hold its output are stopped, and not waited for.
+A program has ended when its process has: children with the output still open are stopped, and not waited for.
 """
 
 import os
@@ -17,12 +17,12 @@ from typing import IO, Final
 
 from sparsify.compiler.cpp.toolchain.side_by_side import is_stopped
 
-# How often a running program is asked whether anybody still waits for it.
+# Interval of checks whether the caller still waits.
 LOOK_SECONDS: Final = 0.2
 KEPT_BYTES: Final = 1 << 16
 MOST_OUTPUT_BYTES: Final = 1 << 26
 CHUNK_BYTES: Final = 1 << 16
-# A process that the system does not end at once, as it waits for a network disk, is left to the system.
+# A process not ended at once by the system, as one waiting for a network disk, is left to the system.
 REAP_SECONDS: Final = 5.0
 
 
@@ -31,9 +31,9 @@ class Outcome:
     """The end of a program.
 
     Attributes:
-        status: its exit status, `None` when it was stopped.
-        output: the beginning of what it wrote.
-        stopped: why it was stopped.
+        status: exit status, `None` if stopped.
+        output: beginning of the output.
+        stopped: reason of the stop.
     """
 
     status: int | None
@@ -42,7 +42,7 @@ class Outcome:
 
 
 class _Output:
-    """The beginning of what is written into a pipe; the rest is counted and dropped."""
+    """The beginning of the output of a pipe; the rest is counted and dropped."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self.descriptor = pipe.fileno()
@@ -53,7 +53,7 @@ class _Output:
         os.set_blocking(self.descriptor, False)
 
     def read(self, seconds: float) -> None:
-        """Waits for output, or for the end of the program when there will be no more; reads one chunk."""
+        """Waits for output, or for the end of the program after the end of output; reads one chunk."""
         if not self.is_open:
             time.sleep(min(seconds, 0.002))
             return
@@ -66,7 +66,7 @@ class _Output:
             self.kept += chunk[: KEPT_BYTES - len(self.kept)]
 
     def rest(self) -> None:
-        """Reads what is there already."""
+        """Reads the output available now."""
         before = -1
         while self.is_open and self.total != before and self.total <= MOST_OUTPUT_BYTES:
             before = self.total
@@ -76,17 +76,17 @@ class _Output:
 def run(
     line: Sequence[str], seconds: float, environment: Mapping[str, str], *, errors: int = subprocess.STDOUT
 ) -> Outcome:
-    """Runs a program until it ends, its time is over or nobody waits for it any more.
+    """Runs a program until its end, the end of its time, or an interrupt of the waiting caller.
 
     Args:
         line: the program and its arguments.
-        seconds: that it may take.
-        environment: its environment variables.
-        errors: where its standard error goes, as in `subprocess`.
+        seconds: time limit.
+        environment: environment variables of the program.
+        errors: target of standard error, as in `subprocess`.
 
     Raises:
-        OSError: it cannot be started.
-        KeyboardInterrupt: nobody waits for it.
+        OSError: the program cannot be started.
+        KeyboardInterrupt: the caller was interrupted.
     """
     process = subprocess.Popen(
         line,
@@ -112,7 +112,7 @@ def run(
                 stopped = f"took longer than {seconds:g} s"
         output.rest()
     finally:
-        # Compilers run their parts as children: the whole group must go.
+        # Compilers run their stages as children: the whole group is killed.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
@@ -123,8 +123,8 @@ def run(
 
 
 def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether a process has ended; its number stays taken until it is waited for."""
+    """Whether a process has ended; the process number stays reserved until `wait`."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # the program that we run in has its children collected by the system
+    except ChildProcessError:  # the host program lets the system reap its children
         return True

@@ -1,9 +1,9 @@
 """Texts beside the kernels: decisions of the compiler and figures of the machine.
 
 In: a path in the cache and a text. Out: the same text in a later process, as long as the file is undamaged and nobody
-else could have written it.
+else could have written the file.
 
-The first line of a file is a checksum of its name and the text.
+The first line of a file is a checksum of the file name and the text.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from sparsify.options import Options
 
 
 def read(path: Path) -> str:
-    """The text of a file; reading renews its date for `prune`.
+    """The text of a file; reading renews the date for `prune`.
 
     Raises:
-        OSError: there is none, or others could have written it.
-        ValueError: it is damaged.
+        OSError: the file is missing, or others could have written it.
+        ValueError: the file is damaged.
     """
     if reason := trust.refusal(path.parent):
         raise PermissionError(reason)
@@ -33,10 +33,10 @@ def read(path: Path) -> str:
 
 
 def write(path: Path, text: str, options: Options) -> None:
-    """Puts a text in place of the one that was there, at once.
+    """Replaces the text of a file atomically.
 
     Raises:
-        OSError: the directory cannot be used.
+        OSError: the directory is unusable.
     """
     content = f"{_checksum(path, text)}\n{text}".encode()
     cache_directory.prepare(path.parent)

@@ -1,6 +1,6 @@
-"""Kernels built at the same time: while one compiler runs, the next translation unit is generated.
+"""Kernels built concurrently: while one compiler runs, the next translation unit is generated.
 
-In: what builds each kernel. Out: what each returned or raised.
+In: one build function for each kernel. Out: the result or exception of each.
 """
 
 import os
@@ -14,16 +14,16 @@ from sparsify import progress
 from sparsify.options import current
 
 T = TypeVar("T")
-# Building for longer than this shows a bar.
+# Longer builds show a progress bar.
 QUIET_SECONDS: Final = 2.0
 _stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
 
 
 def side_by_side(tasks: Sequence[Callable[[], T]], *, in_turn: bool = False) -> list[T | Exception]:
-    """The result of each task, or its exception, in order; as many run at once as there are cores.
+    """The result of each task, or its exception, in order; as many run at once as the process has cores.
 
-    When building takes long, a bar on standard error says how far it is, where that is a terminal and options do not
-    say quiet. An interrupt of the caller, Ctrl-C, stops the tasks that run and starts no others.
+    Long builds show a progress bar on standard error, if standard error is a terminal and the options do not
+    say quiet. An interrupt of the caller, Ctrl-C, stops the running tasks and starts no others.
 
     Args:
         in_turn: one after the other instead.
@@ -35,7 +35,7 @@ def side_by_side(tasks: Sequence[Callable[[], T]], *, in_turn: bool = False) -> 
     stopped = threading.Event()
     token = _stopped.set(stopped)
     try:
-        # Options in force are those of the caller, in every thread.
+        # The caller's options apply in every thread.
         futures = [pool.submit(copy_context().run, _outcome, task) for task in tasks]
         if not current().quiet and wait(futures, timeout=QUIET_SECONDS).not_done:
             _show(futures)
@@ -49,7 +49,7 @@ def side_by_side(tasks: Sequence[Callable[[], T]], *, in_turn: bool = False) -> 
 
 
 def is_stopped() -> bool:
-    """Whether the caller of the task that asks was interrupted: nobody waits for its result."""
+    """Whether the caller of the current task was interrupted: nobody waits for the result."""
     event = _stopped.get()
     return event is not None and event.is_set()
 
@@ -62,7 +62,7 @@ def _outcome(task: Callable[[], T]) -> T | Exception:
 
 
 def _show(futures: Sequence["Future[T | Exception]"]) -> None:
-    """Waits for all, with a bar on a terminal."""
+    """Waits for all tasks, with a progress bar on a terminal."""
     progress.clear()
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -13,7 +13,7 @@ from typing import Final
 from sparsify.compiler.cpp.helpers.arithmetic import LANE_BY_LANE
 from sparsify.options import Options
 
-# -ffast-math would assume finite values, and fills may be infinite; integers wrap around, as those of torch do.
+# -ffast-math would assume finite values, but fills may be infinite; integers wrap around, as in torch.
 FLAGS: Final = (
     "-std=gnu++17",
     "-march=native",
@@ -24,7 +24,7 @@ FLAGS: Final = (
     "-fwrapv",
     "-ffp-contract=fast",
 )
-# Kernels throw nothing and are found by one name; each of these saves time of the compiler or linker.
+# Kernels never throw, and export one name; each flag saves compile or link time.
 LEAN_FLAGS: Final = (
     "-std=gnu++17",
     "-nostdlib",
@@ -44,17 +44,17 @@ WIDTHS: Final = (
 )
 
 
-# Characters of a kernel; g++ 12 takes 2 s with -O3 for so many, and 0.7 s with -O1.
+# Characters of a long kernel: g++ 12 takes 2 s with -O3, and 0.7 s with -O1.
 LONG: Final = 40_000
-# Sums in registers that show that a schedule has written out its loops, and how such a sum begins.
+# Number of register sums indicating an unrolled schedule, and the pattern of a sum.
 WRITTEN_OUT: Final = 4
 _SUM: Final = re.compile(r"^ +(?:float|double|\w+x\d+) \w+ = (?:\w+x\d+\{\}|0\.0f?);", re.MULTILINE)
 
 
 def vector_bytes(options: Options) -> int:
-    """Bytes of the vectors that kernels use: forced by the options, else the widest of this CPU, 0 for none.
+    """Bytes of vectors in kernels: forced by the options, else the widest of this CPU, 0 for none.
 
-    A forced width above that of the CPU is right but slow: the compiler splits every vector.
+    A forced width above the width of the CPU is correct but slow: the compiler splits every vector.
     """
     if options.vector_bytes is not None:
         return options.vector_bytes
@@ -62,7 +62,7 @@ def vector_bytes(options: Options) -> int:
 
 
 def has(instruction: str) -> bool:
-    """Whether the CPU has an instruction set, by the name that the kernel of the system gives it."""
+    """Whether the CPU has an instruction set, by its name in `/proc/cpuinfo`."""
     return instruction in instructions()
 
 
@@ -81,7 +81,7 @@ def cpu_digest() -> str:
 
 
 def _cpu_line(*names: str) -> str:
-    """The first line of `/proc/cpuinfo` under one of these names, empty when there is none."""
+    """The first line of `/proc/cpuinfo` under one of the names, "" if missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -91,11 +91,12 @@ def _cpu_line(*names: str) -> str:
 
 
 def optimisation(source: str) -> tuple[str, ...]:
-    """Optimisation level of a kernel: lower where optimisation would take time and gain nothing.
+    """Optimisation level of a kernel: lower if optimisation would cost compile time without a gain.
 
-    Kernels of many loops are merges of many levels, which wait for memory and for branches; with vectors they compute.
-    Where sums are kept apart in registers the compiler's own search for vectors finds only what schedules left scalar
-    on purpose, as the gathers of a sparse row; functions of the C library, called lane by lane, need it.
+    Kernels of many loops are merges of many levels, bound by memory and branches; kernels with vectors compute.
+    If sums are held in separate registers, the compiler's own vectorizer finds only loops left scalar by the schedule
+    on purpose, such as the gathers of a sparse row; functions of the C library, called lane by lane, need the
+    vectorizer.
 
     >>> optimisation("for (;;) {}")
     ('-O3',)
@@ -108,7 +109,7 @@ def optimisation(source: str) -> tuple[str, ...]:
 
 
 def flags(options: Options, optimise: tuple[str, ...] = ("-O3",)) -> tuple[str, ...]:
-    """The flags of the compiler for a kernel, in order; those of the user come last and win.
+    """The flags of the compiler for a kernel, in order; the flags of the user come last and win.
 
     >>> flags(Options(compiler_flags=("-g",)))[0]
     '-O3'

@@ -1,10 +1,11 @@
-"""Files that nobody else could have written: owners and modes of a path and of each opened file.
+"""Trusted files, writable by nobody else: owners and modes of a path and of each opened file.
 
-In: `~/.cache/sparsify/kernels`. Out: `None`, or the reason why files in it are not trusted, such as
+In: `~/.cache/sparsify/kernels`. Out: `None`, or the reason why files in the directory are not trusted, such as
 `"others can write to /home/ann/.cache (mode 0777)"`; and the bytes of a trusted file.
 
 Compiled kernels run as the user who loads them. Another user may neither write to the directory of kernels nor replace
-it, so every directory and symbolic link on its path is checked, as ssh checks the path of its keys. Root is trusted.
+the directory, so every directory and symbolic link on the path is checked, as ssh checks the path of its keys. Root is
+trusted.
 """
 
 import os
@@ -26,10 +27,10 @@ UNFINISHED: Final = "build-"
 
 
 def refusal(directory: Path) -> str | None:
-    """The reason why other users could change files in a directory, `None` where they cannot.
+    """The reason why other users could change files in a directory, `None` for a safe directory.
 
     Raises:
-        OSError: the directory does not exist or cannot be looked at.
+        OSError: the directory does not exist or cannot be inspected.
     """
     status, place = os.lstat("/"), "/"
     for following, status_of_following in _components(directory):
@@ -42,7 +43,7 @@ def refusal(directory: Path) -> str | None:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file of this user or root that nobody else may write to.
+    """The bytes of a file of this user or root, not writable by others.
 
     Raises:
         OSError: the file cannot be read, is no regular file, is too large or could have been written by others.
@@ -60,10 +61,10 @@ def read(path: Path) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Puts a file in place at once, readable by this user alone.
+    """Writes a file atomically, readable by this user alone.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it then.
+        OSError: the write failed; no partial file is left.
     """
     descriptor, name = tempfile.mkstemp(prefix=UNFINISHED, dir=path.parent)
     try:
@@ -77,7 +78,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def put(source: Path, path: Path) -> None:
-    """Moves a finished file to its place; whatever lies there is replaced."""
+    """Moves a finished file to its place, replacing an existing file or directory."""
     source.chmod(0o600)
     try:
         os.replace(source, path)
@@ -87,13 +88,13 @@ def put(source: Path, path: Path) -> None:
 
 
 def make(directory: Path) -> None:
-    """Makes a directory and its missing parents, each for this user alone; existing ones stay as they are."""
+    """Makes a directory and missing parents, each for this user alone; existing ones are unchanged."""
     if directory.is_dir():
         return
     make(directory.parent)
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-        directory.chmod(0o700)  # the mask of the process may have taken permissions of the user, too
+        directory.chmod(0o700)  # the umask may have removed permissions of the user, too
 
 
 def make_unfinished(directory: Path) -> Path:
@@ -104,7 +105,7 @@ def make_unfinished(directory: Path) -> Path:
 
 
 def _components(path: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Every directory and symbolic link that is passed on the way to a path, and what the path leads to."""
+    """Every directory and symbolic link on the way to a path, and the target of the path."""
     place, links = "/", 0
     rest = [*reversed(path.absolute().parts[1:])]
     while rest:
@@ -127,9 +128,9 @@ def _components(path: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _refusal(place: str, status: os.stat_result, *, is_parent: bool) -> str | None:
-    """The reason why users besides this one and root may write to a file or directory.
+    """The reason why users other than this user and root may write to a file or directory.
 
-    In a parent with the sticky bit, such as `/tmp`, others cannot rename what is not theirs.
+    In a parent with the sticky bit, such as `/tmp`, others cannot rename files of this user.
     """
     is_unmapped = is_parent and status.st_uid == _unmapped_user()
     if status.st_uid not in (os.getuid(), ROOT) and not is_unmapped:
@@ -144,7 +145,7 @@ def _refusal(place: str, status: os.stat_result, *, is_parent: bool) -> str | No
 
 @cache
 def _is_private(group: int) -> bool:
-    """Whether only this user, and perhaps root, are in a group, as in the groups that distributions make per user."""
+    """Whether a group contains only this user, and perhaps root, as the per-user groups of distributions."""
     import grp
     import pwd
 
@@ -161,14 +162,14 @@ def _has_access_list(place: str) -> bool:
     try:
         return "system.posix_acl_access" in os.listxattr(place)
     except OSError:
-        return False  # a file system without them
+        return False  # a file system without access control lists
 
 
 @cache
 def _unmapped_user() -> int | None:
-    """The number that stands for all users outside of this user namespace, `None` outside of namespaces.
+    """The user number of all users outside of this user namespace, `None` outside of namespaces.
 
-    Containers of unprivileged users show the system's own directories as theirs.
+    Containers of unprivileged users show the system's own directories as owned by this number.
     """
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:

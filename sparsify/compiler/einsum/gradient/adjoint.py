@@ -1,12 +1,12 @@
-"""The adjoint of an einsum program, which is an einsum program.
+"""The adjoint of an einsum program, again an einsum program.
 
 In: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])` and the gradient `g` of Y.
 Out: `d_w[i,k] = where(Y[i,k] > 0, g[i,k], 0)`, `d_T[j,k] = sum(i, d_w[i,k] * A[i,j])` and
 `d_b[k] = sum(i, d_w[i,k])`.
 
-A statement passes the gradient of its target on to each access on its right side; the gradient of a tensor is
-the sum over its accesses. The gradient of a sparse tensor is read at its stored coordinates, with
-`where(stored(A[i,j]), ..., 0)` where nothing else confines it, and shares the pattern; fills get none.
+A statement propagates the gradient of its target to each access on its right side; the gradient of a tensor is the sum
+over its accesses. The gradient of a sparse tensor is restricted to its stored coordinates, by
+`where(stored(A[i,j]), ..., 0)` unless confined already, and shares the pattern; fills get none.
 
 Source: Griewank and Walther, Evaluating derivatives, 2008, chapter 3 (reverse mode).
 """
@@ -61,15 +61,16 @@ def adjoint(
 ) -> Program:
     """The program that computes the gradients of the inputs `wrt` from the gradients of the outputs.
 
-    Its outputs are the gradients in the order of `wrt`. Its inputs are those of `program`, the results of
-    `program` and the gradients that it reads. It is a program as any other, so that its own adjoint gives
-    second derivatives. What a sum does not run over is taken out of it first: `sum(j, P[i,j] * V[j,l] / d[i])` has
-    the gradient of `d` by its result, `-g[i,l] * Y[i,l] / d[i]`, without the products once more.
+    Outputs: the gradients in the order of `wrt`. Inputs: inputs and results of `program`, and gradients, as far as
+    read.
+    The adjoint is an ordinary program, so that its own adjoint gives second derivatives. Loop-invariant factors are
+    first hoisted out of sums: `sum(j, P[i,j] * V[j,l] / d[i])` has the gradient of `d` by its result, `-g[i,l] * Y[i,l]
+    / d[i]`, without a second sum of products.
 
     Args:
-        program: with the formats of its results inferred.
-        grads: for each output that has a gradient the name of the tensor that holds it.
-        again: temporaries that are computed again where they are read; the others are inputs of the adjoint.
+        program: program with inferred formats of its results.
+        grads: name of the gradient tensor for each output with a gradient.
+        again: temporaries to rematerialize at their uses; the others are inputs of the adjoint.
 
     Raises:
         EinsumError: an unknown name, or a product accumulated over several statements.
@@ -107,7 +108,7 @@ class _Reverse:
         self.program = program
         self.flats, hoisted = flatten(program, grads.values())
         self.active = _reached(self.flats, wrt, shifts(self.flats, grads))
-        # An extremum is compared with entries, which may differ by a rounding when they are computed again.
+        # An extremum is compared with entries: rematerialized entries may differ by a rounding error.
         compared = any(f.monoid in ("min", "max") and f.target.tensor in self.active for f in self.flats)
         self.again = frozenset(() if compared else again)
         names = hoisted | self.again
@@ -139,7 +140,7 @@ class _Reverse:
         return kinds | {gradient: kinds[output] for output, gradient in grads.items()}
 
     def run(self) -> None:
-        """Passes the gradients of all results back to the inputs."""
+        """Propagates the gradients of all results to the inputs."""
         targets = dict.fromkeys(flat.target.tensor for flat in reversed(self.flats))
         for name in targets:
             if name in self.active and name in self.parts:
@@ -148,7 +149,7 @@ class _Reverse:
                 self._pass_on(group, indices, value)
 
     def extents(self) -> tuple[tuple[str, int], ...]:
-        """The extents that are fixed, those of renamed index variables too."""
+        """The fixed extents, including those of renamed index variables."""
         known = dict(self.program.extents)
         for new, old in self.renamed.items():
             if old in known:
@@ -156,7 +157,7 @@ class _Reverse:
         return tuple(known.items())
 
     def emit_gradient(self, name: str) -> str:
-        """Adds the statement of the gradient of an input, and gives its name."""
+        """Adds the statement of the gradient of an input, and returns its name."""
         result = self._name(f"d_{name}")
         self._declare_gradient(name, result)
         indices = self._indices_of(name)
@@ -165,7 +166,7 @@ class _Reverse:
         return result
 
     def _pass_on(self, group: list[Flat], indices: tuple[str, ...], value: Expr) -> None:
-        """Adds the contributions of the statements that assign one tensor, whose gradient is `value`."""
+        """Adds the contributions of all statements that assign one tensor, whose gradient is `value`."""
         monoid = next((flat.monoid for flat in group if flat.monoid is not None), None)
         if monoid == "prod" and len(group) > 1:
             raise EinsumError(
@@ -191,7 +192,7 @@ class _Reverse:
                 self._contribute(access, part, flat.indices + flat.reduced)
 
     def _share(self, group: list[Flat], indices: tuple[str, ...], value: Expr) -> Expr:
-        """The gradient of a minimum or maximum divided by the number of entries that attain it."""
+        """The gradient of a minimum or maximum divided by the number of tied entries."""
         first = group[0]
         count = _access(self._name(f"ties_{first.target.tensor}"), first.indices)
         declared = next((d for d in self.program.declarations if d.name == first.target.tensor), None)
@@ -201,7 +202,7 @@ class _Reverse:
         for flat in group:
             target = Access(count.tensor, flat.target.indices)
             hits = chosen(equals(flat.body, flat.target), ONE)
-            # What is not stored has no gradient, and a count of its ties could be more than memory holds.
+            # Unstored entries have no gradient, and counting their ties could exceed the memory.
             hits = chosen(Stored(flat.target), hits) if is_kept else hits
             if len(group) == 1:
                 self._emit(target, Reduce("sum", flat.reduced, hits) if flat.reduced else hits)
@@ -219,7 +220,7 @@ class _Reverse:
         return product_slope(flat.body, flat.target, zeros, others)
 
     def _contribute(self, access: Access, expr: Expr, variables: tuple[str, ...]) -> None:
-        """Enters a contribution; an index that is not a plain variable of its own is solved, or a condition."""
+        """Adds a contribution; an index other than a distinct plain variable is solved for, or becomes a condition."""
         plain = {index.name for index in access.indices if isinstance(index, Index)}
         indices: list[str] = []
         for mode in range(len(access.indices)):
@@ -254,7 +255,7 @@ class _Reverse:
         return (self.declarations.get(name) or self.program.declaration(name)).extents
 
     def _fits(self, expr: Expr, place: str, extent: str) -> bool:
-        """Whether `place`, where it is an index by itself, runs over modes of one extent: others it would leave."""
+        """Whether `place` as a plain index runs over modes of the given extent only, and so stays in bounds."""
         extents = {d.name: d.extents for d in (*self.program.declarations, *self.declarations.values())}
         return all(
             index != Index(place) or own == extent
@@ -264,9 +265,9 @@ class _Reverse:
         )
 
     def _solvable(self, index: Expr, expr: Expr, variables: Sequence[str]) -> str | None:
-        """The variable of an index that its value determines: `h` of `p = 2*h + r - 1` is `(p - r + 1) / 2`.
+        """The index variable determined by the value of an index: `h` of `p = 2*h + r - 1` is `(p - r + 1) / 2`.
 
-        Values of `h` that are none of its extent have to contribute nothing. The largest factor leaves the fewest.
+        Out-of-bounds values of `h` have to contribute nothing. The largest factor leaves the fewest values.
         """
         form = affine(index)
         terms = dict(() if form is None else form.terms)
@@ -286,11 +287,11 @@ class _Reverse:
         return expr
 
     def _is_confined(self, expr: Expr, root: Access) -> bool:
-        """Whether `expr` is 0 wherever there is no entry at `root`."""
+        """Whether `expr` is 0 at all unstored coordinates of `root`."""
         return is_confined(expr, root, [*self.program.declarations, *self.declarations.values()])
 
     def _cotangent(self, name: str) -> tuple[tuple[str, ...], Expr]:
-        """The gradient of a result of the program as an access: an existing one, or of a new statement."""
+        """The gradient of a program result as an access: to an existing tensor, or to the target of a new statement."""
         parts = self.parts[name]
         if len(parts) == 1 and not parts[0].summed and isinstance(parts[0].expr, Access):
             return parts[0].indices, parts[0].expr
@@ -322,14 +323,14 @@ class _Reverse:
         return chosen(Stored(root), total)
 
     def _is_product(self, expr: Expr) -> bool:
-        """Whether a contribution is a product of sparse tensors, summed up: whole it has more entries than they."""
+        """Whether a contribution is a sum of products of sparse tensors: unconfined it outgrows its factors."""
         declared = {d.name: d for d in (*self.program.declarations, *self.declarations.values())}
         read = {n for n in find(expr, Access) if n.tensor in declared}
         sparse = [access for access in read if not declared[access.tensor].format.is_dense]
         return isinstance(expr, Reduce) and len(sparse) > 1
 
     def _confined_alone(self, name: str, root: Access, expr: Expr, indices: tuple[str, ...]) -> Expr:
-        """A contribution as a tensor of its own on the pattern, so that no other entries of it are computed."""
+        """A contribution as a separate tensor on the pattern, so that no entries outside the pattern are computed."""
         if not self._is_product(expr) or self._is_confined(expr, root):
             return expr
         target = _access(self._name(f"p_{name}"), indices)
@@ -338,7 +339,7 @@ class _Reverse:
         return target
 
     def _rename_part(self, part: Part, indices: tuple[str, ...]) -> Expr:
-        """A contribution as an expression over `indices`; its other index variables give way."""
+        """A contribution as an expression over `indices`; clashing index variables are renamed."""
         names = dict(zip(part.indices, indices, strict=True))
         for name in (*part.summed, *all_indices((part.expr,))):
             if name not in names and name in indices:
@@ -350,7 +351,7 @@ class _Reverse:
         return Reduce("sum", summed, expr) if summed else expr
 
     def _emit(self, target: Access, value: Expr) -> None:
-        """Adds a statement; parts that an earlier statement has computed are read from it."""
+        """Adds a statement; subexpressions computed by earlier statements become accesses."""
         value = simplify(value)
         for computed, access in self.shared:
             value = replace(value, computed, access)
@@ -358,7 +359,7 @@ class _Reverse:
         self.kinds[target.tensor] = kind_of(value, self.kinds)
 
     def _declare_gradient(self, name: str, gradient: str) -> None:
-        """Declares the gradient of a tensor: as that tensor, with fill 0, on its pattern."""
+        """Declares the gradient of a tensor: like the tensor, with fill 0, on its pattern."""
         own = self.program.declaration(name)
         root = pattern_root(self.program, _access(name, own.extents))
         self.declarations[gradient] = Declaration(
@@ -392,7 +393,7 @@ class _Reverse:
 
 
 def _reached(flats: Sequence[Flat], wrt: Sequence[str], without: Collection[str]) -> set[str]:
-    """The tensors of `wrt` and the results that depend on them, not only by those `without` which they are the same."""
+    """The tensors `wrt` and the results that depend on them, except results invariant under `without`."""
     active = set(wrt)
     for flat in flats:
         name = flat.target.tensor

@@ -1,20 +1,21 @@
-"""Gradients of rows on the pattern of a gate as statements that are a nest over its entries each.
+"""Gradients of rows on the pattern of a gate as statements with one loop nest over entries each.
 
 In:  `d_V[e,o,h] = sum(t, g[t,o] * (G[t,e] * relu(w[t,e,h])))`, w on the pattern of G.
 Out: `r[t,e,h] = where(stored(G[t,e]), G[t,e] * relu(w[t,e,h]), 0)` and `d_V[e,o1,h] = sum(t, g[t,o1] * r[t,e,h])`.
 
-What is read many times is computed once for an entry; what only entries read is computed for no other coordinates.
+Values read many times are computed once for an entry; values read by entries only are computed at stored coordinates
+only.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
 from typing import Final, cast
 
 from sparsify.compiler.einsum.implicit_sums import free_indices
 from sparsify.compiler.einsum.infer.format import infer_format
 from sparsify.compiler.einsum.infer.patterns import pattern_access
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.products import factors, product
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices
 from sparsify.compiler.einsum.rewrite.split_row_sums import rows_apart
 from sparsify.compiler.ir.node import Node, find, map_children
@@ -23,12 +24,12 @@ ROWS: Final = "r"
 
 
 def by_entries(program: Program, gate: Access, extents: Mapping[str, int]) -> Program:
-    """`program` in that form as far as it has one.
+    """`program` in the form above, as far as possible.
 
     Args:
-        program: an adjoint.
-        gate: how it reads the entries, `G[t,e]` for tokens and experts.
-        extents: what is known of them.
+        program: adjoint.
+        gate: access to the entries, `G[t,e]` for tokens and experts.
+        extents: known extents by name.
     """
     program = rows_apart(_confined(program, gate), extents)
     statements = _Statements(program, gate)
@@ -38,7 +39,7 @@ def by_entries(program: Program, gate: Access, extents: Mapping[str, int]) -> Pr
 
 
 def _confined(program: Program, gate: Access) -> Program:
-    """`program` with the dense temporaries that only entries read confined to these."""
+    """`program` with dense temporaries that only entries read confined to the stored entries."""
     statements = list(program.statements)
     for place, statement in enumerate(program.statements):
         target = statement.target
@@ -60,12 +61,12 @@ def _confined(program: Program, gate: Access) -> Program:
 
 
 def _summed(value: Expr) -> Expr:
-    """The operand of a sum; other values as they are."""
+    """The operand of a sum; other values unchanged."""
     return value.body if isinstance(value, Reduce) and value.monoid == "sum" else value
 
 
 def _is_zero_outside(value: Expr, program: Program, gate: Access, but: str) -> bool:
-    """Whether a value is 0 where the gate stores nothing, whatever the tensor `but` is there."""
+    """Whether a value is 0 at unstored coordinates of the gate, for any values of the tensor `but`."""
 
     def visit(expr: Expr) -> bool:
         match expr:
@@ -93,10 +94,10 @@ def _is_zero_outside(value: Expr, program: Program, gate: Access, but: str) -> b
 
 
 class _Statements:
-    """The statements of a program, each as few nests.
+    """The statements of a program, each with few loop nests.
 
     Attributes:
-        made: those so far.
+        made: statements so far.
     """
 
     def __init__(self, program: Program, gate: Access) -> None:
@@ -108,7 +109,7 @@ class _Statements:
         self.rows = {d.name for d in program.declarations if d.name not in given and not d.format.is_dense}
 
     def add(self, statement: Assign) -> None:
-        """A statement, after those that it reads from now on."""
+        """Adds a statement, after new statements for its operands."""
         names = set(free_indices(statement.target))
         if statement.target.tensor in self.rows:
             statement = self._of_row(statement)
@@ -133,22 +134,22 @@ class _Statements:
         return replace(statement, value=Call("where", (Stored(self.gate), statement.value, Const(0))))
 
     def _of_matrix(self, statement: Assign) -> Assign:
-        """`d_V[e,o,h] = sum(t, g[t,o] * f(..)) -> d_V[e,o,h] = sum(t, g[t,o] * r[t,e,h])`, with names of its own."""
+        """`d_V[e,o,h] = sum(t, g[t,o] * f(..)) -> d_V[e,o,h] = sum(t, g[t,o] * r[t,e,h])`, with fresh indices."""
         own = [name for name in free_indices(statement.target) if name != self.expert]
         match statement.value:
             case Reduce("sum", (token,), body) if token == self.token and len(own) > 1:
                 pass
             case _:
                 return statement
-        factors = _factors(body)
-        entries = [factor for factor in factors if self.expert in free_indices(factor)]
-        others = [factor for factor in factors if factor not in entries]
-        if not set(own) & set(free_indices(_product(entries))):
+        found = factors(body)
+        entries = [factor for factor in found if self.expert in free_indices(factor)]
+        others = [factor for factor in found if factor not in entries]
+        if not set(own) & set(free_indices(product(entries))):
             entries += [factor for factor in others if own[-1] in free_indices(factor)]
-            others = [factor for factor in factors if factor not in entries]
+            others = [factor for factor in found if factor not in entries]
         if len(entries) > 1 or not isinstance(entries[0], Access) or entries[0].tensor not in self.rows:
-            entries = [self._row(_product(entries), own)]
-        value = Reduce("sum", (token,), _product([*others, *entries]))
+            entries = [self._row(product(entries), own)]
+        value = Reduce("sum", (token,), product([*others, *entries]))
         renamed = {name: fresh(f"{name}1", self.names) for name in own[:-1]}
         self.names |= set(renamed.values())
         return rename_indices(replace(statement, value=value), renamed)
@@ -159,13 +160,13 @@ class _Statements:
         def visit(node: Node) -> Node:
             if not isinstance(node, Reduce) or len(node.indices) != 2:
                 return map_children(node, visit)
-            factors = _factors(node.body)
+            found = factors(node.body)
             for inner, kept in (node.indices, node.indices[::-1]):
-                within = [factor for factor in factors if inner in free_indices(factor)]
-                rest = [factor for factor in factors if factor not in within]
+                within = [factor for factor in found if inner in free_indices(factor)]
+                rest = [factor for factor in found if factor not in within]
                 if rest and all(kept in free_indices(f) for f in rest) and len(within) == 2:
-                    row = self._row(Reduce("sum", (inner,), _product(within)), [kept])
-                    return Reduce("sum", (kept,), _product([row, *rest]))
+                    row = self._row(Reduce("sum", (inner,), product(within)), [kept])
+                    return Reduce("sum", (kept,), product([row, *rest]))
             return node
 
         return replace(statement, value=cast(Expr, visit(statement.value)))
@@ -189,16 +190,3 @@ def _one_sum(value: Expr) -> Expr:
                 case Reduce("sum", first, a), Reduce("sum", second, b) if set(first) == set(second):
                     return Reduce("sum", first, Call("add", (a, b)))
     return value
-
-
-def _factors(expr: Expr) -> list[Expr]:
-    """The factors of a product, each once more for each time that it occurs."""
-    match expr:
-        case Call("mul", (left, right)):
-            return [*_factors(left), *_factors(right)]
-    return [expr]
-
-
-def _product(factors: list[Expr]) -> Expr:
-    """The product of factors."""
-    return reduce(lambda left, right: Call("mul", (left, right)), factors)

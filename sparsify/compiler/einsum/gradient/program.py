@@ -1,4 +1,4 @@
-"""A program from the statements of an adjoint: what it recomputes and reads, how its tensors are declared.
+"""Assembly of an adjoint program from statements: recomputed temporaries, inputs and declarations.
 
 In: `d_A[i,j] = g[i,j] * w[i,j]` and the forward statement `w[i,j] = sum(k, Q[i,k] * K[j,k])`.
 Out: the program of `d_A[i,j] = g[i,j] * sum(k, Q[i,k] * K[j,k])` with inputs A (for its pattern), g, Q and K.
@@ -26,9 +26,9 @@ def assemble(
     """The adjoint as a program.
 
     Args:
-        declarations: those of gradients; temporaries get theirs by inference.
-        recomputed: the inner reductions of `forward` by name; those that are read once are written where they
-            are read, the others become statements.
+        declarations: declarations of gradients; those of temporaries are inferred.
+        recomputed: inner reductions of `forward` by name; a reduction read once is inlined, the others become
+            statements.
     """
     body = _recompute(needed(list(statements), outputs), recomputed, dict(forward.extents))
     assigned = {statement.target.tensor for statement in body}
@@ -56,7 +56,7 @@ def needed(statements: Sequence[Assign], outputs: Sequence[str]) -> list[Assign]
 
 
 def joined(statements: Sequence[Assign], outputs: Sequence[str]) -> list[Assign]:
-    """`statements` with temporaries that another statement reads once, entry by entry, written where they are read."""
+    """`statements` with temporaries inlined that another statement reads once, entry by entry."""
     found = needed(statements, outputs)
     for target in [statement.target for statement in found]:
         statement = next(s for s in found if s.target == target)
@@ -77,7 +77,7 @@ def joined(statements: Sequence[Assign], outputs: Sequence[str]) -> list[Assign]
 
 
 def _binds(statement: Assign, access: Access) -> bool:
-    """Whether a sum of a statement runs over an index variable of an access."""
+    """Whether a reduction in a statement binds an index variable of an access."""
     bound = {name for reduction in find(statement.value, Reduce) for name in reduction.indices}
     return any(isinstance(index, Index) and index.name in bound for index in access.indices)
 
@@ -97,9 +97,9 @@ def _recompute(
 
 
 def _can_inline(statement: Assign, flat: Flat, fixed: Collection[str]) -> bool:
-    """Whether a statement reads a temporary once, by plain index variables, and none of a `fixed` extent is renamed.
+    """Whether a statement reads a temporary once, by plain index variables, without renaming a `fixed` extent.
 
-    Random numbers are for entries: a statement with further index variables would draw each again and again.
+    Random numbers belong to entries: a statement with further index variables would draw each number repeatedly.
     """
     accesses = [n for n in find(statement.value, Access) if n.tensor == flat.target.tensor]
     plain = len(accesses) == 1 and all(isinstance(index, Index) for index in accesses[0].indices)
@@ -110,12 +110,12 @@ def _can_inline(statement: Assign, flat: Flat, fixed: Collection[str]) -> bool:
 
 
 def is_random(call: Call) -> bool:
-    """Whether a function is one of random numbers."""
+    """Whether a call draws random numbers."""
     return call.function in FUNCTIONS and FUNCTIONS[call.function].of_integers
 
 
 def _inline(statement: Assign, flat: Flat) -> Assign:
-    """`statement` with the one access of a temporary replaced by what computes it."""
+    """`statement` with the single access of a temporary replaced by its value."""
     access = next(n for n in find(statement.value, Access) if n.tensor == flat.target.tensor)
     names = {
         own: at.name for own, at in zip(flat.indices, access.indices, strict=True) if isinstance(at, Index)
@@ -128,12 +128,12 @@ def _inline(statement: Assign, flat: Flat) -> Assign:
 
 
 def _reads(statement: Assign) -> list[str]:
-    """The tensors that a statement reads."""
+    """The tensors read by a statement."""
     return [node.tensor for node in find(statement.value, Access)]
 
 
 def _add_shapes(inputs: dict[str, None], forward: Program, declared: Sequence[Declaration]) -> None:
-    """Adds inputs of the forward program for extents that no other input has."""
+    """Adds inputs of the forward program for extents missing from the other inputs."""
     fixed = {name for name, _ in forward.extents}
     given = {extent for d in declared if d.name in inputs for extent in d.extents} | fixed
     for extent in dict.fromkeys(extent for d in declared for extent in d.extents):

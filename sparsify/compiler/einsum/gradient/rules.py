@@ -1,4 +1,4 @@
-"""Gradient of one expression.
+"""Gradient rules of single expressions.
 
 In: `A[i,j] * T[j,k]` and the gradient `g[i,k]` of its value. Out: `g[i,k] * T[j,k]` for `A[i,j]`, and
 `g[i,k] * A[i,j]` for `T[j,k]`.
@@ -12,14 +12,14 @@ from sparsify.compiler.einsum.affine import Affine, affine
 from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
 from sparsify.compiler.einsum.infer.dtype import kind_of
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Reduce
-from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.ir.dtypes import COMPLEX, FLOATING, Kind, category
 from sparsify.compiler.ir.node import Node, find, map_children
 
 ZERO = Const(0)
 ONE = Const(1)
-# Where an entry is no further than a bound.
+# Comparison of an entry with a bound under which `max` and `min` return the entry.
 BOUNDS: Final = {"max": "ge", "min": "le"}
 
 
@@ -30,14 +30,15 @@ def pull_back(
     kinds: Mapping[str, Kind],
     result: Expr | None = None,
 ) -> list[tuple[Access, Expr]]:
-    """For each access in `expr` of a tensor of `active`, the gradient of the value with respect to it.
+    """The gradient of the value with respect to each access in `expr` to a tensor of `active`.
 
-    Of complex numbers it is the conjugate of the derivative, as in torch: the direction of steepest ascent. What
-    reaches a real number on its way has an imaginary part that says nothing; its dtype drops it in the end.
+    For complex numbers the gradient is the conjugate of the derivative, as in torch: the direction of steepest ascent.
+    A
+    gradient that passes a real number has a meaningless imaginary part, which the final cast drops.
 
     Args:
-        gradient: the gradient of the value of `expr`.
-        result: an access that holds the value of `expr`, used by derivatives that need only the result.
+        gradient: gradient of the value of `expr`.
+        result: access that holds the value of `expr`, for derivatives expressed in the result only.
     """
     match expr:
         case Access(tensor, _):
@@ -49,7 +50,7 @@ def pull_back(
                     continue
                 passed = _passed(expr, position, gradient, expr if result is None else result, kinds)
                 if passed is not None:
-                    # Where an argument is chosen it is the result, and elsewhere its gradient is 0.
+                    # A selected argument equals the result, a rejected one has the gradient 0.
                     same = result if expr.function == "where" else None
                     found += pull_back(arg, passed, active, kinds, same)
             return found
@@ -59,14 +60,14 @@ def pull_back(
 
 
 def is_continuous(dtype: str) -> bool:
-    """Whether gradients reach values of a dtype."""
+    """Whether values of a dtype are differentiable."""
     return category(dtype) in (FLOATING, COMPLEX)
 
 
 def _passed(
     call: Call, position: int, gradient: Expr, result: Expr, kinds: Mapping[str, Kind]
 ) -> Expr | None:
-    """The gradient of one argument of a call, `None` where it is zero."""
+    """The gradient of one argument of a call, `None` if zero."""
     arg = call.args[position]
     if call.function in ("conj", "real") and is_complex(arg, kinds):
         return Call(call.function, (gradient,))
@@ -78,7 +79,7 @@ def _passed(
 
 
 def conjugate(slope: Expr, kinds: Mapping[str, Kind]) -> Expr:
-    """The conjugate of a derivative, itself when it is real."""
+    """The conjugate of a derivative, itself if real."""
     return Call("conj", (slope,)) if is_complex(slope, kinds) else slope
 
 
@@ -88,9 +89,9 @@ def is_complex(expr: Expr, kinds: Mapping[str, Kind]) -> bool:
 
 
 def partial(call: Call, position: int, result: Expr) -> Expr | None:
-    """The derivative of a call with respect to one argument, `None` where it is zero.
+    """The derivative of a call with respect to one argument, `None` if zero.
 
-    At a bound that is a number it is that of torch's clamp, 1; where two tensors meet, each takes a half.
+    At a constant bound the derivative is that of torch's clamp, 1; two equal tensor arguments take a half each.
 
     >>> print(partial(Call("tanh", (Access("v"),)), 0, Access("t")))
     1 - square(t)
@@ -108,7 +109,7 @@ def partial(call: Call, position: int, result: Expr) -> Expr | None:
 
 
 def needs_only_result(function: str) -> bool:
-    """Whether the derivative of a function is one of its result alone, as that of relu, exp or tanh.
+    """Whether the derivative of a function depends on its result only, like those of relu, exp and tanh.
 
     >>> needs_only_result("tanh"), needs_only_result("sin")
     (True, False)
@@ -119,7 +120,7 @@ def needs_only_result(function: str) -> bool:
 
 
 def times(gradient: Expr, slope: Expr) -> Expr:
-    """`gradient * slope`, with the choices of `where` outside, so that nothing infinite meets a zero."""
+    """`gradient * slope`, with `where` outermost, so that no infinity is multiplied with a zero."""
     match gradient:
         case Const(0):
             return ZERO
@@ -156,7 +157,7 @@ def equals(left: Expr, right: Expr) -> Expr:
 def product_slope(body: Expr, product: Expr, zeros: Expr, others: Expr) -> Expr:
     """The derivative of a product of many factors with respect to one of them, `body`.
 
-    Without a zero among them it is `product / body`; with one it is the product of the `others` at that
+    Without a zero factor the derivative is `product / body`; with one it is the product of the `others` at the zero
     factor and 0 elsewhere; with more it is 0.
     """
     without_zero = Call("where", (equals(zeros, ZERO), Call("div", (product, body)), ZERO))
@@ -165,10 +166,10 @@ def product_slope(body: Expr, product: Expr, zeros: Expr, others: Expr) -> Expr:
 
 
 def vanishes(expr: Expr, name: str, fills: Mapping[str, float]) -> bool:
-    """Whether `expr` is 0 where the index variable `name` is outside of its extent: it reads nothing there.
+    """Whether `expr` is 0 at out-of-bounds values of the index variable `name`: all reads are out of bounds.
 
     Args:
-        fills: of the tensors.
+        fills: fills of the tensors by name.
     """
     match expr:
         case Const(value):
@@ -187,7 +188,7 @@ def vanishes(expr: Expr, name: str, fills: Mapping[str, float]) -> bool:
 
 
 def put(expr: Expr, name: str, form: Affine) -> Expr:
-    """`expr` with an affine form in the place of an index variable, indices in lowest terms.
+    """`expr` with an affine form substituted for an index variable, indices in lowest terms.
 
     >>> str(put(parse_expression("x[2*h+r-1] * g[h]"), "h", Affine((("p", 1), ("r", -1)), 1, 2)))
     'x[p] * g[(p - r + 1) / 2]'
@@ -217,7 +218,7 @@ def _parsed(text: str) -> Expr:
 
 
 def united(left: Expr, right: Expr) -> Expr | None:
-    """`where(c, x, 0) + where(c, 0, y) -> where(c, x, y)`, inside of sums over the same, too; else `None`."""
+    """`where(c, x, 0) + where(c, 0, y) -> where(c, x, y)`, also inside equal sums; `None` for other terms."""
     match left, right:
         case Const(0), other:
             return other
@@ -234,6 +235,6 @@ def united(left: Expr, right: Expr) -> Expr | None:
 
 
 def append(parts: list[Expr], part: Expr) -> None:
-    """Adds a term to those of a sum, in one with the last of them where conditions tell them apart."""
+    """Adds a term to the terms of a sum, merged with the last one if their conditions are disjoint."""
     whole = united(parts[-1], part) if parts else None
     parts[-1:] = [*parts[-1:], part] if whole is None else [whole]

@@ -1,18 +1,18 @@
-"""Expected densities: the share of coordinates at which an expression is stored, entries taken to lie anywhere.
+"""Expected densities: the fraction of coordinates at which an expression is stored, for independent uniform entries.
 
 In: `sum(j, A[i,j] * B[j,k])`, densities `{"A": 0.1, "B": 0.1}`, extents `{"j": 100}`. Out: `1 - (1 - 0.01)^100 = 0.63`.
 
 | expression | density |
 |---|---|
 | number, dense tensor | 1 |
-| sparse tensor, `stored(A[i,j])` | what is given for it or the tensor whose pattern it shares, else 0 |
-| `a * b`, and other calls that one argument annihilates | the product of those of the arguments that do |
-| `a + b`, and calls that no argument annihilates | the sum of those of the sparse arguments, at most 1 |
-| `where(c, a, b)` | that of c, and of what is chosen where c is not stored; of a dense c the sum of those of a and b |
-| `sum(j, a)`, any reduction | `1 - (1 - d)^n`, n coordinates of the reduced variables that a's sparse tensors have |
+| sparse tensor, `stored(A[i,j])` | the given density of the tensor or of the owner of its pattern, else 0 |
+| `a * b`, and other calls with annihilating arguments | the product over the annihilating arguments |
+| `a + b`, and calls without annihilating arguments | the sum over the sparse arguments, at most 1 |
+| `where(c, a, b)` | the sum of c and the branch of an unstored c; for a dense c the sum of a and b |
+| `sum(j, a)`, any reduction | `1 - (1 - d)^n`, n coordinates of the reduced variables of a's sparse tensors |
 
-A pattern that is read twice at the same indices counts once. A factor without the reduced variables stays outside of
-the power: `sum(k, A[i,j] * Q[i,k] * K[j,k])` is as dense as A.
+A pattern read twice at the same indices counts once. A factor without reduced variables stays outside of the power:
+`sum(k, A[i,j] * Q[i,k] * K[j,k])` is as dense as A.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -31,16 +31,15 @@ def expected_density(
     densities: Mapping[str, float],
     extents: Mapping[str, int],
 ) -> float:
-    """The share of coordinates at which `expr` is expected to be stored, from 0 to 1.
+    """The expected fraction of coordinates at which `expr` is stored, from 0 to 1.
 
     Args:
-        expr: an expression over declared tensors.
-        declarations: of the tensors, by name.
-        densities: of sparse tensors, by name; one that is missing counts as empty, so nothing is expected of it.
-        extents: of index variables, or of modes by the names that declarations give them; one that is missing counts
-            as 1.
+        expr: expression over declared tensors.
+        declarations: declarations of the tensors, by name.
+        densities: densities of sparse tensors, by name; a missing one counts as 0.
+        extents: extents of index variables, or of modes by the names of declarations; a missing one counts as 1.
 
-    >>> from sparsify.compiler.einsum.parse import parse
+    >>> from sparsify.compiler.einsum.text.parse import parse
     >>> from sparsify.storage.format import Format
     >>> A = Declaration("A", ("i", "j"), Format("csr"), "float32")
     >>> value = parse("C[i,k] = sum(j, A[i,j] * A[j,k])")[0].value
@@ -52,12 +51,12 @@ def expected_density(
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A condition that an entry has to meet, independent of others.
+    """An independent condition on an entry.
 
     Attributes:
-        density: how often it is met.
-        names: the index variables that it depends on.
-        key: equal for the same condition.
+        density: probability of the condition.
+        names: index variables of the condition.
+        key: equal for equal conditions.
     """
 
     density: float
@@ -67,14 +66,14 @@ class _Share:
 
 @dataclass(frozen=True, slots=True)
 class _Densities:
-    """Facts that densities depend on."""
+    """Inputs of the density estimate."""
 
     declarations: Mapping[str, Declaration]
     densities: Mapping[str, float]
     extents: Mapping[str, int]
 
     def shares(self, expr: Expr) -> tuple[_Share, ...]:
-        """The conditions that all are met where `expr` is stored; none for a dense one or a number."""
+        """The conditions that hold together at stored entries of `expr`; none for a dense expression or a number."""
         sparsity = infer_sparsity(expr, self.declarations)
         if sparsity.fill is None or sparsity.is_number:
             return ()
@@ -98,7 +97,7 @@ class _Densities:
         return ()
 
     def _of_tensor(self, access: Access) -> _Share:
-        """An entry of a tensor, or of the one whose pattern it shares."""
+        """The condition that an entry of a tensor, or of the owner of its pattern, is stored."""
         pattern = infer_sparsity(access, self.declarations).pattern
         root, indices = (access.tensor, access.indices) if pattern is None else pattern
         density = self.densities.get(access.tensor, self.densities.get(root, 0.0))
@@ -108,7 +107,7 @@ class _Densities:
     def _reduced(
         self, expr: Reduce, indices: Sequence[str], shares: tuple[_Share, ...]
     ) -> tuple[_Share, ...]:
-        """Some of the entries that are reduced is stored: `1 - (1 - d)^n`."""
+        """The condition that at least one reduced entry is stored: `1 - (1 - d)^n`."""
         inside = [share for share in shares if share.names & set(indices)]
         if not inside:
             return shares
@@ -131,7 +130,7 @@ class _Densities:
 
 
 def _union(expr: Expr, parts: Sequence[tuple[_Share, ...]]) -> tuple[_Share, ...]:
-    """One of several parts is stored: the sum of their densities, at most 1; parts of the same entries count once."""
+    """The condition that one of several parts is stored: the sum of densities, at most 1; equal parts count once."""
     found = {frozenset(share.key for share in part): part for part in parts}
     if len(found) == 1:
         return parts[0]

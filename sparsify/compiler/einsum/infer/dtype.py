@@ -1,9 +1,9 @@
-"""Dtypes of expressions, by the rules of `torch.result_type`: of their values, operands and reductions.
+"""Dtype inference by the rules of `torch.result_type`: for values, operands and reductions.
 
-In: `A[i,j] * 2.0` with A of int32. Out: `float32`, and so both operands are multiplied as float32.
+In: `A[i,j] * 2.0` with A of int32. Out: `float32`, the dtype in which both operands are multiplied.
 
 Sums and products of integers are int64, contractions (sums of products of tensors) keep the dtype of the product; a
-contraction of truth values is their or. What has no meaning is refused, such as the larger of two complex numbers.
+contraction of truth values is their or. Undefined operations raise, such as the maximum of two complex numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
     Stored,
 )
-from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.ir.dtypes import (
     BOOL,
     COMPLEX,
@@ -42,7 +42,7 @@ from sparsify.compiler.ir.dtypes import (
 from sparsify.compiler.ir.node import find
 from sparsify.errors import DtypeError
 
-# What is computed of truth values, as torch does.
+# Functions applied to truth values instead, as in torch.
 OF_BOOL = {
     "add": "logical_or",
     "mul": "logical_and",
@@ -56,7 +56,7 @@ WORDS = {BOOL: "truth values", COMPLEX: "complex numbers"}
 
 
 def infer_dtype(statements: Sequence[Assign], declarations: Mapping[str, Declaration]) -> str:
-    """The dtype of the result that some statements assign."""
+    """The dtype of the result assigned by a group of statements."""
     read = (access.tensor for statement in statements for access in find(statement.value, Access))
     kinds = {name: declared_kind(declarations[name]) for name in read if name in declarations}
     found = []
@@ -79,7 +79,7 @@ def kind_of(expr: Expr, kinds: Mapping[str, Kind]) -> Kind:
     """The kind of the values of an expression over tensors of these kinds.
 
     Raises:
-        DtypeError: a function of values that it is not defined for.
+        DtypeError: a function undefined for its operands.
     """
     match expr:
         case Const(bool()) | Stored():
@@ -105,10 +105,10 @@ def kind_of(expr: Expr, kinds: Mapping[str, Kind]) -> Kind:
 
 
 def operand_kind(function: str, kinds: list[Kind]) -> Kind:
-    """The kind that the operands of a call are converted to; the condition of a `where` becomes a bool.
+    """The kind to which the operands of a call are converted; the condition of a `where` becomes a bool.
 
     Raises:
-        DtypeError: the function is not defined for it.
+        DtypeError: a function undefined for the kind.
     """
     described = FUNCTIONS[function]
     common = reduce(promote, kinds[1:] if function == "where" else kinds)
@@ -142,9 +142,9 @@ def result_kind(function: str, kinds: list[Kind]) -> Kind:
 
 
 def with_casts(expr: Expr, kinds: Mapping[str, Kind]) -> Expr:
-    """`expr` where each operand of another dtype than its call computes in is cast; numbers stay as they are.
+    """`expr` with casts of operands to the dtype of their call; numbers stay unchanged.
 
-    The parts that are left of it where operands are known to be fills then have their dtypes.
+    Subexpressions left after known fills are propagated then keep their dtypes.
     """
     if not isinstance(expr, Call):
         return expr
@@ -163,7 +163,7 @@ def reduced(kind: Kind, monoid: str, body: Expr, kinds: Mapping[str, Kind]) -> K
     """The kind of a reduction of values of `kind`.
 
     Raises:
-        DtypeError: the values have no order.
+        DtypeError: values without an order.
     """
     if monoid in ("min", "max", *PLACES) and category(kind.dtype) == COMPLEX:
         raise DtypeError(f"the {monoid} of complex numbers ({kind.dtype})", "the absolute values")
@@ -177,7 +177,7 @@ def reduced(kind: Kind, monoid: str, body: Expr, kinds: Mapping[str, Kind]) -> K
 
 
 def _check_divisor(call: Call, kinds: list[Kind]) -> None:
-    """Raises where integers are always divided by 0; a divisor that turns out to be 0 leaves 0, as in numpy.
+    """Raises for integers divided by the constant 0; a divisor of 0 at run time gives 0, as in numpy.
 
     Raises:
         DtypeError: the divisor of integers is the constant 0.
@@ -195,7 +195,7 @@ def _body(function: str) -> Expr:
 
 
 def _is_contraction(body: Expr, kinds: Mapping[str, Kind]) -> bool:
-    """Whether what is summed is a product of tensors."""
+    """Whether the summed expression is a product of tensors."""
     match body:
         case Call("mul", args):
             return all(kind_of(arg, kinds).strength > NUMBER for arg in args)

@@ -1,4 +1,4 @@
-"""Extents of index variables: which are equal, and what they are for given shapes.
+"""Extents of index variables: equality classes, and values for given shapes.
 
 In: `y[i] = sum(j, A[i,j] * x[j])` and the shapes of A and x. Out: `{"i": 3, "j": 4}`.
 """
@@ -15,12 +15,12 @@ from sparsify.errors import EinsumError, ShapeError, UnsupportedProgramError
 
 Mode = tuple[str, int]
 MOST_EXTENT: Final = 2**63 - 1
-# Of a sum on the way to an index.
+# Bound on intermediate sums of an index.
 MOST_MAGNITUDE: Final = 2**62
 
 
 def accesses(statements: Iterable[Assign]) -> Iterator[Access]:
-    """All accesses of the statements in order, right sides before the targets they define."""
+    """All accesses of the statements in order, right sides before their targets."""
     for statement in statements:
         for node in (*walk(statement.value), *walk(statement.target)):
             if isinstance(node, Access):
@@ -33,11 +33,11 @@ def index_variables(statements: Iterable[Assign]) -> tuple[str, ...]:
 
 
 def mode_extents(statements: Sequence[Assign], ranks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """For each tensor the names of its extents: one name for all index variables that share a mode.
+    """The names of the extents of each tensor: one name for all index variables of a common mode.
 
-    A mode that no plain index variable reads has a name of its own, `x_0`.
+    A mode that no plain index variable reads gets a fresh name, `x_0`.
 
-    >>> from sparsify.compiler.einsum.parse import parse
+    >>> from sparsify.compiler.einsum.text.parse import parse
     >>> mode_extents(parse("y[i] = A[i,j] * x[j]"), {"A": 2, "x": 1, "y": 1})["A"]
     ('i', 'j')
     """
@@ -57,7 +57,7 @@ def mode_extents(statements: Sequence[Assign], ranks: Mapping[str, int]) -> dict
 
 
 def equal_extents(statements: Sequence[Assign]) -> dict[str, str]:
-    """For each index variable the first one that has the same extent because they read the same mode."""
+    """For each index variable the first variable of equal extent, due to common modes."""
     parent = {name: name for name in index_variables(statements)}
     order = {name: n for n, name in enumerate(parent)}
     first: dict[Mode, str] = {}
@@ -86,11 +86,11 @@ def bind_extents(
     """The extent of each index variable, from the shapes of the inputs and from `sizes`.
 
     Args:
-        slices: the index variables that stand for slices, which have to lie inside their modes.
+        slices: index variables of slices, which have to lie inside their modes.
 
     Raises:
         ShapeError: an index variable has two extents, or a constant index or a slice lies outside its mode.
-        EinsumError: nothing gives an index variable an extent.
+        EinsumError: an index variable without an extent.
     """
     extents: dict[str, int] = dict(sizes or {})
     for name, size in extents.items():
@@ -121,10 +121,10 @@ def bind_extents(
 
 
 def check_magnitudes(statements: Sequence[Assign], extents: Mapping[str, int]) -> None:
-    """Raises for an affine index that leaves int64 on its way, where it would wrap around into its mode.
+    """Raises for an affine index with intermediate values beyond int64, which would wrap around into its mode.
 
     Raises:
-        ShapeError: naming the access and the size of the index.
+        ShapeError: index too large; the error names the access and the size of the index.
     """
     for access in accesses(statements):
         for mode, index in enumerate(access.indices):
@@ -143,12 +143,12 @@ def check_indices(program: Program, shapes: Mapping[str, Sequence[int]]) -> None
 
 
 def program_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """`bind_extents` for a program, whose own fixed extents and declarations count too."""
+    """`bind_extents` for a program, including its fixed extents and declarations."""
     return bind_extents(program.statements, shapes, declared_extents(program, shapes))
 
 
 def declared_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The extents that declarations give: of their own names, and of plain indices at their modes."""
+    """The extents known from declarations: of declared names, and of plain indices at their modes."""
     sizes = dict(program.extents)
     for declared in program.declarations:
         if declared.name in shapes:
@@ -165,7 +165,7 @@ def declared_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> d
 def _read_modes(
     access: Access, shape: tuple[int, ...], extents: dict[str, int], source: dict[str, str]
 ) -> None:
-    """Enter the extents that an access gives, and check those that are known."""
+    """Binds the extents of an access's index variables, and checks known ones."""
     if len(shape) != len(access.indices):
         raise ShapeError(
             f"{access} has {len(access.indices)} indices and {access.tensor} has {len(shape)} modes "
@@ -183,7 +183,7 @@ def _read_modes(
 
 
 def _check_numbers(access: Access, shape: tuple[int, ...], extents: Mapping[str, int]) -> None:
-    """Raises for a number, `2` or `extent(j)`, that is no index of its mode."""
+    """Raises for a constant index, `2` or `extent(j)`, out of bounds of its mode."""
     for mode, (index, size) in enumerate(zip(access.indices, shape, strict=True)):
         form = affine(index)
         if form is None or form.terms:
@@ -198,7 +198,7 @@ def _check_numbers(access: Access, shape: tuple[int, ...], extents: Mapping[str,
 def _check_slices(
     access: Access, shape: tuple[int, ...], extents: Mapping[str, int], slices: Collection[str]
 ) -> None:
-    """Raises for a slice that reaches over the end of its mode."""
+    """Raises for a slice that exceeds its mode."""
     for mode, (index, size) in enumerate(zip(access.indices, shape, strict=True)):
         form = affine(index)
         if isinstance(index, Index) or form is None or not set(form.names) & set(slices):
@@ -212,14 +212,14 @@ def _check_slices(
 
 
 def _unused(name: str, taken: set[str]) -> str:
-    """`name`, with underscores when an index variable has it."""
+    """`name`, with underscores appended if an index variable has the name."""
     while name in taken:
         name += "_"
     return name
 
 
 def name_extents(program: Program) -> Program:
-    """`program` where a variable that is alone in no mode of its statement has the name of its declared extent."""
+    """`program` with index variables that are no plain index in their statement named by their declared extents."""
     modes = {declared.name: declared.extents for declared in program.declarations}
     extents: dict[str, str] = {}
     for access in accesses(program.statements):
@@ -231,7 +231,7 @@ def name_extents(program: Program) -> Program:
 
 
 def _name_extents(statement: Assign, extents: Mapping[str, str]) -> Assign:
-    """`y[n] = sum(k, x[n+k]) -> y[k] = sum(n, x[k+n])` when `k` and `n` have the declared extent `n`."""
+    """`y[n] = sum(k, x[n+k]) -> y[k] = sum(n, x[k+n])` if `k` and `n` have the declared extent `n`."""
     alone = {
         index.name
         for access in accesses((statement,))

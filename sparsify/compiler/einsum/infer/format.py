@@ -1,14 +1,13 @@
-"""Formats, fills, patterns and dtypes of the results of a program.
+"""Inference of formats, fills, patterns and dtypes of the results of a program.
 
 In: `S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])` with A in CSR, Q and K dense.
 Out: S in CSR, on the pattern of A.
 
-Per index variable the levels combine by Scorch's rule: a product is compressed where a factor that
-annihilates is, a sum is dense where a term is. A result is dense, too, when no constant stands in its
-unstored entries, and when it has a dense operand and fewer than two modes from sparse operands: SpMM, SpMV
-and MTTKRP give dense results, SDDMM, SpGEMM and TTM sparse ones. Where the rule leaves two or more modes of sparse
-operands without a compressed level (`A[i,j] * B[k,j]`, both compressed by row), the inner one is compressed, unless
-one operand has a place for each entry of the result anyway.
+The levels of each index variable combine by Scorch's rule: a product is compressed if an annihilating factor is, a sum
+is dense if a term is. A result is also dense if its unstored entries have no constant value, or if it has a dense
+operand and fewer than two modes from sparse operands: SpMM, SpMV and MTTKRP give dense results, SDDMM, SpGEMM and TTM
+sparse ones. If the rule leaves two or more modes of sparse operands without a compressed level (`A[i,j] * B[k,j]`, both
+compressed by row), the inner one is compressed, unless one operand has a position for each entry of the result anyway.
 
 Source: Yan et al., Scorch, 2024, Algorithm 4.
 """
@@ -37,8 +36,8 @@ from sparsify.compiler.einsum.nodes import (
 from sparsify.compiler.ir.node import find
 from sparsify.storage.format import Format
 
-# A result whose pattern is not known is dense where more of it is expected to be stored: entries with a coordinate
-# each take longer to write and to read than all of them without.
+# Largest expected density of a sparse result of unknown pattern: above, entries with coordinates take longer to write
+# and to read than a dense tensor.
 DENSE_ABOVE: Final = 0.3
 
 
@@ -47,12 +46,12 @@ def infer_format(
     densities: Mapping[str, float] | None = None,
     extents: Mapping[str, int] | None = None,
 ) -> Program:
-    """`program` with a declaration for each result that has none; those that exist are kept.
+    """`program` with an inferred declaration for each undeclared result; existing declarations are kept.
 
     Args:
-        densities: expected ones of sparse operands, by name; a result of unknown pattern that is expected to store
-            more than `DENSE_ABOVE` of its coordinates is dense then.
-        extents: of index variables, beside those that the program fixes.
+        densities: expected densities of sparse operands, by name; a result of unknown pattern expected to store more
+            than `DENSE_ABOVE` of its coordinates is dense then.
+        extents: extents of index variables, besides the fixed ones of the program.
     """
     statements = program.statements
     known = {declared.name: declared for declared in program.declarations}
@@ -81,7 +80,7 @@ def dense_format(rank: int) -> Format:
 
 
 def hangs_on_extents(program: Program) -> tuple[str, ...]:
-    """The index variables of reductions that give another value than their fill where nothing is reduced."""
+    """The index variables of reductions whose value over an empty extent differs from their fill."""
     declarations = {declared.name: declared for declared in program.declarations}
     found: list[tuple[str, tuple[str, ...], Expr]] = [
         (node.monoid, node.indices, node.body)
@@ -108,13 +107,13 @@ def declare_result(
     empty: Collection[str] = (),
     density: float | None = None,
 ) -> Declaration:
-    """The declaration of a result that the statements of `group` assign.
+    """The declaration of a result assigned by the statements of `group`.
 
     Args:
-        modes: the index variables whose extents its modes have.
-        known: the declarations of the tensors that are read.
-        empty: the index variables that are known to have the extent 0.
-        density: the expected one.
+        modes: index variables whose extents the modes have.
+        known: declarations of the tensors read.
+        empty: index variables known to have extent 0.
+        density: expected density.
     """
     target = group[0].target
     parts = []
@@ -148,7 +147,7 @@ def _group_density(
     densities: Mapping[str, float],
     extents: Mapping[str, int],
 ) -> float:
-    """The expected density of a result: the sum of those of its statements, at most 1."""
+    """The expected density of a result: the sum over its statements, at most 1."""
     total = 0.0
     for statement in group:
         value, free = statement.value, free_indices(statement.target)
@@ -174,7 +173,7 @@ def _is_dense(sparsity: Sparsity, group: Iterable[Assign], known: Mapping[str, D
 
 
 def _has_places(access: Access, names: Sequence[str], known: Mapping[str, Declaration]) -> bool:
-    """Whether an operand has a place for every coordinate of these modes: then the result may have them too."""
+    """Whether an operand has a position for every coordinate of these modes: the result may then be dense in them."""
     compressed = infer_sparsity(access, known).compressed
     return set(names) <= {name for name, is_compressed in compressed if not is_compressed}
 
@@ -186,7 +185,7 @@ def _declare_sparse(
     group: Sequence[Assign],
     known: Mapping[str, Declaration],
 ) -> Declaration:
-    """The declaration of a sparse result: on a known pattern, or with levels of its own."""
+    """The declaration of a sparse result: on a known pattern, or with inferred levels."""
     assert sparsity.fill is not None
     if sparsity.pattern is not None and sparsity.pattern[1] == target.indices:
         return _on_pattern(base, known[sparsity.pattern[0]], sparsity.fill)
@@ -216,9 +215,9 @@ def _on_pattern(base: Declaration, root: Declaration, fill: float) -> Declaratio
 
 
 def _assembled(kinds: list[str]) -> list[str]:
-    """The levels that a result of unknown pattern gets: one compressed below dense ones, or all compressed.
+    """The levels of a result of unknown pattern: one compressed below dense ones, or all compressed.
 
-    Dense levels below compressed ones would store each fill of theirs, and dense levels alone each fill there is.
+    Dense levels below compressed ones would store all their fill values, and dense levels alone every fill value.
     """
     if "compressed" not in kinds:
         kinds = [kinds[0], *["compressed"] * (len(kinds) - 1)]
@@ -226,9 +225,9 @@ def _assembled(kinds: list[str]) -> list[str]:
 
 
 def _level_order(names: list[str], group: Iterable[Assign], known: Mapping[str, Declaration]) -> list[int]:
-    """The modes of a result in an order that no sparse operand contradicts, else as they stand.
+    """The modes of a result in an order concordant with all sparse operands, else in their given order.
 
-    An operand that stores k above j and one that stores i above k ask for i above j.
+    An operand that stores k above j and one that stores i above k require i above j.
     """
     above: dict[str, set[str]] = {}
     for access in (n for s in group for n in find(s.value, Access)):
@@ -254,7 +253,7 @@ def _level_order(names: list[str], group: Iterable[Assign], known: Mapping[str, 
 
 
 def _widest_index(group: Iterable[Assign], known: Mapping[str, Declaration]) -> str:
-    """The widest coordinate dtype among the operands, int64 when none says."""
+    """The widest coordinate dtype among the operands, int64 without any."""
     dtypes = {
         dtype
         for s in group
@@ -268,7 +267,7 @@ def _widest_index(group: Iterable[Assign], known: Mapping[str, Declaration]) -> 
 def _declared_names(
     declarations: Iterable[Declaration], extents: Mapping[str, tuple[str, ...]]
 ) -> dict[str, str]:
-    """For each extent that the accesses imply the name that a declaration gives it."""
+    """The declared name of each extent implied by accesses."""
     names: dict[str, str] = {}
     for declared in declarations:
         for implied, own in zip(extents[declared.name], declared.extents, strict=True):

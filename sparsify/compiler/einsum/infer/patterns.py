@@ -1,4 +1,4 @@
-"""Patterns that tensors of a program share, and expressions that vanish outside one.
+"""Shared patterns of a program's tensors, and expressions confined to a pattern.
 
 In: `A[i,j] * w[i,j]` and A. Out: the expression is confined to the pattern of A.
 """
@@ -23,7 +23,7 @@ from sparsify.compiler.einsum.nodes import (
 
 
 def pattern_root(program: Program, access: Access) -> Access | None:
-    """The access to the tensor whose pattern `access` shares, itself where it has its own; `None` when it is dense."""
+    """The access to the owner of the pattern of `access`, itself if the owner; `None` for a dense tensor."""
     declared = program.declaration(access.tensor)
     while declared.pattern_of is not None:
         root = program.declaration(declared.pattern_of)
@@ -32,7 +32,7 @@ def pattern_root(program: Program, access: Access) -> Access | None:
 
 
 def is_confined(expr: Expr, place: Access, declarations: Iterable[Declaration]) -> bool:
-    """Whether `expr` is 0, by unstored zeros, wherever there is no entry at `place`."""
+    """Whether `expr` is 0, by unstored zeros, at all unstored coordinates of `place`."""
     known = {declared.name: declared for declared in declarations}
     root = known.get(place.tensor)
     sharing = {d.name: d for d in known.values() if place.tensor in (d.name, d.pattern_of)}
@@ -67,7 +67,7 @@ def is_confined(expr: Expr, place: Access, declarations: Iterable[Declaration]) 
 def pattern_access(program: Program, access: Access) -> Access:
     """The access to the tensor whose pattern `access` follows, `S[h,i,j] -> M[i,j]`; itself without one.
 
-    A result that is no more than known entries of one operand follows it, though it may have more modes.
+    A result stored only at entries of one operand follows the operand, even with further modes.
     """
     declared = program.declaration(access.tensor)
     if declared.format.is_dense:
@@ -88,7 +88,7 @@ def pattern_access(program: Program, access: Access) -> Access:
 
 
 def _statement_pattern(program: Program, statement: Assign, access: Access) -> Access | None:
-    """The pattern that the target of `statement`, read as `access`, follows by this assignment."""
+    """The pattern followed by the target of `statement`, read as `access`."""
     free = free_indices(statement.target)
     reduced = tuple(name for name in free_indices(statement.value) if name not in free)
     if reduced or any(not isinstance(index, Index) for index in statement.target.indices):

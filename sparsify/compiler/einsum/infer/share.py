@@ -1,4 +1,4 @@
-"""Patterns of results that follow an operand and have further modes: the same arrays, dense levels below.
+"""Patterns of results with further modes than the operand they follow: the same arrays, dense levels below.
 
 In: the pattern of `A[i,j]` in CSR, the format `i: dense, j: compressed, h: dense` and the shape of `S[h,i,j]`.
 Out: a pattern with the `pos` and `crd` of A; results of one format and shape share it.
@@ -14,12 +14,12 @@ from sparsify.storage.pattern import Pattern
 
 
 def shared_pattern(pattern: Pattern, format: Format, shape: Sequence[Any]) -> Pattern:
-    """The pattern in `format`, whose levels are those of `pattern` and dense ones below; itself without more levels.
+    """The pattern in `format`: the levels of `pattern`, and dense ones below; itself without further levels.
 
     Args:
-        pattern: of the operand.
-        format: of the result.
-        shape: of the result.
+        pattern: pattern of the operand.
+        format: format of the result.
+        shape: shape of the result.
     """
     further = len(format.levels) - len(pattern.format.levels)
     if not further:

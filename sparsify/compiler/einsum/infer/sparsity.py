@@ -1,4 +1,4 @@
-"""Where expressions are their fill: by fills, annihilators and the patterns of operands.
+"""Sparsity inference of expressions: by fills, annihilators and the patterns of operands.
 
 In: `A[i,j] * sum(k, Q[i,k] * K[j,k])`, A in CSR. Out: the fill 0, i dense and j compressed, the pattern of A.
 
@@ -22,13 +22,13 @@ from sparsify.storage.fill import is_kept
 
 @dataclass(frozen=True, slots=True)
 class Sparsity:
-    """Where an expression is its fill.
+    """The sparsity of an expression.
 
     Attributes:
-        fill: the value where it is not stored, `None` when it is dense.
-        is_number: whether it is made of numbers alone.
-        compressed: per index variable of a sparse operand whether its level is compressed.
-        pattern: the tensor whose pattern it has and the index variables at its modes.
+        fill: value at unstored coordinates, `None` for a dense expression.
+        is_number: whether the expression consists of numbers only.
+        compressed: for each index variable of a sparse operand whether its level is compressed.
+        pattern: owner of the expression's pattern, and the index variables at its modes.
     """
 
     fill: float | int | bool | None = None
@@ -37,7 +37,7 @@ class Sparsity:
     pattern: tuple[str, tuple[Expr, ...]] | None = None
 
     def grid(self) -> Grid:
-        """A single entry where nothing is stored, for the rules of fill entries."""
+        """A single unstored entry, for the rules of fill entries."""
         value = 0.5 if self.fill is None else self.fill
         return Grid(
             np.asarray(value), np.asarray(self.fill is not None and not self.is_number), self.is_number
@@ -50,10 +50,10 @@ DENSE = Sparsity()
 def infer_sparsity(
     expr: Expr, declarations: Mapping[str, Declaration], empty: Collection[str] = ()
 ) -> Sparsity:
-    """Where an expression is its fill, and in which levels.
+    """The sparsity of an expression: fill, levels and pattern.
 
     Args:
-        empty: the index variables that are known to have the extent 0.
+        empty: index variables known to have extent 0.
     """
     match expr:
         case Const(value):
@@ -89,7 +89,7 @@ def _of_tensor(
 
 
 def of_call(function: str, args: list[Sparsity]) -> Sparsity:
-    """The sparsity of a call: of its annihilating arguments together, or of all where none annihilates."""
+    """The sparsity of a call: the intersection of its annihilating arguments, or the union of all without any."""
     if FUNCTIONS[function].of_integers:
         return DENSE
     grids = [arg.grid() for arg in args]
@@ -106,7 +106,7 @@ def of_call(function: str, args: list[Sparsity]) -> Sparsity:
 
 
 def deciding(function: str, args: Sequence[Sparsity]) -> tuple[list[int], bool]:
-    """The places of the arguments that decide where a call is stored, and whether one that is stored is enough."""
+    """The indices of the arguments that decide the stored coordinates of a call, and whether they form a union."""
     sparse = [place for place, arg in enumerate(args) if arg.fill is not None and not arg.is_number]
     if function == "where":
         if 0 in sparse or args[0].is_number:
@@ -118,7 +118,7 @@ def deciding(function: str, args: Sequence[Sparsity]) -> tuple[list[int], bool]:
 
 
 def _combine(parts: Sequence[Sparsity], union: bool) -> tuple[tuple[str, bool], ...]:
-    """Per index variable whether the level is compressed: in all terms of a union, in one factor else."""
+    """For each index variable whether the level is compressed: in all terms of a union, in one factor otherwise."""
     result: dict[str, bool] = {}
     for part in parts:
         for name, compressed in part.compressed:
@@ -128,15 +128,16 @@ def _combine(parts: Sequence[Sparsity], union: bool) -> tuple[tuple[str, bool], 
 
 
 def _common_pattern(parts: Sequence[Sparsity]) -> tuple[str, tuple[Expr, ...]] | None:
-    """The pattern that all parts have, if there is one."""
+    """The common pattern of all parts, if any."""
     patterns = {part.pattern for part in parts}
     return patterns.pop() if len(patterns) == 1 else None
 
 
 def of_reduction(monoid: str, indices: Sequence[str], body: Sparsity, empty: Collection[str]) -> Sparsity:
-    """The sparsity of a reduction: dense when the number of unstored entries changes the value.
+    """The sparsity of a reduction: dense if the number of unstored entries changes the value.
 
-    Over nothing it is its identity: `max(m, A[i] * B[m])` of an empty B is -inf for each i, of integers their least.
+    An empty reduction is the identity: `max(m, A[i] * B[m])` of an empty B is -inf for each i, for integers the
+    minimum.
     """
     if body.is_number or body.fill is None or monoid in PLACES:
         return DENSE
@@ -144,7 +145,7 @@ def of_reduction(monoid: str, indices: Sequence[str], body: Sparsity, empty: Col
     if not is_kept(monoid, body.fill) or (fill != body.fill and isinf(fill)):
         return DENSE
     compressed = tuple(item for item in body.compressed if item[0] not in indices)
-    # A sum over other indices than those of the pattern leaves the pattern as it is.
+    # A sum over index variables outside the pattern keeps the pattern.
     pattern = body.pattern
     if pattern is not None and any(name in indices for index in pattern[1] for name in free_indices(index)):
         pattern = None

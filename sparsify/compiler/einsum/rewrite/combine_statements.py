@@ -1,4 +1,4 @@
-"""Statements that reduce into one tensor as one statement, each sum written out.
+"""Statements that reduce into one tensor, combined into one statement with explicit sums.
 
 In: `y[i] += A[i,j]`, `y[k] += b[k]`. Out: `y[i] = sum(j, A[i,j]) + b[i]`.
 """
@@ -15,7 +15,7 @@ from sparsify.compiler.ir.dtypes import NUMBER
 
 
 def collect(program: Program) -> Program:
-    """`program` with one plain assignment a result, at the place of its last statement."""
+    """`program` with one plain assignment for each result, at the position of its last statement."""
     groups: dict[str, list[Assign]] = {}
     for statement in program.statements:
         name = statement.target.tensor
@@ -37,7 +37,7 @@ def _collected(program: Program, group: list[Assign]) -> Assign:
 
 
 def _as_result(program: Program, value: Expr, result: str) -> Expr:
-    """`value` in the dtype in which `result` is reduced: sums of bools count, those of int8 do not wrap."""
+    """`value` in the dtype in which `result` is reduced: sums of bools count, sums of int8 do not wrap."""
     kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
     dtype, kind = kinds[result].dtype, kind_of(value, kinds)
     is_converted = kind.strength == NUMBER or dtype in ("bool", kind.dtype)
@@ -45,7 +45,7 @@ def _as_result(program: Program, value: Expr, result: str) -> Expr:
 
 
 def _at(statement: Assign, indices: tuple[Expr, ...]) -> Assign:
-    """`statement` with the index variables of another target; its own others give way."""
+    """`statement` with the index variables of another target; clashing variables are renamed."""
     wanted = [index.name for index in indices if isinstance(index, Index)]
     own = [index.name for index in statement.target.indices if isinstance(index, Index)]
     names = dict(zip(own, wanted, strict=True))

@@ -1,11 +1,11 @@
-"""Factors that a sum does not run over, taken out of it.
+"""Loop-invariant factors, hoisted out of sums.
 
 In:  `S[i,j] = sum(k, A[i,j] * Q[i,k] * K[j,k])` and `Y[i,l] += P[i,j] * V[j,l] / D[i]`.
 Out: `S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])` and `Y[i,l] = sum(j, P[i,j] * V[j,l]) / D[i]`.
 
-A stored entry has to meet the same values as before, and an unstored one nothing: a sparse factor leaves a
-sum of dense operands; a factor leaves a sum of stored entries when its value is known to be finite and not 0
-wherever there are none, so that the sum stays 0 there.
+A stored entry has to meet the same values as before, and an unstored one nothing: a sparse factor is hoisted out of a
+sum of dense operands; a factor is hoisted out of a sum of stored entries if its value is known to be finite and nonzero
+for an empty sum, so that the result stays 0 there.
 """
 
 from dataclasses import replace
@@ -33,14 +33,14 @@ from sparsify.compiler.ir.rewrite import bottom_up
 
 
 def factor(program: Program) -> Program:
-    """`program` with each sum around as few factors as possible; the same object when none changes."""
+    """`program` with as few factors as possible inside each sum; the same object if nothing changes."""
     factoring = _Factoring(program)
     statements = tuple(factoring.statement(statement) for statement in program.statements)
     return program if statements == program.statements else replace(program, statements=statements)
 
 
 class _Factoring:
-    """Known facts about the tensors of one program."""
+    """Facts about the tensors of one program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -52,7 +52,7 @@ class _Factoring:
         }
 
     def statement(self, assign: Assign) -> Assign:
-        """`Y += a * b -> Y = a * sum(.., b)` where `a` may leave the sum; else the sums inside the value."""
+        """`Y += a * b -> Y = a * sum(.., b)` if `a` may be hoisted; otherwise rewrites the sums inside the value."""
         target = assign.target
         if assign.monoid is None:
             value = bottom_up(assign.value, self._rule)
@@ -82,14 +82,14 @@ class _Factoring:
         numerator = _product([f for f in leaving if f[1] > 0])
         total: Expr = Reduce("sum", node.indices, kept)
         if kind_of(total, self.kinds).dtype != kind_of(node, self.kinds).dtype:
-            return None  # the sum of truth values, or of smaller integers, is another one
+            return None  # the sum of truth values, or of smaller integers, would have another dtype
         total = total if numerator is None else Call("mul", (numerator, total))
         for divisor in (f for f, power in leaving if power < 0):
             total = Call("div", (total, divisor))
         return total
 
     def _may_leave(self, factor: tuple[Expr, int], rest: Expr, reduced: tuple[str, ...]) -> bool:
-        """Whether the factor may stand beside the sum of `rest`."""
+        """Whether the factor may be hoisted out of the sum of `rest`."""
         outer, power = factor
         sparsity = infer_sparsity(rest, self.declarations)
         if sparsity.fill is None:
@@ -104,7 +104,7 @@ class _Factoring:
         return value is not None and isfinite(value) and value != 0
 
     def _where_empty(self, expr: Expr, root: Access, reduced: tuple[str, ...]) -> float | None:
-        """The value of `expr` where `root` has no entry along `reduced`, if that is a constant."""
+        """The value of `expr` at coordinates of `root` without entries along `reduced`, if constant."""
         match expr:
             case Const(value):
                 return float(value)
@@ -119,7 +119,7 @@ class _Factoring:
         return None
 
     def _reduced_where_empty(self, access: Access, root: Access, reduced: tuple[str, ...]) -> float | None:
-        """The identity of the reduction that defines `access` when it runs over the same entries."""
+        """The identity of the reduction that defines `access`, if it runs over the same entries."""
         definition = self.definitions[access.tensor]
         monoid, body = definition.monoid, definition.value
         if monoid is None and isinstance(body, Reduce):

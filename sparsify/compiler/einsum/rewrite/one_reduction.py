@@ -1,4 +1,4 @@
-"""Programs with one reduction a statement, the outermost thing on its right side.
+"""Programs with at most one reduction in each statement, outermost on its right side.
 
 In: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
 Out: `w[i,k] sum= A[i,j] * T[j,k]` over j, then `Y[i,k] = relu(w[i,k] + b[k])`.
@@ -17,9 +17,9 @@ from sparsify.compiler.ir.node import Node, map_children
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """`target = body`, or `body` reduced over `reduced` by a monoid; `body` has no reduction inside.
+    """`target = body`, or `body` reduced over `reduced` by a monoid; `body` contains no reduction.
 
-    With `accumulates` the result is combined with what earlier statements left in the target.
+    With `accumulates` the result is combined with the value of earlier statements in the target.
     """
 
     target: Access
@@ -44,7 +44,7 @@ class Flat:
 
 
 def flatten(program: Program, taken: Collection[str] = ()) -> tuple[tuple[Flat, ...], frozenset[str]]:
-    """The statements of `program`, inner reductions as statements of their own, and the names of those."""
+    """The statements of `program`, inner reductions as separate statements, and the names of those."""
     names = set(taken) | {declared.name for declared in program.declarations}
     names |= {statement.target.tensor for statement in program.statements}
     flats: list[Flat] = []
@@ -72,7 +72,7 @@ def flatten(program: Program, taken: Collection[str] = ()) -> tuple[tuple[Flat, 
 def _hoist(
     value: Expr, order: tuple[str, ...], names: set[str], hoisted: set[str], flats: list[Flat]
 ) -> Expr:
-    """`value` with its reductions replaced by temporaries that new members of `flats` compute, each once."""
+    """`value` with its reductions replaced by temporaries, each computed once by a new member of `flats`."""
     known: dict[Reduce, Access] = {}
 
     def visit(node: Node) -> Node:

@@ -1,19 +1,19 @@
-"""Places of extrema as reductions of places.
+"""Positions of extrema as reductions of coordinates.
 
-In: `I[i] = argmax(j, X[i,j])`, X dense. Out, where `extent(j)` is no place:
+In: `I[i] = argmax(j, X[i,j])`, X dense. Out, with `extent(j)` for no position:
 
     m[i] = max(j, X[i,j])
     I[i] = min(j, where(logical_or(X[i,j] == m[i], X[i,j] != X[i,j]), j, extent(j)))
 
-The first of equal entries counts, and the first NaN before all others, as in torch. Entries that are not stored take
-part with the fill f: the first of them, u, is at 0 or behind a stored one. With m the extremum of stored entries alone,
+Ties keep the first entry, and the first NaN precedes all others, as in torch. Unstored entries take part with the fill
+f: the first of them, u, is at 0 or follows a stored one. With m the extremum of stored entries only,
 
     s[i] = min(j, where(stored(X[i,j]), where(logical_or(X[i,j] == m[i], X[i,j] != X[i,j]), j, inf), inf))
     u[i] = min(where(stored(X[i,0]), inf, 0), min(j, where(stored(X[i,j]), where(stored(X[i,j+1]), inf, j + 1), inf)))
     I[i] = int64(where(f > m[i], where(u[i] < extent(j), u[i], s[i]), where(f == m[i], min(s[i], u[i]), s[i])))
 
-with places as float64, which have an identity of min, so that loops visit stored entries alone. What is compared is
-stored: sums and products that are computed twice may differ in their last place.
+with positions as float64, which has an identity of min, so that loops visit stored entries only. The compared values
+are stored in a temporary: sums and products computed twice may differ in the last digit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,12 +46,12 @@ Change = Callable[[Reduce], Expr]
 
 
 def has_places(statements: Sequence[Assign]) -> bool:
-    """Whether statements ask for places of extrema."""
+    """Whether statements contain an argmax or argmin."""
     return any(node.monoid in PLACES for s in statements for node in find(s.value, Reduce))
 
 
 def name_entries(statements: Sequence[Assign], taken: Sequence[str]) -> tuple[Assign, ...]:
-    """`argmax(j, f(X[i,j])) -> argmax(j, T[i,j])`, with a statement for T before.
+    """`argmax(j, f(X[i,j])) -> argmax(j, T[i,j])`, preceded by a statement for T.
 
     Args:
         taken: names of tensors.
@@ -63,11 +63,11 @@ def name_entries(statements: Sequence[Assign], taken: Sequence[str]) -> tuple[As
 def expand_places(
     statements: Sequence[Assign], declarations: Mapping[str, Declaration]
 ) -> tuple[Assign, ...]:
-    """`argmax(j, T[i,j])` as a reduction of places, with a statement for the extremum before.
+    """`argmax(j, T[i,j])` as a reduction of coordinates, preceded by a statement for the extremum.
 
     Args:
-        statements: those of `name_entries`.
-        declarations: of all tensors; those that store their fill nowhere are dense.
+        statements: result of `name_entries`.
+        declarations: declarations of all tensors; a tensor without unstored entries is dense.
     """
     rule = _Apart({*declarations, *_names(statements)}, declarations)
     return rule.over(statements, rule.expanded)
@@ -80,7 +80,7 @@ def _names(statements: Sequence[Assign]) -> set[str]:
 
 @dataclass(slots=True)
 class _Apart:
-    """Statements with others before them, as they are found.
+    """Statements with preceding new ones, in order of creation.
 
     Attributes:
         taken: names of tensors and index variables.
@@ -91,7 +91,7 @@ class _Apart:
     before: list[Assign] = field(default_factory=list)
 
     def over(self, statements: Sequence[Assign], change: Change) -> tuple[Assign, ...]:
-        """All statements, with `change` applied to the places in them, the innermost first."""
+        """All statements, with `change` applied to each argmax and argmin, innermost first."""
 
         def visit(node: Node) -> Node:
             node = map_children(node, visit)
@@ -102,13 +102,13 @@ class _Apart:
         return tuple(self.before)
 
     def named(self, node: Reduce) -> Reduce:
-        """`argmax(j, T[i,j])` of entries that have a name."""
+        """`argmax(j, T[i,j])` of a named tensor."""
         if isinstance(node.body, Access) and _is_plain(node.body):
             return node
         return Reduce(node.monoid, node.indices, self.assign("v", node.body))
 
     def assign(self, name: str, value: Expr) -> Access:
-        """A statement of its own; the access to it."""
+        """Adds a statement; returns the access to its target."""
         name = fresh(name, self.taken)
         self.taken.add(name)
         target = Access(name, tuple(map(Index, free_indices(value))))
@@ -116,7 +116,7 @@ class _Apart:
         return target
 
     def expanded(self, node: Reduce) -> Expr:
-        """The place as a reduction."""
+        """The position as a reduction."""
         entries, (index,) = cast(Access, node.body), node.indices
         declared = self.declarations[entries.tensor]
         end: Expr = Extent(declared.extents[entries.indices.index(Index(index))])
@@ -136,7 +136,7 @@ class _Apart:
         return Cast("int64", Call("min", (Call("where", (is_beyond, fills, ties)), end)))
 
     def extremum(self, value: Reduce) -> Access:
-        """The extremum, of the statement before that computes it if there is one."""
+        """The extremum, from an equal earlier statement if any."""
         free = free_indices(value)
         for statement in self.before:
             names = [index.name for index in statement.target.indices if isinstance(index, Index)]
@@ -161,7 +161,7 @@ def _first(index: str, entries: Access, condition: Expr, place: Expr) -> Reduce:
 
 
 def _first_unstored(index: str, entries: Access) -> Expr:
-    """The first coordinate where a tensor is not stored, its extent where there is none."""
+    """The first unstored coordinate of a tensor; the extent if all are stored."""
 
     def at(other: Expr) -> Stored:
         return Stored(
@@ -175,7 +175,7 @@ def _first_unstored(index: str, entries: Access) -> Expr:
 
 
 def _fill_against(best: Expr, declared: Declaration, monoid: str) -> tuple[Expr, Expr]:
-    """Whether entries that are not stored are as good as the best stored one, and whether they are better."""
+    """Whether unstored entries tie with the best stored one, and whether they beat it."""
     if isnan(declared.fill):
         return Call("ne", (best, best)), Call("eq", (best, best))
     kind = category(declared.dtype)
@@ -184,7 +184,7 @@ def _fill_against(best: Expr, declared: Declaration, monoid: str) -> tuple[Expr,
 
 
 def _is_plain(access: Access) -> bool:
-    """Whether every index is an index variable, and each another one."""
+    """Whether all indices are distinct index variables."""
     return all(isinstance(i, Index) for i in access.indices) and len(set(access.indices)) == len(
         access.indices
     )

@@ -1,9 +1,9 @@
-"""Rewrites that give the same bits.
+"""Bit-exact simplification.
 
 In: `Y[i] = sum(i, sum(j, 1 * A[i,j]))`. Out: `Y[i] = sum(i, j, A[i,j])`.
 
-Only what IEEE arithmetic allows: `x * 0` stays, because of NaN and infinity, and `x + 0` stays, because it
-turns -0 into 0.
+The rules respect IEEE arithmetic: `x * 0` stays, because of NaN and infinity, and `x + 0` stays, because it turns -0
+into 0.
 """
 
 from math import copysign
@@ -21,7 +21,7 @@ N = TypeVar("N", bound=Node)
 
 
 def simplify(node: N) -> N:
-    """`node` with all rules of this module applied until none does."""
+    """`node` rewritten by all rules of this module to a fixpoint."""
     return cast(N, fixpoint(node, *RULES))
 
 
@@ -64,7 +64,7 @@ def drop_zero(node: Node) -> Node | None:
 
 
 def negate(node: Node) -> Node | None:
-    """`--x -> x`, `x * -1 -> -x`, `x + -y -> x - y`, `x - -y -> x + y`, `-x * -y -> x * y`, so for `/`."""
+    """`--x -> x`, `x * -1 -> -x`, `x + -y -> x - y`, `x - -y -> x + y`, `-x * -y -> x * y`, also for `/`."""
     match node:
         case Call("neg", (Call("neg", (x,)),)):
             return x
@@ -110,7 +110,7 @@ def choose(node: Node) -> Node | None:
 
 
 def choose_once(node: Node) -> Node | None:
-    """`where(c, f(where(c, x, y)), z) -> where(c, f(x), z)`, and so for the other branch."""
+    """`where(c, f(where(c, x, y)), z) -> where(c, f(x), z)`, also for the other branch."""
     match node:
         case Call("where", (condition, yes, no)) if not isinstance(condition, Const):
             names = {index.name for index in find(condition, Index)}
@@ -120,7 +120,7 @@ def choose_once(node: Node) -> Node | None:
 
 
 def _decided(expr: Expr, condition: Expr, branch: int, names: set[str]) -> Expr:
-    """`expr` where the condition over these index variables is known, by the branch of `where` that it takes."""
+    """`expr` under a known condition, given as the branch of `where` taken; `names` are its index variables."""
 
     def visit(node: Node) -> Node:
         if isinstance(node, Reduce) and names & set(node.indices):
@@ -141,7 +141,7 @@ def square_power(node: Node) -> Node | None:
 
 
 def merge_reductions(node: Node) -> Node | None:
-    """`sum(i, sum(j, x)) -> sum(i, j, x)`, and so for every monoid."""
+    """`sum(i, sum(j, x)) -> sum(i, j, x)`, for every monoid."""
     match node:
         case Reduce(outer, indices, Reduce(inner, more, body)) if outer == inner and outer in MONOIDS:
             return Reduce(outer, indices + more, body)
@@ -163,17 +163,17 @@ RULES = (
 
 
 def _as_numbers(name: str, values: list[float | int | bool]) -> list[float | int | bool]:
-    """Constants as numpy can take them: integers as floats where the result is not one."""
+    """Constants as numpy arguments: integers as floats for a floating-point result."""
     if FUNCTIONS[name].result == "promote" and name != "pow":
         return values
     return [value if isinstance(value, bool) else float(value) for value in values]
 
 
 def _is(value: float | bool, number: int) -> bool:
-    """Whether a constant is this number, and not a truth value."""
+    """Whether a constant is a number, not a truth value, equal to `number`."""
     return not isinstance(value, bool) and value == number
 
 
 def _is_zero(value: float | bool, sign: int) -> bool:
-    """Whether a constant is the zero of this sign; the integer 0 is the positive one."""
+    """Whether a constant is the zero of this sign; the integer 0 is positive."""
     return _is(value, 0) and copysign(1.0, value) == sign

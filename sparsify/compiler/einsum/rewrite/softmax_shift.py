@@ -1,12 +1,12 @@
-"""Shifts of exponents that cancel: what a softmax subtracts from its scores has no gradient.
+"""Cancelling shifts of exponents: the maximum subtracted by a softmax has no gradient.
 
 In: `P[i,j] = exp(S[i,j] - m[i]); d[i] += P[i,j]; Y[i,l] = sum(j, P[i,j] * V[j,l]) / d[i]`.
 Out: `m`: every entry of Y is the same for every m.
 
-Each value is followed as `v * exp(-m[i])^n` with a v that does not depend on m: `P`, `d` and the sum have n = 1, the
-quotient n = 0. Results with n = 0 do not depend on m at all, so that their derivative by it is zero, ties of a
-maximum or not. A sum may be moved to another shift, `d[i] * exp(m[i] - n[i])`: where nothing depends on the later one,
-it is a number like others for the earlier one.
+Each value is tracked as `v * exp(-m[i])^n` with a v independent of m: `P`, `d` and the sum have n = 1, the quotient
+n = 0. Results with n = 0 do not depend on m at all, so that their derivative by m is zero, ties of a maximum or not. A
+sum may be rescaled to another shift, `d[i] * exp(m[i] - n[i])`: if no output depends on the later shift, the later
+shift counts as a constant for the earlier one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,21 +18,21 @@ from sparsify.compiler.einsum.rename import replace
 from sparsify.compiler.einsum.rewrite.one_reduction import Flat
 from sparsify.compiler.ir.node import find
 
-# The power of `exp(-m[row])` in a value, by row: `{(i,): 1}` of `P[i,j]`.
+# The exponent of `exp(-m[row])` in a value, by row: `{(i,): 1}` for `P[i,j]`.
 Powers = dict[tuple[Expr, ...], int]
 KEEPING = ("sum", "max", "min", None)
 
 
 class _Depends(Exception):
-    """A value is no power of `exp(-m)` times what does not depend on m."""
+    """Raised for a value that is no power of `exp(-m)` times a value independent of m."""
 
 
 def shifts(flats: Sequence[Flat], outputs: Collection[str]) -> frozenset[str]:
-    """The tensors of which no output depends though it is computed by them: `exp(x - m) / sum(exp(x - m))`.
+    """The tensors whose value cancels in all outputs: `exp(x - m) / sum(exp(x - m))`.
 
     Args:
-        flats: the statements.
-        outputs: those that have gradients.
+        flats: statements.
+        outputs: results with gradients.
     """
     found: dict[str, set[Expr]] = {}
     for flat in flats:
@@ -49,7 +49,7 @@ def shifts(flats: Sequence[Flat], outputs: Collection[str]) -> frozenset[str]:
 
 
 def _shifted(call: Call) -> list[Access]:
-    """`exp(x - c(m[i])) -> m[i]` for a c of m alone."""
+    """`exp(x - c(m[i])) -> m[i]` for a c of m only."""
     match call:
         case Call("exp", (Call("sub", (_, shift)),)):
             accesses = set(find(shift, Access))
@@ -60,7 +60,7 @@ def _shifted(call: Call) -> list[Access]:
 
 
 def _shape(call: Call, access: Access) -> Expr:
-    """`c(m)` of `exp(x - c(m[i]))`, whatever the index variables are."""
+    """`c(m)` of `exp(x - c(m[i]))`, independent of index variables."""
     (difference,) = call.args
     assert isinstance(difference, Call), "a shift is subtracted"
     return replace(difference.args[1], access, Access(access.tensor, ()))
@@ -77,12 +77,12 @@ def _is_itself(shape: Expr) -> bool:
 
 
 class _Following:
-    """The powers of `exp(-m)` in the tensors of a program, per tensor by the modes that are the row.
+    """Exponents of `exp(-m)` in the tensors of a program, for each tensor by the modes of the row.
 
     Args:
-        name: of m.
-        is_itself: whether m is what is subtracted, and not a function of it.
-        cancelled: shifts that no output depends on, whatever m does to them.
+        name: name of m.
+        is_itself: whether m itself is subtracted, and not a function of m.
+        cancelled: shifts without influence on outputs, whatever their dependence on m.
     """
 
     def __init__(self, name: str, is_itself: bool, cancelled: Collection[str]) -> None:
@@ -102,7 +102,7 @@ class _Following:
         return not any(self.powers.get(output) for output in outputs)
 
     def enter(self, flat: Flat) -> None:
-        """Follows a statement."""
+        """Tracks a statement."""
         target, places = flat.target, list(flat.target.indices)
         if target.tensor == self.name:
             if self._is_touched(flat.body):
@@ -120,12 +120,12 @@ class _Following:
             case Call("exp") if kept:
                 self.exponentials.add(target.tensor)
             case Access(tensor) if tensor in self.exponentials and flat.monoid == "sum":
-                # Not negative: where the sum is 0, so is all that it is of.
+                # Exponentials are nonnegative: a sum of 0 has only terms of 0.
                 if set(powers) == {target.indices} and not flat.accumulates:
                     self.totals.add(target)
 
     def _is_touched(self, expr: Expr) -> bool:
-        """Whether an expression reads m, or what is computed by it."""
+        """Whether an expression depends on m."""
         return any(n.tensor == self.name or self.powers.get(n.tensor) for n in find(expr, Access))
 
     def _powers(self, expr: Expr) -> Powers:
@@ -142,7 +142,7 @@ class _Following:
             case Call("exp", (Call("sub", (Access(tensor, row), other)),)) if (
                 tensor == self.name and self.is_itself
             ):
-                # Where m is -inf, all that is multiplied with this is 0.
+                # For m = -inf all factors of this exponential are 0.
                 if self._reads(other) or self._powers(other):
                     raise _Depends
                 return {row: -1}
@@ -172,14 +172,14 @@ class _Following:
         return any(access.tensor == self.name for access in find(expr, Access))
 
     def _of_total(self, total: Access) -> Powers:
-        """`where(d == 0, 1, d)`: a power where d is not 0; where it is, all that it divides is 0."""
+        """`where(d == 0, 1, d)`: the power of d for a nonzero d; for d = 0 all its dividends are 0."""
         powers = self._powers(total)
         if powers and not any(total.tensor == known.tensor for known in self.totals):
             raise _Depends
         return powers
 
     def _alike(self, args: Sequence[Expr]) -> Powers:
-        """The powers that all terms have, but zeros, which have any."""
+        """The common powers of all terms, except zeros, which have any power."""
         found = [self._powers(arg) for arg in args if arg != Const(0)]
         if any(powers != found[0] for powers in found):
             raise _Depends

@@ -1,11 +1,11 @@
-"""Sums at stored entries that elementary functions are taken of, as statements of their own.
+"""Sums at stored entries under elementary functions, as separate statements.
 
 In:  `P[h,i,j] = exp(where(stored(A[i,j]), 0.5 * sum(k, Q[i,h,k] * K[j,h,k]), -inf) - m[h,i])`, A compressed by row.
 Out: `w[h,i,j] = where(stored(A[i,j]), sum(k, Q[i,h,k] * K[j,h,k]), 0)` and
      `P[h,i,j] = exp(where(stored(A[i,j]), 0.5 * w[h,i,j], -inf) - m[h,i])`.
 
-A sum gives one entry after the other; what is computed of the entries afterwards fills vectors with them. In blocks
-both run in the same vectors, and stay together.
+A sum yields one entry after the other; elementary functions then run on vectors of entries. In blocks both run in the
+same vectors, and stay in one statement.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from sparsify.compiler.ir.node import find
 
 
 def sums_apart(program: Program) -> Program:
-    """`program` with a statement for each sum that an elementary function is taken of; the same object without any."""
+    """`program` with a statement for each sum under an elementary function; the same object without any."""
     taken = {d.name for d in program.declarations} | set(all_indices(program.statements))
     statements: list[Assign] = []
     for statement in program.statements:
@@ -41,7 +41,7 @@ def sums_apart(program: Program) -> Program:
 
 
 def _entries(program: Program, statement: Assign) -> Access | None:
-    """The operand whose single stored entries a statement computes something for; `None` where it does not."""
+    """The unblocked input whose stored entries a statement runs over; `None` for other statements."""
     target = statement.target
     is_plain = all(isinstance(index, Index) for index in target.indices)
     if statement.monoid is not None or not is_plain or program.declaration(target.tensor).format.is_dense:
@@ -54,7 +54,7 @@ def _entries(program: Program, statement: Assign) -> Access | None:
 
 
 def _sum_inside(value: Expr, root: Access) -> Reduce | None:
-    """The one sum of a value, where an elementary function is taken of it and each entry has its own."""
+    """The only sum of a value, if under an elementary function and distinct for each entry."""
     sums = find(value, Reduce)
     if len(sums) != 1 or not set(free_indices(root)) <= set(free_indices(sums[0])):
         return None

@@ -1,10 +1,10 @@
-"""Sums inside of rows on the pattern of an operand as statements of their own, parts of one tensor together.
+"""Sums inside of rows on the pattern of an operand, as separate statements; parts of one tensor are merged.
 
 In:  `H[t,e,h] = G[t,e] * silu(sum(d, X[t,d] * U[e,0,h,d])) * sum(d, X[t,d] * U[e,1,h,d])`, H on the pattern of G.
 Out: `w[t,e,p,h] = where(stored(G[t,e]), sum(d, X[t,d] * U[e,p,h,d]), 0)` and
      `H[t,e,h] = G[t,e] * silu(w[t,e,0,h]) * w[t,e,1,h]`.
 
-In that form gradients are sums over the entries of the operand alone, and those of the parts of U are one product.
+Gradients of this form are sums over the entries of the operand only, and the gradient of all parts of U is one product.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ from sparsify.compiler.ir.node import Node, find, holds, map_children
 
 
 def rows_apart(program: Program, extents: Mapping[str, int]) -> Program:
-    """`program` with the sums of its sparse temporaries apart; the same object where there are none.
+    """`program` with separate sums of its sparse temporaries; the same object without any.
 
     Args:
-        extents: what is known of them: parts of a tensor are together where all of them are read.
+        extents: known extents by name: parts of a tensor are merged if all of them are read.
     """
     apart = _Apart(program, extents)
     statements: list[Assign] = []
@@ -42,7 +42,7 @@ def rows_apart(program: Program, extents: Mapping[str, int]) -> Program:
 
 
 def _is_apart(value: Expr) -> bool:
-    """Whether a value is a sum and nothing else where something is stored."""
+    """Whether the value at stored entries is just a sum."""
     match value:
         case Call("where", (Stored(), Reduce(_, _, body), Const(0))):
             return not holds(body, Reduce)
@@ -51,7 +51,7 @@ def _is_apart(value: Expr) -> bool:
 
 @dataclass
 class _Rows:
-    """The sums that one tensor has: `body` summed over `summed`, its parts by `part` where there are some."""
+    """The sums of one tensor: `body` summed over `summed`, with parts indexed by `part` if any."""
 
     name: str
     summed: str
@@ -64,10 +64,10 @@ class _Apart:
     """The sums of one program.
 
     Attributes:
-        found: those of the statement at hand.
-        free: the index variables of its target.
-        whole: the modes of which all parts are read.
-        gate: what the statement follows.
+        found: sums of the current statement.
+        free: index variables of its target.
+        whole: modes of which all parts are read.
+        gate: pattern of the statement.
     """
 
     program: Program
@@ -81,7 +81,7 @@ class _Apart:
         self.names = {d.name for d in self.program.declarations} | set(all_indices(self.program.statements))
 
     def without_sums(self, statement: Assign) -> Expr:
-        """The value of a statement that reads its sums from tensors."""
+        """The value of a statement with sums replaced by accesses."""
         self.found, self.free = [], free_indices(statement.target)
         self.gate = pattern_access(self.program, statement.target)
 
@@ -95,7 +95,7 @@ class _Apart:
         return cast(Expr, visit(statement.value))
 
     def taken_out(self) -> list[Assign]:
-        """The statements of those tensors."""
+        """The statements of the separate sums."""
         assert self.gate is not None, "a statement was looked at"
         return [
             Assign(
@@ -107,7 +107,7 @@ class _Apart:
         ]
 
     def _read(self, node: Reduce) -> Access | None:
-        """The entry of a tensor that a sum is; `None` for others than plain ones of dense operands."""
+        """The access that replaces a sum; `None` unless a plain sum of dense operands."""
         if node.monoid != "sum" or len(node.indices) != 1 or holds(node.body, Reduce):
             return None
         if any(not self.program.declaration(a.tensor).format.is_dense for a in find(node.body, Access)):
@@ -125,7 +125,7 @@ class _Apart:
         return _access(self.found[-1], self.free, place)
 
     def _general(self, body: Expr) -> tuple[Expr, str, Expr]:
-        """A product with a variable in the place of the part that it reads, that variable, and the part."""
+        """A product with its part generalized to a variable, the variable, and the part."""
         for access in find(body, Access):
             for part in self._parts(access):
                 if part in self.whole:
@@ -136,7 +136,7 @@ class _Apart:
         return body, "", Const(0)
 
     def _parts(self, value: Expr) -> list[str]:
-        """The extents of modes that are read at single numbers."""
+        """The extents of modes read at constant indices."""
         return [
             self.program.declaration(access.tensor).extents[place]
             for access in find(value, Access)
@@ -145,7 +145,7 @@ class _Apart:
         ]
 
     def _has_all_parts(self, value: Expr, part: str) -> bool:
-        """Whether all places of a mode are read: of others nothing must be computed."""
+        """Whether all coordinates of a mode are read: no unread part may be computed."""
         read = {
             index.value
             for access in find(value, Access)
@@ -158,6 +158,6 @@ class _Apart:
 
 
 def _access(rows: _Rows, free: tuple[str, ...], place: Expr) -> Access:
-    """`w[t,e,p,h]`: a part comes before the last mode."""
+    """`w[t,e,p,h]`: a part precedes the last mode."""
     kept = tuple(map(Index, free))
     return Access(rows.name, (*kept[:-1], place, kept[-1]) if rows.part else kept)

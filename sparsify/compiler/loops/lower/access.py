@@ -1,4 +1,4 @@
-"""Accesses: where the entry of a tensor lies, how it is read and written.
+"""Accesses: the position of a tensor entry in memory, loads and stores.
 
 In: `T[j,k]` with `k` at `k0 + lane`. Out: `T_vals[j * k_extent + k0 ..8]`.
 """
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 def position_of(low: Lowering, access: Access, env: Environment) -> tuple[str, Coordinate]:
-    """The buffer and the position in it of a tensor entry whose loops are all entered."""
+    """The buffer and the position of a tensor entry inside all its loops."""
+    if (table := low.tables.get(access.tensor)) is not None:
+        return access.tensor, scalar(table.place)
     memory = low.memory.get(access.tensor)
     if memory is not None:
         return access.tensor, temporary_places.position(low, memory, access, env)
@@ -49,7 +51,7 @@ def position_of(low: Lowering, access: Access, env: Environment) -> tuple[str, C
 
 
 def register_name(low: Lowering, access: Access, env: Environment) -> loops.Var:
-    """The variable that holds an element of a temporary in registers."""
+    """The variable of an element of a temporary in registers."""
     register = env.registers[access.tensor]
     parts = [register.name]
     for index in register.indices:
@@ -71,7 +73,7 @@ def register_name(low: Lowering, access: Access, env: Environment) -> loops.Var:
 
 
 def lookup(low: Lowering, access: Access, env: Environment) -> loops.Expr | None:
-    """An element a lane of a temporary in registers, at a coordinate a lane; `None` where all lanes have the same."""
+    """Lookup of a temporary in registers, one element a lane; `None` if all lanes have the same coordinate."""
     register = env.registers[access.tensor]
     index = register.vector_index
     if index is None or env.lane is None or env.coordinates[index].vector is None:
@@ -98,9 +100,9 @@ def lookup(low: Lowering, access: Access, env: Environment) -> loops.Expr | None
 
 
 def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr | None:
-    """The number of lanes of the vector at `access` in the range of the lanes and in its modes; `None` for all.
+    """The number of lanes of a vector at `access` within the lane range and the modes; `None` for all.
 
-    A temporary along a tile has room for whole vectors: lanes past a cut tile are its own to read and to write.
+    A temporary along a tile has room for whole vectors: reads and writes of lanes past a cut tile are harmless.
     """
     assert env.lane is not None
     free = temporary_places.has_room(low, access.tensor, env.lane.index, env.lane.lanes)
@@ -117,12 +119,12 @@ def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr 
 
 
 def load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
-    """The value of an access in the dtype that it is computed in: scalar when all lanes agree, else a vector."""
+    """The value of an access in its computing dtype: scalar if all lanes agree, else a vector."""
     return convert(_load(low, access, env), computing(low.dtype(access.tensor)))
 
 
 def _load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
-    """The value of an access as it is stored."""
+    """The value of an access in its storage dtype."""
     if access.tensor in env.registers:
         return lookup(low, access, env) or register_name(low, access, env)
     if (transposed := low.transposed.get(access)) is not None:

@@ -16,7 +16,7 @@ from sparsify.compiler.ir.dtypes import computing
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import lanes_of
 from sparsify.compiler.loops.lower.access import load, position_of, store
-from sparsify.compiler.loops.lower.assemble import bitset_workspace, list_workspace
+from sparsify.compiler.loops.lower.assemble import bitset_workspace, hash_workspace, list_workspace
 from sparsify.compiler.loops.lower.environment import Environment, LaneContext
 from sparsify.compiler.loops.lower.expression import is_zero_past_end, used_lanes, widen
 from sparsify.compiler.loops.lower.iterate.search import evaluate_masked
@@ -28,15 +28,18 @@ if TYPE_CHECKING:
 
 
 def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
-    """`target = value` or `target = combine(target, value)`; nothing when the value is the identity."""
+    """`target = value` or `target = combine(target, value)`; no code if the value is the identity."""
     value, is_background = prune_known(with_casts(assign.value, low.kinds), env.absent, low)
     target, dtype = assign.target, computing(low.dtype(assign.target.tensor))
     if low.assembly is not None and target.tensor == low.assembly.name:
         if is_background and value == Const(low.fill_of(target)) and not low.assembly.phase:
-            return []  # what is unstored in all operands is unstored in the result
+            return []  # unstored in all operands, hence unstored in the result
         return low.assembly.append(target, evaluate_masked(low, value, env, dtype), env)
     if assign.monoid is None:
         result = evaluate_masked(low, value, env, dtype)
+        if target.tensor in low.tables:
+            placed = hash_workspace.find_place(low, target, env)
+            return [*placed, *hash_workspace.add(low, target, result, result)]
         if target.tensor in low.listed:
             return list_workspace.add(low, target, result, result, env)
         return [store(low, target, _fit(low, result, assign, env), env)]
@@ -71,26 +74,29 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
         combined = loops.Op("where", (_stored_lanes(env.lane), combined, current), kind)
     if target.tensor in low.marked:
         return bitset_workspace.add(low, target, combined, env)
+    if target.tensor in low.tables:
+        placed = hash_workspace.find_place(low, target, env)
+        return [*placed, *hash_workspace.add(low, target, added, combined)]
     if target.tensor in low.listed:
         return list_workspace.add(low, target, added, combined, env)
     return [store(low, target, combined, env)]
 
 
 def _stored_lanes(lane: LaneContext) -> loops.Expr:
-    """The lanes that have an entry."""
+    """The lanes with an entry."""
     assert lane.bits is not None, "bits say which"
     return loops.LaneBits(lane.bits, loops.Type("bool", lane.lanes))
 
 
 def _spills(target: Access, env: Environment) -> bool:
-    """Whether what lanes past the end add to a register would later be added up with the others."""
+    """Whether contributions of lanes past the end would enter a later horizontal reduction of the register."""
     register = env.registers.get(target.tensor)
     is_cut = env.lane is not None and env.lane.count is not None and env.lane.bits is None
     return is_cut and register is not None and register.is_reduced
 
 
 def _fit(low: Lowering, value: loops.Expr, assign: Assign, env: Environment) -> loops.Expr:
-    """`value` with as many lanes as the target takes."""
+    """`value` with the number of lanes of the target."""
     if assign.target.tensor in env.registers:
         lanes = env.registers[assign.target.tensor].type.lanes
     else:

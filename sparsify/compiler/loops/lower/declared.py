@@ -1,6 +1,6 @@
-"""The tensors of a program as iteration lattices know them: by their declarations.
+"""Tensors of a program for iteration lattices, by their declarations.
 
-In: declarations by name. Out: dtypes, fills, and whose pattern an access has.
+In: declarations by name. Out: dtypes, fills, and the tensor with the pattern of an access.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from sparsify.compiler.ir.dtypes import Kind, held
 
 @dataclass(frozen=True)
 class DeclaredTensors:
-    """Facts about tensors for lattices; one that is not declared has a pattern of its own and the fill 0."""
+    """Facts about tensors for lattices; an undeclared tensor has a pattern of its own and the fill 0."""
 
     declarations: Mapping[str, Declaration]
 
@@ -30,7 +30,7 @@ class DeclaredTensors:
         return 0.0 if found is None else held(found.fill, found.dtype)
 
     def root_of(self, access: Access) -> Access:
-        """The access to the tensor whose pattern this one shares, itself when it has its own."""
+        """The access to the tensor with the shared pattern; the access itself for a separate pattern."""
         found = self.declarations.get(access.tensor)
         root = None if found is None else self.declarations.get(found.pattern_of or "")
         if found is None or root is None:

@@ -25,7 +25,7 @@ class Coordinate:
         return self.vector is None and self.step == ZERO
 
     def plus(self, other: "Coordinate") -> "Coordinate":
-        """The sum of both."""
+        """The lane-wise sum of two coordinates."""
         if self == Coordinate(ZERO) or other == Coordinate(ZERO):
             return other if self == Coordinate(ZERO) else self
         if self.vector is None and other.vector is None:
@@ -58,10 +58,10 @@ class Coordinate:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The iterations `begin <= x < end`; at most `bound` of them when that is a constant.
+    """The iterations `begin <= x < end`; at most `bound` of them if the bound is constant.
 
-    `exact`: there are exactly `bound`, so that unrolled and vector code needs no masks.
-    `origin`: where tiles are counted from, when this is a thread's part of a longer range.
+    `exact`: exactly `bound` iterations, so unrolled and vector code needs no masks.
+    `origin`: origin of the tile count, if the range is a thread's part of a longer range.
     """
 
     begin: Expr
@@ -73,11 +73,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far into its levels an access is: `levels` are done, at `position`.
+    """The place of an access within its levels: `levels` are done, at `position`.
 
     After a level with repeated coordinates (`segment_end` set) the next level runs over the segment. `segment`
-    is where the segment of the last compressed level begins. `part` are the positions of the next level that loops
-    run over, `None` for all.
+    is the start of the segment of the last compressed level. `part` is the range of positions of the next level
+    visited by loops, `None` for all.
     """
 
     levels: int
@@ -89,9 +89,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """The vector loop that is being written out: `count` of the `lanes` are in use, `None` for all.
+    """The current vector loop: `count` of the `lanes` are in use, `None` for all.
 
-    Of those only lanes whose bit is set in `bits` have an entry of `expanded`, which follow one another in memory.
+    Of the lanes in use, only lanes with a set bit in `bits` have an entry of `expanded`; the entries are consecutive in
+    memory.
     """
 
     index: str
@@ -103,9 +104,9 @@ class LaneContext:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A temporary in registers: its elements are variables named by the constants of its indices.
+    """A temporary in registers: each element is a variable named by the constants of its indices.
 
-    `is_reduced`: its lanes are combined with each other later. `vectors`: how many there are along `vector_index`.
+    `is_reduced`: the lanes are combined with each other later. `vectors`: number of vectors along `vector_index`.
     """
 
     name: str
@@ -118,7 +119,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A temporary of a `let` in registers, and the variables that hold it."""
+    """A temporary of a `let` in registers, and the variables of its elements."""
 
     let: Let
     temporary: Temporary
@@ -127,9 +128,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A row of `tensor`, that of `index`, whose sums threads share: `size` stored positions at a time.
+    """A row of `tensor` at `index` with sums shared by the threads: `size` stored positions at a time.
 
-    `held` are the temporaries in registers of all `let`s around, inside the row.
+    `held` are the temporaries in registers of all enclosing `let`s, inside the row.
     """
 
     tensor: str
@@ -142,9 +143,10 @@ class Hub:
 class Environment:
     """Everything known at one place of the loop nest; extended, never changed.
 
-    Windows, by access and mode: `inside` are known to be in bounds; `masked` are in some lanes, and the others are
-    `clamped` to the ends where an entry is loaded; of those that are `cut` the first lanes are in bounds. Of
-    temporaries, `own` are those that each thread of a parallel loop makes for itself before its iterations.
+    Windows, by access and mode: `inside` are known to be in bounds; `masked` are in bounds in some lanes, and the
+    others are `clamped` to the ends for loads of entries; for `cut` windows the first lanes are in bounds. `own` are
+    the temporaries private to each thread of a parallel loop, made before the iterations. Loops over `filled` positions
+    have an iteration.
     """
 
     coordinates: dict[str, Coordinate] = field(default_factory=dict)
@@ -162,6 +164,7 @@ class Environment:
     own: tuple[Let, ...] = ()
     in_parallel: bool = False
     hub: Hub | None = None
+    filled: frozenset[str] = frozenset()
 
     def with_coordinate(self, index: str, value: Coordinate) -> "Environment":
         """With index variable `index` at `value`."""
@@ -176,10 +179,10 @@ class Environment:
         return replace(self, bases={**self.bases, index: value})
 
     def without(self, accesses: frozenset[Access]) -> "Environment":
-        """With `accesses` known to be unstored here."""
+        """With `accesses` known to be unstored."""
         return replace(self, absent=self.absent | accesses)
 
 
 def scalar(expr: Expr) -> Coordinate:
-    """A value that all lanes share."""
+    """A value shared by all lanes."""
     return Coordinate(expr)

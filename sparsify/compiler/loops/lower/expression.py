@@ -1,4 +1,4 @@
-"""Expressions: einsum values -> typed loop IR values, with lanes where the lane's coordinate matters.
+"""Expressions: einsum values -> typed loop IR values, with lanes if the coordinate of the lane matters.
 
 In: `A[i,j] * T[j,k]` inside a vector loop over `k`. Out: `mul(broadcast(A_vals[p]), T_vals[... ..8])`.
 """
@@ -28,7 +28,7 @@ def evaluate(low: Lowering, expr: Expr, env: Environment, dtype: str) -> loops.E
 
 
 def _value(low: Lowering, expr: Expr, env: Environment, wanted: str) -> loops.Expr:
-    """The value of `expr` in the dtype that it is computed in; numbers alone are computed as `wanted`."""
+    """The value of `expr` in its computing dtype; expressions of numbers alone are computed as `wanted`."""
     match expr:
         case Const(value=value):
             if isinstance(value, bool) or wanted == "bool":
@@ -81,7 +81,7 @@ def _call(low: Lowering, function: str, args: tuple[Expr, ...], env: Environment
 
 
 def _of_numbers(dtype: str, args: tuple[Expr, ...], wanted: str) -> str:
-    """The dtype in which numbers are computed: that of the tensors beside them, but index variables are integers."""
+    """The dtype for computing numbers: the dtype of neighbouring tensors, except integers for index variables."""
     if dtype == "bool" or category(wanted) < category(dtype):
         return dtype
     integers = category(dtype) == INTEGER
@@ -89,7 +89,7 @@ def _of_numbers(dtype: str, args: tuple[Expr, ...], wanted: str) -> str:
 
 
 def used_lanes(lane: LaneContext, dtype: str) -> loops.Expr:
-    """Mask of the lanes of a vector of `dtype` in use, when not all are."""
+    """Mask of the used lanes of a vector of `dtype`, if some are unused."""
     assert lane.count is not None, "all lanes are in use"
     kind = loops.Type("int64" if BYTES[dtype] == 8 else "int32", lane.lanes)
     number = loops.Lanes(loops.Literal(0, loops.Type(kind.dtype)), kind)
@@ -98,7 +98,7 @@ def used_lanes(lane: LaneContext, dtype: str) -> loops.Expr:
 
 
 def is_zero_past_end(value: loops.Expr) -> bool:
-    """Whether the lanes that are not in use are 0, as those of a load with a count are."""
+    """Whether the unused lanes are 0, as in a load with a count."""
     match value:
         case loops.Load(count=count) | loops.Gather(count=count):
             return count is not None
@@ -114,7 +114,7 @@ def spread(values: list[loops.Expr]) -> list[loops.Expr]:
 
 
 def widen(value: loops.Expr, lanes: int) -> loops.Expr:
-    """A scalar repeated in `lanes` lanes; a vector as it is."""
+    """A scalar repeated in `lanes` lanes; a vector unchanged."""
     kind: loops.Type = value.type  # type: ignore[attr-defined]
     if kind.lanes == lanes:
         return value

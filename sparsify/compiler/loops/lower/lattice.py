@@ -1,7 +1,7 @@
-"""Iteration lattices: at which coordinates an expression can differ from its background.
+"""Iteration lattices: the coordinates where an expression can differ from its background.
 
-In: `A[i,j] * B[i,j] + C[i,j]` and the sparse accesses that a loop over `j` meets. Out: the points
-`{A, B, C}, {A, B}, {C}`; a point is the set of accesses that are stored there, `{}` means everywhere.
+In: `A[i,j] * B[i,j] + C[i,j]` and the sparse accesses met by a loop over `j`. Out: the points
+`{A, B, C}, {A, B}, {C}`; a point is the set of stored accesses, `{}` means everywhere.
 
 Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 5; fills after Henry et al., 2021.
 """
@@ -38,14 +38,14 @@ class Tensors(Protocol):
         """The value of unstored entries."""
 
     def root_of(self, access: Access) -> Access:
-        """The access to the tensor whose pattern this one shares, itself when it has its own."""
+        """The access to the tensor with the shared pattern; the access itself for a separate pattern."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """The points where a value may differ from `background`; without one it may be anything anywhere.
+    """The points where a value may differ from `background`; without a background the value may be anything anywhere.
 
-    A number written in the program is a background that never annihilates: `0 * x` keeps the NaN of `x`.
+    A number in the program text is a background that never annihilates: `0 * x` keeps the NaN of `x`.
     """
 
     points: frozenset[Point]
@@ -56,9 +56,9 @@ class Regions:
 def statement_points(
     node: Node, sparse: frozenset[Access], tensors: Tensors, absent: frozenset[Access]
 ) -> frozenset[Point]:
-    """The points at which some assignment in `node` has to run.
+    """The lattice points where some assignment in `node` has to run.
 
-    Temporaries that live inside `node` are where the values assigned to them are.
+    Temporaries local to `node` have the regions of their assigned values.
     """
     found: set[Point] = set()
     local = {t.name for inner in find(node, Let) for t in inner.temporaries}
@@ -68,7 +68,7 @@ def statement_points(
         name = assign.target.tensor
         root = tensors.root_of(assign.target)
         if root in sparse or root in absent:
-            # It has entries only where its pattern has them.
+            # The target has entries only on its pattern.
             if root in sparse:
                 found |= _combined(regions.points | EVERYWHERE, frozenset({frozenset({root})}))
             continue
@@ -92,7 +92,7 @@ def statement_points(
 
 
 def _changes(assign: Assign, known: Mapping[str, Regions]) -> frozenset[Point] | None:
-    """The points at which `x = x * s + y` changes `x`: where `s` is 1 and `y` 0 it does not; `None` for others."""
+    """The points where `x = x * s + y` changes `x`: not for `s` = 1 and `y` = 0; `None` for other assignments."""
     match assign.value:
         case Call("add", (Call("mul", (target, Access(tensor=factor))), Access(tensor=added))):
             regions = [known.get(factor), known.get(added)]
@@ -108,9 +108,9 @@ def expression_regions(
     absent: frozenset[Access],
     known: Mapping[str, Regions],
 ) -> Regions:
-    """Where `expr` may differ from its background, when only the accesses in `sparse` are iterated.
+    """The regions where `expr` may differ from its background, with only the accesses in `sparse` iterated.
 
-    `sparse` and `absent` name tensors with patterns of their own; those that share one follow it.
+    `sparse` and `absent` name tensors with separate patterns; tensors sharing a pattern follow.
     """
     match expr:
         case Const(value=value):
@@ -137,7 +137,7 @@ def expression_regions(
 
 
 def _call_regions(function: str, args: list[Regions]) -> Regions:
-    """Annihilators intersect, everything else unites."""
+    """The regions of a call: annihilators intersect, all other functions unite."""
     deciding = {
         place: value
         for place, arg in enumerate(args)
@@ -170,7 +170,7 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
 
 
 def _decided(function: str, place: int, fill: Value) -> Value | None:
-    """The value of a call of which an unstored argument alone decides it, whatever the others are."""
+    """The value of a call decided by one unstored argument alone, whatever the other arguments."""
     hit, value = decided(function, place, fill)
     return value if hit else None
 
@@ -185,18 +185,18 @@ def _evaluate(function: str, values: Iterable[Value | None]) -> Value:
 
 
 def _combined(first: frozenset[Point], second: frozenset[Point]) -> frozenset[Point]:
-    """All unions of a point of each."""
+    """All unions of a point of the first set with a point of the second."""
     return frozenset(a | b for a in first for b in second)
 
 
 def _closed(points: frozenset[Point]) -> frozenset[Point]:
-    """With the unions of all points: where two are at once, both have their operands."""
+    """Closure under unions of points: where two points coincide, the operands of both are stored."""
     more = points | _combined(points, points)
     return points if more == points else _closed(more)
 
 
 def prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> Expr:
-    """`expr` where the accesses in `absent` are unstored: fills in their place, annihilators applied.
+    """`expr` with the accesses in `absent` unstored: replaced by fills, with annihilators applied.
 
     Only an unstored entry annihilates; `0 * x` with a constant 0 keeps the NaN of `x`.
     """
@@ -204,7 +204,7 @@ def prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> Expr:
 
 
 def prune_known(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> tuple[Expr, bool]:
-    """The pruned expression, and whether it is a background value: constant because entries are unstored."""
+    """The pruned expression, and whether the result is a background value: constant because entries are unstored."""
     match expr:
         case Access() if tensors.root_of(expr) in absent:
             return Const(tensors.fill_of(expr)), True
@@ -233,7 +233,7 @@ def _prune_call(call: Call, gone: list[bool]) -> tuple[Expr, bool]:
         for place, value in enumerate(values)
         if value is not None and gone[place]
     } - {None}
-    # Those that contradict each other, as inf and -inf added, decide nothing.
+    # Contradicting fills, as inf and -inf added, decide nothing.
     result = decisions.pop() if len(decisions) == 1 else None
     if result is None and all(gone) and None not in values:
         result = _evaluate(call.function, values)
@@ -250,6 +250,6 @@ def _prune_call(call: Call, gone: list[bool]) -> tuple[Expr, bool]:
             return Const(x), True
         case Call("where", (Const(value=condition), x, y)):
             chosen, is_gone = (x, gone[1]) if condition else (y, gone[2])
-            # A number that what is unstored chooses stands for it.
+            # A number selected by an unstored condition replaces the call.
             return chosen, is_gone or (gone[0] and isinstance(chosen, Const))
     return call, False

@@ -1,4 +1,4 @@
-"""Levels: which loop a level of a tensor belongs to, and how far an access has got into its levels.
+"""Levels: the loop of each level of a tensor, and the number of levels already reached by an access.
 
 In: `A[i,j]` stored dense(i) compressed(j), with `i` entered. Out: one level done, at position `i`.
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def level_variable(low: Lowering, access: Access, stored: StoredLevel) -> str:
-    """The loop variable whose coordinate a level stores: `j`, or `jo`, `ji` of a blocked mode.
+    """The loop variable with the coordinates of a level: `j`, or `jo`, `ji` of a blocked mode.
 
-    Of an index that is no variable its text, which is no loop.
+    For an index that is no variable: the text of the index, which names no loop.
     """
     expression = stored.expression
     index = access.indices[expression.mode]
@@ -42,7 +42,7 @@ def level_variable(low: Lowering, access: Access, stored: StoredLevel) -> str:
 
 
 def level_extent(low: Lowering, tensor: str, stored: StoredLevel) -> loops.Expr:
-    """The number of coordinates a level has."""
+    """The number of coordinates of a level."""
     expression = stored.expression
     whole = low.extent(low.declaration(tensor).extents[expression.mode])
     if expression.kind == "block":
@@ -51,7 +51,7 @@ def level_extent(low: Lowering, tensor: str, stored: StoredLevel) -> loops.Expr:
 
 
 def next_variable(low: Lowering, access: Access, stored: StoredLevel, env: Environment) -> str | None:
-    """The loop variable that gives a level its coordinates: in `x[h+r-1]`, where `h` is known, `r`."""
+    """The loop variable that gives a level its coordinates: `r` in `x[h+r-1]` with known `h`."""
     index = access.indices[stored.expression.mode]
     if isinstance(index, Index):
         return level_variable(low, access, stored)
@@ -65,7 +65,7 @@ def next_variable(low: Lowering, access: Access, stored: StoredLevel, env: Envir
 def numerator(
     low: Lowering, access: Access, mode: int, env: Environment, without: str = ""
 ) -> Coordinate | None:
-    """The value of an index before its division; `None` while a variable of it, but `without`, is not known."""
+    """The value of an index before division; `None` while a variable other than `without` is unknown."""
     form = affine(access.indices[mode])
     assert form is not None, "indices are affine"
     total = scalar(integer(form.offset))
@@ -83,7 +83,7 @@ def numerator(
 def known_coordinate(
     low: Lowering, access: Access, stored: StoredLevel, env: Environment
 ) -> Coordinate | None:
-    """The coordinate of a level where the loops give it, `None` where they do not yet."""
+    """The coordinate of a level, if set by the loops so far, else `None`."""
     expression = stored.expression
     index = access.indices[expression.mode]
     if isinstance(index, Index):
@@ -106,7 +106,7 @@ def known_coordinate(
 
 
 def _clamped(low: Lowering, access: Access, mode: int, found: Coordinate, env: Environment) -> Coordinate:
-    """The coordinates of lanes, those outside of the mode at its ends."""
+    """The coordinates of lanes, clamped to the ends of the mode."""
     assert env.lane is not None, "masks are of lanes"
     kind = loops.Type("int64", env.lane.lanes)
     extent = low.extent(low.declaration(access.tensor).extents[mode])
@@ -116,7 +116,7 @@ def _clamped(low: Lowering, access: Access, mode: int, found: Coordinate, env: E
 
 
 def place_of(low: Lowering, access: Access, env: Environment) -> Place:
-    """How far `access` gets with the coordinates known: dense levels are located, others must be iterated."""
+    """The place of `access` at the known coordinates: dense levels are located, others must be iterated."""
     root = low.root_of(access)
     place = _located(low, root, env.places.get(root, Place(0, scalar(ZERO))), env)
     if root == access or access.tensor not in low.declarations:
@@ -127,7 +127,7 @@ def place_of(low: Lowering, access: Access, env: Environment) -> Place:
 
 
 def _located(low: Lowering, access: Access, place: Place, env: Environment) -> Place:
-    """The place after the dense levels from here on whose coordinates are known."""
+    """The place after all following dense levels with known coordinates."""
     levels = low.declaration(access.tensor).format.levels
     while place.levels < len(levels) and is_located(levels[place.levels]):
         stored = levels[place.levels]
@@ -141,7 +141,7 @@ def _located(low: Lowering, access: Access, place: Place, env: Environment) -> P
 
 
 def is_located(stored: StoredLevel) -> bool:
-    """Whether loops over all coordinates find their positions in the level; else its stored ones are iterated."""
+    """Whether loops over all coordinates locate positions in the level; otherwise stored coordinates are iterated."""
     return stored.level.is_full and stored.level.can_locate
 
 
@@ -167,10 +167,10 @@ def coordinate_at(
     position: Coordinate,
     lane: LaneContext | None = None,
 ) -> Coordinate:
-    """The coordinate at a position of a level below a parent, one a lane where positions differ.
+    """The coordinate at a position of a level below a parent, one a lane if positions differ.
 
     Raises:
-        ScheduleError: of bits, which do not tell what is at a position.
+        ScheduleError: a level of bits, without a coordinate at a position.
     """
     stored = low.declaration(access.tensor).format.levels[number]
     level = stored.level
@@ -187,5 +187,5 @@ def coordinate_at(
 
 
 def advance(env: Environment, access: Access, place: Place) -> Environment:
-    """`env` with `access` one level further."""
+    """`env` with `access` at `place`."""
     return replace(env, places={**env.places, access: place})

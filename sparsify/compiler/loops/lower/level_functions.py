@@ -1,4 +1,4 @@
-"""The functions of levels on variables of a kernel: numbers that write down what is done to them.
+"""Level functions on variables of a kernel: numbers that record operations as loop IR.
 
 In: `parent * at.extent + coordinate` with `parent` at `i`, `coordinate` at `k0 + lane`. Out: `i * k_extent + k0`, one
 step a lane.
@@ -58,10 +58,10 @@ def _coordinate(number: Number | int) -> Coordinate:
 
 
 def _uniform(number: Number) -> loops.Expr:
-    """The value that all lanes share.
+    """The value shared by all lanes.
 
     Raises:
-        ScheduleError: they have different ones.
+        ScheduleError: the lanes differ.
     """
     if not number.value.is_uniform:
         raise ScheduleError(
@@ -75,9 +75,9 @@ class LevelNumbers:
     """The arrays and extents of a level in a kernel.
 
     Attributes:
-        number: which of the levels of the tensor.
-        bound: how many coordinates it has.
-        lane: the vector loop around.
+        number: number of the level in the tensor.
+        bound: number of coordinates.
+        lane: the surrounding vector loop.
     """
 
     low: Lowering
@@ -93,7 +93,7 @@ class LevelNumbers:
 
     @property
     def width(self) -> Number:
-        """The number of positions each parent has: a size of the kernel."""
+        """The number of positions of each parent, a size of the kernel."""
         return Number(scalar(loops.Var(f"{self.access.tensor}{self.number + 1}_width", loops.INT)))
 
     def pos(self, index: Number | int) -> Number:
@@ -101,7 +101,7 @@ class LevelNumbers:
         return self._load("pos", index)
 
     def crd(self, index: Number | int) -> Number:
-        """An entry of `crd`, or as many as there are lanes."""
+        """An entry of `crd`, or one per lane."""
         return self._load("crd", index)
 
     def _load(self, role: str, index: Number | int) -> Number:

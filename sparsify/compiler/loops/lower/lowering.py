@@ -1,4 +1,4 @@
-"""The walk over scheduled notation: statements, temporaries, and the function around them.
+"""Lowering of scheduled notation: statements, temporaries, and the enclosing kernel function.
 
 In: `forall i: let w in register: (forall j: w += A[i,j] * x[j]); y[i] = w`.
 Out: `for i: w = 0; for pA2 in A2_pos[i]..A2_pos[i+1]: ...; y_vals[i] = w`.
@@ -29,7 +29,7 @@ from sparsify.compiler.loops.arithmetic import (
     times,
 )
 from sparsify.compiler.loops.lower import assign, temporaries
-from sparsify.compiler.loops.lower.assemble import assemble
+from sparsify.compiler.loops.lower.assemble import assemble, hash_workspace
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
 from sparsify.compiler.loops.lower.expression import evaluate
 from sparsify.compiler.loops.lower.iterate import ranges, search
@@ -38,23 +38,23 @@ from sparsify.compiler.notation.lane_width import lanes, tensor_kinds
 from sparsify.compiler.notation.provenance import extent_names
 from sparsify.errors import ScheduleError, UnsupportedProgramError
 
-# Of merged loops in one kernel: three operands in two sparse levels have 361.
+# Maximum cases of merged loops in one kernel: three operands in two sparse levels have 361.
 MOST_CASES = 400
-# The question whether statements are one kernel lowers what is built soon afterwards, the kernels of all layers of a
-# model together: the last kernels, newest last.
+# Recent kernels, newest last: the check whether statements fit one kernel lowers kernels that are built soon
+# afterwards, for all layers of a model.
 MOST_RECENT = 32
 _RECENT: dict[tuple[str, int], tuple[notation.Notation, loops.Function]] = {}
 
 
 def lower(program: notation.Notation, vector_bytes: int) -> loops.Function:
-    """The kernel that computes `program` with vector registers of `vector_bytes` bytes (0: scalar code).
+    """The kernel for `program` with vector registers of `vector_bytes` bytes (0: scalar code); memoized.
 
     Raises:
-        DiscordantError: the loops do not reach the levels of a tensor in their order.
-        ScheduleError: the schedule asks for what has no code, such as registers under a loop of unknown extent.
-        UnsupportedProgramError: an expression that has no lowering.
+        DiscordantError: the loops do not reach the levels of a tensor in level order.
+        ScheduleError: the schedule has no code, such as registers under a loop of unknown extent.
+        UnsupportedProgramError: an expression without a lowering.
     """
-    # Equality alone does not tell 0.0 from -0.0, nor 1 from 1.0; texts do.
+    # Equality does not distinguish 0.0 from -0.0, nor 1 from 1.0, but texts do.
     key = repr(program), vector_bytes
     known, function = _RECENT.pop(key, (None, None))
     if function is None or known != program:
@@ -66,7 +66,7 @@ def lower(program: notation.Notation, vector_bytes: int) -> loops.Function:
 
 
 class Lowering:
-    """One lowering: the program, its relations by variable, and what has been emitted so far."""
+    """One lowering: the program, its relations by variable, and the state of emission."""
 
     def __init__(self, program: notation.Notation, vector_bytes: int) -> None:
         self.program = program
@@ -90,18 +90,19 @@ class Lowering:
         self.kinds = tensor_kinds(program)
         self.lanes = lanes(program, vector_bytes)
         self.blocks_divide = True
-        # Those of which code took that they divide.
+        # Splits assumed to divide their extents.
         self.assumed: set[notation.Split] = set()
         self.memory: dict[str, notation.Temporary] = {}
         self.listed: dict[str, loops.Var] = {}
+        self.tables: dict[str, hash_workspace.Table] = {}
         self.marked: set[str] = set()
         self.starts: dict[str, float] = {}
-        # What statements read, by their identity and what is absent; they are held, so that it stays theirs.
+        # Accesses read by statements, by node identity and absent accesses; the nodes are kept alive with their ids.
         self.read: dict[tuple[int, frozenset[Access]], tuple[Node, tuple[Access, ...]]] = {}
         self.longest: set[str] = set()
         self.transposed: dict[Access, loops.Expr] = {}
         self.setups: list[list[loops.Stmt]] = [[]]
-        # Operands whose rows are marked once where they repeat.
+        # Operands with repeated rows, marked once.
         self.repeating: set[str] = set()
         self.prefilled: set[str] = set()
         self.is_parallel = False
@@ -133,11 +134,11 @@ class Lowering:
         )
 
     def _rest(self, split: notation.Split) -> loops.Expr:
-        """The rest of an extent after whole blocks."""
+        """The remainder of an extent after whole blocks."""
         return remainder(self.extent(split.index), integer(split.size))
 
     def _check_outputs(self) -> None:
-        """Raises for a dense result in blocks: its padding has no iterations."""
+        """Raises for a dense result in blocks, because its padding has no iterations."""
         for name in self.program.outputs:
             declaration = self.declarations[name]
             if declaration.format.is_dense and not declaration.format.is_short:
@@ -146,17 +147,17 @@ class Lowering:
                 )
 
     def _body(self) -> list[loops.Stmt]:
-        """All statements of the kernel, and before them the memory that they need."""
+        """All statements of the kernel, preceded by the allocation of memory."""
         self.memory, self.setups, self.longest = {}, [[]], set()
         grown = [name for name in self.program.outputs if assemble.is_assembled(self.declarations[name])]
         body = assemble.phases(self, grown) if grown else self.located(self.program.body, Environment())
         return [*self.setups[0], *body]
 
     def count_cases(self, loop: notation.Forall, number: int) -> None:
-        """Counts the bodies of merged loops: each is code of its own, inside one another they multiply.
+        """Counts the bodies of merged loops: each is separate code, and nested cases multiply.
 
         Raises:
-            UnsupportedProgramError: there are too many.
+            UnsupportedProgramError: too many cases.
         """
         self.cases += number
         if self.cases > MOST_CASES:
@@ -166,10 +167,10 @@ class Lowering:
             )
 
     def count_bodies(self, access: Access) -> None:
-        """Counts a body that is written once with an entry and once without.
+        """Counts a body emitted once with and once without an entry.
 
         Raises:
-            UnsupportedProgramError: there are too many, as of merged loops.
+            UnsupportedProgramError: too many cases, as for merged loops.
         """
         self.cases += 1
         if self.cases > MOST_CASES:
@@ -196,12 +197,12 @@ class Lowering:
                 assert_never(node)  # type: ignore[arg-type]
 
     def body(self, loop: notation.Forall, env: Environment) -> list[loops.Stmt]:
-        """The body of `loop` at one value of its variable, with what a growing result does around it."""
+        """The body of `loop` at one value of its variable, wrapped in the code of a growing result."""
         lowered = self.located(loop.body, env)
         return self.assembly.around(loop, lowered, env) if self.assembly is not None else lowered
 
     def located(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
-        """The loop IR of a statement, where windows and searched entries are there and where they are not."""
+        """The loop IR of a statement, with cases for windows and searched entries inside and outside their tensors."""
         return search.located(self, node, env, lambda inner: self.statement(node, inner))
 
     def declaration(self, name: str) -> Declaration:
@@ -221,7 +222,7 @@ class Lowering:
         return BYTES[self.dtype(name)]
 
     def extent(self, index: str) -> loops.Expr:
-        """The extent of an original index variable, a constant when it is known."""
+        """The extent of an original index variable, a constant if known."""
         known = self.constant_extent(index)
         return (
             loops.Var(f"{self.extents.get(index, index)}_extent", loops.INT)
@@ -230,11 +231,11 @@ class Lowering:
         )
 
     def constant_extent(self, index: str) -> int | None:
-        """The extent of an original index variable when it is known."""
+        """The extent of an original index variable if known."""
         return self.constants.get(self.extents.get(index, index))
 
     def bound(self, index: str) -> loops.Expr:
-        """The number of coordinates an original or derived index variable can take."""
+        """The number of coordinates of an original or derived index variable."""
         if index in self.split_by_inner:
             return integer(self.split_by_inner[index].size)
         if index in self.split_by_outer:
@@ -249,25 +250,25 @@ class Lowering:
         return self.extent(index)
 
     def parts(self, index: str) -> tuple[str, ...]:
-        """The index variables that a loop variable was fused of, itself when it is one."""
+        """The index variables fused into a loop variable; the variable itself if not fused."""
         if (fuse := self.fused.get(index)) is None:
             return (index,)
         return (*self.parts(fuse.first), *self.parts(fuse.second))
 
     def register_offset(self, index: str, coordinate: Coordinate, env: Environment) -> loops.Expr:
-        """The place of a register's element along `index`: its coordinate within the range."""
+        """The offset of a register's element along `index`: the coordinate within the range."""
         known = env.ranges.get(index)
         return coordinate.start if known is None else minus(coordinate.start, known.begin)
 
     def is_whole(self, split: notation.Split) -> bool:
-        """Whether the code is for extents that the blocks of an operand, which `split` is, divide."""
+        """Whether the code assumes extents divisible by the operand blocks of `split`."""
         if split not in self.blocks or not self.blocks_divide:
             return False
         self.assumed.add(split)
         return True
 
     def _blocks(self) -> frozenset[notation.Split]:
-        """The splits by dense blocks of an operand; the last block is padded where they do not divide the extent."""
+        """The splits by dense blocks of an operand; the last block is padded if the extent is not divisible."""
         found = set()
         for access in find(self.program.body, Access):
             if access.tensor not in self.program.inputs:
@@ -280,7 +281,7 @@ class Lowering:
         return frozenset(found)
 
     def split_of_index(self, index: str, size: int) -> notation.Split:
-        """The split of `index` into blocks of `size`, which concretize made for every blocked mode."""
+        """The split of `index` into blocks of `size`, made by concretize for every blocked mode."""
         split = self.splits.get(index)
         if split is None or split.size != size:
             raise UnsupportedProgramError(
@@ -289,13 +290,13 @@ class Lowering:
         return split
 
     def fill_of(self, access: Access) -> float | int | bool:
-        """The value of unstored entries; that of a workspace is what its sums start with."""
+        """The value of unstored entries; for a workspace, the initial value of the sums."""
         declared = self.declarations.get(access.tensor)
         fill = self.starts.get(access.tensor, 0.0) if declared is None else declared.fill
         return held(fill, self.kinds[access.tensor].dtype)
 
     def root_of(self, access: Access) -> Access:
-        """The access to the operand whose pattern this one follows, itself when it has its own or none."""
+        """The access to the operand with the shared pattern; the access itself for a separate pattern or none."""
         if (temporary := self.patterns.get(access.tensor)) is not None:
             names = dict(zip(temporary.indices, access.indices, strict=True))
             places = tuple(names.get(name, Index(name)) for name in temporary.pattern_indices)
@@ -306,14 +307,14 @@ class Lowering:
         return root_access(declared, self.declarations[declared.pattern_of], access)
 
     def root_of_name(self, tensor: str) -> str:
-        """The operand whose pattern a tensor follows, itself when it has its own."""
+        """The operand with the shared pattern of a tensor; the tensor itself for a separate pattern."""
         if (temporary := self.patterns.get(tensor)) is not None:
             return temporary.pattern_of or tensor
         declared = self.declarations.get(tensor)
         return tensor if declared is None or declared.pattern_of is None else declared.pattern_of
 
     def fresh(self, name: str) -> str:
-        """`name`, or `name` with a number that no other variable has."""
+        """`name`, or `name` with an unused number."""
         candidate, number = name, 0
         while candidate in self.names:
             number += 1
@@ -322,7 +323,7 @@ class Lowering:
         return candidate
 
     def _outputs_to_fill(self) -> list[str]:
-        """The outputs that sums start on, or whose loops skip unstored coordinates."""
+        """The outputs that receive sums, or skip unstored coordinates in loops."""
         assigns = find(self.program.body, Assign)
         summed = {a.target.tensor for a in assigns if a.monoid is not None} | self.prefilled
         return [
@@ -332,7 +333,7 @@ class Lowering:
         ]
 
     def _fill(self, name: str) -> loops.Stmt:
-        """The whole output set to what its sums start with."""
+        """Fills the whole output with the initial value of the sums."""
         declaration = self.declarations[name]
         monoids = {a.monoid for a in find(self.program.body, Assign) if a.target.tensor == name and a.monoid}
         value = MONOIDS[monoids.pop()].identity(declaration.dtype) if monoids else declaration.fill
@@ -345,7 +346,7 @@ class Lowering:
         return loops.Fill(f"{name}_vals", ZERO, count, loops.Literal(value, loops.Type(declaration.dtype)))
 
     def _sizes(self) -> tuple[str, ...]:
-        """The extents that are not constant, then the stored entries and the widths of each sparse operand."""
+        """The unknown extents, then the stored entries and the widths of each sparse operand."""
         names: dict[str, None] = {}
         for declaration in self.program.declarations:
             names.update(
@@ -357,7 +358,7 @@ class Lowering:
             for number, stored in enumerate(self.declarations[name].format.levels, 1):
                 if stored.level.has_width:
                     names[f"{name}{number}_width"] = None
-        # Of results whose pattern may be given: a negative number where it is not.
+        # For results with a possibly given pattern: negative if not given.
         names.update(
             (f"{name}_nnz", None)
             for name in self.program.outputs
@@ -368,7 +369,7 @@ class Lowering:
         return tuple(names)
 
     def _buffers(self) -> tuple[loops.Buffer, ...]:
-        """The arrays of the operands in the order of their levels, values last; then those of the results."""
+        """The arrays of the operands in level order, values last; then the arrays of the results."""
         buffers: list[loops.Buffer] = []
         for name in (*self.program.inputs, *self.program.outputs):
             declaration, output = self.declarations[name], name in self.program.outputs

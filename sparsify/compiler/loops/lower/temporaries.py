@@ -1,7 +1,7 @@
-"""Temporaries: registers, and memory that is dense or has a place for each stored position of an operand.
+"""Temporaries: registers, dense memory, or memory with a place for each stored position of an operand.
 
 In: `let w[ki] in register`, `let S[iri,jo,ji] in thread pattern of M[i,j]`. Out: `w_0: float32x8 = 0`, and scratch
-memory for as many positions as the longest segment of M has, where `jo` counts from the segment's beginning.
+memory for the positions of the longest segment of M; `jo` counts from the start of the segment.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.ir.node import Node, children, find
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ZERO, integer, plus, product
-from sparsify.compiler.loops.lower.assemble import bitset_workspace, list_workspace
+from sparsify.compiler.loops.arithmetic import ZERO, compare, integer, plus, product
+from sparsify.compiler.loops.lower.assemble import bitset_workspace, hash_workspace, list_workspace
 from sparsify.compiler.loops.lower.environment import Environment, Register
-from sparsify.compiler.loops.lower.iterate import heavy_rows
+from sparsify.compiler.loops.lower.iterate import heavy_rows, ranges
 from sparsify.compiler.loops.lower.temporary_places import is_strip, is_whole, strip_bound
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
@@ -30,12 +30,48 @@ Start = float | int | bool | None
 
 
 def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]:
-    """The temporaries, set to the identity where sums begin and to the fill where loops skip, then the body."""
+    """The temporaries, initialized to the identity for sums and to the fill for skipping loops, then the body."""
     if _is_own(node, env):
         assert isinstance(node.body, notation.Sequence)
         made, *rest = node.body.statements
         own = (*env.own, notation.Let(node.temporaries, made))
         return low.statement(notation.Sequence(tuple(rest)), replace(env, own=own))
+    position = position_after_copies(low, node)
+    if position is None or position in env.filled or low.assembly is not None:
+        return _let(low, node, env)
+    reach = ranges.range_of(low, position, _after_copies(node), env)
+    body = _let(low, node, replace(env, filled=env.filled | {position}))
+    return [loops.If(compare("lt", reach.begin, reach.end), loops.Block(tuple(body)))]
+
+
+def position_after_copies(low: Lowering, node: notation.Let) -> str | None:
+    """The stored positions that read copies in thread memory and nothing else: without positions no copy is made.
+
+    `let tile in thread: (forall d: tile[d] = W[e,d]); forall p: ..` for the positions p of row e; `None` for others.
+    """
+    reader = _after_copies(node)
+    if not isinstance(reader, notation.Forall):
+        return None
+    split = low.split_by_outer.get(reader.index)
+    position = reader.index if split is None else split.index
+    return position if position in low.positions else None
+
+
+def _after_copies(node: notation.Statement | Assign) -> notation.Statement | Assign:
+    """The statement after nested copies to thread memory; the statement itself if it is no `let` of copies."""
+    match node:
+        case notation.Let(temporaries, notation.Sequence((made, last))):
+            names = {temporary.name for temporary in temporaries}
+            are_dense = all(
+                t.scope == "thread" and t.pattern_of is None and not t.listed for t in temporaries
+            )
+            if are_dense and {assign.target.tensor for assign in find(made, Assign)} == names:
+                return _after_copies(last)
+    return node
+
+
+def _let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]:
+    """The temporaries of `let`, in any case."""
     declared: list[loops.Stmt] = []
     starts = {t.name: _identity(low, node, t) for t in node.temporaries}
     variables: dict[str, list[loops.Var]] = {}
@@ -50,9 +86,7 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
                 f"precompute {temporary.name} at {env.lane.index} in register",
             )
         elif temporary.listed or temporary.marked:
-            low.starts[temporary.name] = float(starts[temporary.name] or 0)
-            low.read.clear()  # pruned with other values
-            declared += (bitset_workspace if temporary.marked else list_workspace).begin(low, temporary)
+            declared += listed(low, node, temporary)
         else:
             _allocate(low, temporary)
     around = low.prefilled - set(starts)
@@ -64,7 +98,7 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
         if start is None and temporary.name in low.prefilled and temporary.pattern_of is None:
             start = low.fill_of(Access(temporary.name))
         if temporary.listed:
-            body += list_workspace.end(low, temporary)
+            body += (list_workspace if temporary.name in low.listed else hash_workspace).end(low, temporary)
         elif start is not None and temporary.scope != "register" and not temporary.marked:
             value = loops.Literal(start, loops.Type(temporary.dtype))
             fills.append(loops.Fill(temporary.name, ZERO, _count(low, temporary), value))
@@ -72,8 +106,19 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
     return [*declared, *fills, *body]
 
 
+def listed(low: Lowering, node: notation.Let, temporary: notation.Temporary) -> list[loops.Stmt]:
+    """An empty workspace with a record of its entries in use."""
+    low.starts[temporary.name] = float(_identity(low, node, temporary) or 0)
+    low.read.clear()  # pruned with other values
+    if temporary.marked:
+        return bitset_workspace.begin(low, temporary)
+    if len(temporary.indices) > 1:
+        return hash_workspace.begin(low, node, temporary)
+    return list_workspace.begin(low, temporary)
+
+
 def _is_own(node: notation.Let, env: Environment) -> bool:
-    """Whether the threads of parallel loops have a temporary each, which the first statement computes."""
+    """Whether each thread of parallel loops has a private temporary, computed by the first statement."""
     names = {temporary.name for temporary in node.temporaries}
     if env.in_parallel or any(temporary.scope != "thread" for temporary in node.temporaries):
         return False
@@ -89,7 +134,7 @@ def _is_own(node: notation.Let, env: Environment) -> bool:
 
 
 def _is_read_by_threads(node: Node, names: set[str]) -> bool:
-    """Whether all that reads temporaries lies in parallel loops, whose threads compute whole iterations."""
+    """Whether all reads of temporaries are in parallel loops with whole iterations per thread."""
     match node:
         case notation.Forall(kind=notation.Parallel(hubs=0)):
             return True
@@ -99,7 +144,7 @@ def _is_read_by_threads(node: Node, names: set[str]) -> bool:
 
 
 def _identity(low: Lowering, node: notation.Let, temporary: notation.Temporary) -> Start:
-    """The value that a temporary starts with: the identity when its first assignment is a sum."""
+    """The initial value of a temporary: the identity if the first assignment is a sum."""
     for part in find(node.body, Assign):
         if part.target.tensor == temporary.name:
             return MONOIDS[part.monoid].identity(temporary.dtype) if part.monoid else None
@@ -145,7 +190,7 @@ def register(
 
 
 def _is_reduced(low: Lowering, node: notation.Let, name: str, lane: str) -> bool:
-    """Whether an assignment reads all lanes of a temporary into an entry that has no index in the lanes."""
+    """Whether an assignment reads all lanes of a temporary into an entry without an index in the lanes."""
     provenance = Provenance(low.program.relations)
     for assign in find(node.body, Assign):
         if any(n.tensor == name for n in find(assign.value, Access)):
@@ -156,7 +201,7 @@ def _is_reduced(low: Lowering, node: notation.Let, name: str, lane: str) -> bool
 
 
 def _is_table(node: Node, index: str, kinds: set[type[notation.Kind]]) -> bool:
-    """Whether a temporary is written in vectors along `index`, and read at any of its coordinates in other lanes."""
+    """Whether a temporary is written in vectors along `index`, and read at arbitrary coordinates in other lanes."""
     if kinds != {notation.Vector, notation.Serial}:
         return False
     around = [
@@ -173,7 +218,7 @@ def _kinds(node: Node, index: str) -> set[type[notation.Kind]]:
 
 
 def _static_bound(low: Lowering, index: str, temporary: notation.Temporary, env: Environment) -> int:
-    """The constant that bounds the iterations of `index`."""
+    """The constant bound of the iterations of `index`."""
     known = env.ranges.get(index)
     bound = known.bound if known is not None else None
     if bound is None and index in low.split_by_inner:
@@ -188,10 +233,10 @@ def _static_bound(low: Lowering, index: str, temporary: notation.Temporary, env:
 
 
 def _allocate(low: Lowering, temporary: notation.Temporary) -> None:
-    """Memory for a temporary, allocated once a thread where threads have their own, else once."""
+    """Memory for a temporary, allocated once a thread if private to threads, else once."""
     if temporary.name not in low.memory:
         low.memory[temporary.name] = temporary
-        # Inside a parallel loop every temporary is private: its `let` runs once an iteration.
+        # Inside a parallel loop every temporary is private, because `let` runs once an iteration.
         count = _count(low, temporary)
         if is_strip(temporary):
             count = plus(count, integer(low.lanes - 1))
@@ -199,7 +244,7 @@ def _allocate(low: Lowering, temporary: notation.Temporary) -> None:
 
 
 def _count(low: Lowering, temporary: notation.Temporary) -> loops.Expr:
-    """The number of elements a temporary in memory has."""
+    """The number of elements of a temporary in memory."""
     if temporary.pattern_of is None:
         return product([low.bound(index) for index in temporary.indices])
     if is_whole(temporary):

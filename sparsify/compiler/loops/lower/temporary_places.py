@@ -1,6 +1,6 @@
-"""Places in temporaries: which element of memory an access means, and where vectors have room.
+"""Places in temporaries: the element of an access in memory, and the room for whole vectors.
 
-In: `S[i,j]` in `thread pattern of M[i,j]`, at position `pM2` of a segment that begins at `begin`. Out: `pM2 - begin`.
+In: `S[i,j]` in `thread pattern of M[i,j]`, at position `pM2` of a segment starting at `begin`. Out: `pM2 - begin`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def has_room(low: Lowering, name: str, index: str, lanes: int) -> bool:
-    """Whether `name` is a temporary whose mode `index` strips of `lanes` iterations never leave, in cut tiles too."""
+    """Whether strips of `lanes` iterations along mode `index` of a temporary stay in bounds, in cut tiles too."""
     temporary, split = low.memory.get(name), low.split_by_inner.get(index)
     if (
         temporary is None
@@ -33,18 +33,18 @@ def has_room(low: Lowering, name: str, index: str, lanes: int) -> bool:
 
 
 def is_strip(temporary: notation.Temporary) -> bool:
-    """Whether a temporary has the stored positions of one segment and nothing else.
+    """Whether a temporary has exactly the stored positions of one segment.
 
-    Behind them there is room for a whole vector, see `ends_a_strip`.
+    Behind the positions, memory for a whole vector is reserved, see `ends_a_strip`.
     """
     return temporary.pattern_of is not None and len(temporary.indices) == 1 and not is_whole(temporary)
 
 
 def ends_a_strip(low: Lowering, name: str, lane: LaneContext) -> bool:
-    """Whether a vector that is not in use in all lanes is the last one of a strip, none begins behind it.
+    """Whether a partly used vector is the last one of a strip, with no vector behind.
 
-    A processor hands what it has just stored to the next load of it, but not what masks let through: such a vector is
-    stored without one. Other tiles than of one vector, or of a part of whole ones, are cut in other places, too.
+    A processor forwards stores to later loads, but not masked stores: the last vector is therefore
+    stored without a mask. Tiles other than one vector, or a part of whole vectors, are cut at other places, too.
     """
     temporary, index = low.memory.get(name), lane.index
     if temporary is None or not is_strip(temporary) or lane.bits is not None:
@@ -59,7 +59,7 @@ def ends_a_strip(low: Lowering, name: str, lane: LaneContext) -> bool:
 
 
 def position(low: Lowering, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:
-    """The position of an entry in a temporary in memory: its modes folded in storage order."""
+    """The position of an entry in a temporary in memory: the modes linearized in storage order."""
     is_by_positions = temporary.pattern_of is not None and is_whole(temporary)
     for index in access.indices:
         if not isinstance(index, Index | Const) or (isinstance(index, Const) and not is_by_positions):
@@ -88,8 +88,8 @@ def _whole_position(
 ) -> Coordinate:
     """The position of an entry in a temporary with all positions of its pattern.
 
-    `S[h,i,j]` by positions of `M[i,j]` has those of one `h` side by side, `H[t,e,h]` by positions of `G[t,e]` has the
-    row over `h` of each; `Z[t,e,1,h]` is a part of that row.
+    `S[h,i,j]` by positions of `M[i,j]` stores the entries of one `h` contiguously, `H[t,e,h]` by positions of `G[t,e]`
+    the row over `h` of each position; `Z[t,e,1,h]` is a part of the row.
     """
     last = max(map(temporary.indices.index, temporary.pattern_indices), default=-1)
     result = scalar(ZERO)
@@ -104,18 +104,18 @@ def _whole_position(
 
 
 def _constant(index: Expr) -> Coordinate:
-    """The coordinate that a number says."""
+    """The coordinate of a constant index."""
     assert isinstance(index, Const), "indices are variables or numbers here"
     return scalar(loops.Literal(int(index.value), loops.INT))
 
 
 def is_whole(temporary: notation.Temporary) -> bool:
-    """Whether a temporary has all positions of its pattern, not only those below outer loops."""
+    """Whether a temporary has all positions of its pattern, not only the positions below outer loops."""
     return set(temporary.pattern_indices) <= set(temporary.indices)
 
 
 def _stored_position(low: Lowering, access: Access, env: Environment) -> Coordinate:
-    """The position of an entry among all stored entries of the pattern that it follows."""
+    """The position of an entry among all stored entries of the shared pattern."""
     root = low.root_of(access)
     place = place_of(low, root, env)
     levels = low.declaration(root.tensor).format.levels
@@ -126,9 +126,9 @@ def _stored_position(low: Lowering, access: Access, env: Environment) -> Coordin
 
 
 def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> int | None:
-    """The compressed level of the pattern whose coordinates are those of `index`, `None` for a dense mode.
+    """The compressed level of the pattern with the coordinates of `index`, `None` for a dense mode.
 
-    An index of positions that have coordinates in several levels is fused of theirs: the first one is compressed.
+    An index of positions with coordinates in several levels is fused from their indices: the first one is compressed.
     """
     root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
     levels = list(enumerate(low.declaration(root.tensor).format.levels))
@@ -143,7 +143,7 @@ def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> in
 
 
 def strip_bound(low: Lowering, temporary: notation.Temporary, index: str) -> loops.Expr:
-    """The number of places `index` has in a strip: those of the longest segment, or its coordinates."""
+    """The number of places of `index` in a strip: the length of the longest segment, or the number of coordinates."""
     level = _strip_level(low, temporary, index)
     return low.bound(index) if level is None else longest_segment(low, temporary.pattern_of or "", level)
 
@@ -151,7 +151,7 @@ def strip_bound(low: Lowering, temporary: notation.Temporary, index: str) -> loo
 def _strip_place(
     low: Lowering, temporary: notation.Temporary, own: str, index: str, env: Environment
 ) -> Coordinate:
-    """The place along one mode of a strip; a compressed one counts from the beginning of its segment."""
+    """The place along one mode of a strip; a compressed mode counts from the start of the segment."""
     if _strip_level(low, temporary, own) is None:
         return env.coordinates[index]
     root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
@@ -164,7 +164,7 @@ def _strip_place(
 
 
 def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
-    """The number of positions in the longest segment of a compressed level, found when the kernel starts."""
+    """The number of positions in the longest segment of a compressed level, computed at kernel start."""
     longest = loops.Var(f"{tensor}{level + 1}_longest", loops.INT)
     if longest.name in low.longest:
         return longest
@@ -186,7 +186,7 @@ def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
 
 
 def _parents(low: Lowering, tensor: str, level: int) -> loops.Expr:
-    """The number of positions the level above has."""
+    """The number of positions of the level above."""
     count: loops.Expr = ONE
     for number in range(level):
         count = first_below(low, Access(tensor), number, count)

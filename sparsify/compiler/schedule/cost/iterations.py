@@ -1,10 +1,10 @@
-"""The number of times loops run: a nest as counts, and the iterations of each of its loops in any order.
+"""Iteration counts: a nest described by counts, and the iterations of each of its loops in any order.
 
 In: `sum(j, A[i,j] * B[j,k])`, both compressed by row, 1,000 x 1,000 with 10 entries a row. Out: 1,000 iterations of
 `i`, 10,000 of `j` inside it, 100,000 of `k` inside both; 10,000,000 of `j` inside `i` and `k`.
 
-Coordinates count as independent: a product keeps the share of the coordinates that all its factors keep, a sum that
-of any. Distinct coordinates are taken from the operands where they are known.
+Coordinates count as independent: a product keeps the fraction of coordinates stored in all factors, a sum the fraction
+stored in any. Distinct coordinates are taken from the operands if known.
 
 Source: the size estimates of join ordering, Selinger et al., Access Path Selection, 1979; asymptotic costs of
 sparse loop nests after Ahrens, Kjolstad and Amarasinghe, Autoscheduling for Sparse Tensor Algebra, 2022.
@@ -23,19 +23,19 @@ from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.loops.lower.lattice import EVERYWHERE, Point, expression_regions
 from sparsify.compiler.schedule.sizes import Sizes
 
-# Where nothing is known: extents, and entries per coordinate of the longest mode.
+# Defaults for unknown sizes: extents, and entries per coordinate of the longest mode.
 UNKNOWN_EXTENT: Final = 1000
 UNKNOWN_ENTRIES: Final = 10
-# Two lists are searched instead of merged when one is so many times longer.
+# Length ratio above which two lists are searched instead of merged.
 GALLOP: Final = 8
-# What it costs to copy an entry of a dense operand transposed, and to write one of a result so; and how many bytes of
-# an operand's tile of lanes stay near.
+# Costs of copying an entry of a dense operand transposed, and of writing an entry of a result transposed; most bytes
+# of an operand's tile of lanes that stay in cache.
 COPY: Final = 1.0
 COPY_BACK: Final = 2.5
 COPY_BYTES: Final = 1 << 19
 TILE_BYTES: Final = 64
-# What it costs to turn an entry of an operand, whose pattern is turned once and whose values with every call, and of a
-# result of an earlier step, all of it every time.
+# Costs of transposing an entry of an operand (the pattern once, the values in each call), and of a result of an
+# earlier step (pattern and values in each call).
 TURN: Final = 2.5
 TURN_MADE: Final = 60.0
 
@@ -45,15 +45,15 @@ class Factor:
     """A sparse operand in a nest; variables are bits.
 
     Attributes:
-        access: the operand and its index variables.
-        order: the bit of the variable of each level, outermost first.
-        is_dense: whether the level at each depth is dense; it stays so in every mode ordering.
-        known: distinct coordinates of some sets of variables.
+        access: operand and its index variables.
+        order: bit of the variable of each level, outermost first.
+        is_dense: whether the level at each depth is dense, in every mode ordering.
+        known: known numbers of distinct coordinates for sets of variables.
         stored: entries.
-        turn: what it costs to read an entry in another mode ordering, infinite where that cannot be.
+        turn: cost of reading an entry in another mode ordering, infinite if illegal.
         mask: all variables of the operand.
-        above: the variables of the levels above that of each.
-        shares: what is known of `Nest.share`; all nests of an operand have the same extents.
+        above: for each variable the variables of the levels above.
+        shares: memoized results of `Nest.share`; all nests of an operand have the same extents.
     """
 
     access: Access
@@ -67,7 +67,7 @@ class Factor:
     shares: dict[int, float] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Asked for in every step of a search.
+        # Precomputed: every step of a search reads these.
         object.__setattr__(self, "mask", sum(set(self.order)))
         above = {bit: sum(set(self.order[: self.order.index(bit)])) for bit in self.order}
         object.__setattr__(self, "above", above)
@@ -78,23 +78,23 @@ class Nest:
     """The loops of one sum, or of one assignment, as counts.
 
     Attributes:
-        variables: the names of the loops; the n-th is bit `1 << n`.
-        extents: of each.
-        factors: the sparse operands.
-        points: the smallest sets of factors that make the body run; an empty one stands for everywhere.
-        target: the variables of what is written.
-        full: all variables that have a loop.
-        levels: the variables of its levels in order when it is assembled, else nothing.
-        reads: per dense operand its variables, and the bit of its last mode; the target is the last of them.
+        variables: names of the loops; the n-th is bit `1 << n`.
+        extents: extent of each variable.
+        factors: sparse operands.
+        points: minimal sets of factors for which the body runs (lattice points); an empty set stands for everywhere.
+        target: variables of the written tensor.
+        full: all variables with a loop.
+        levels: variables of an assembled result's levels in order, empty otherwise.
+        reads: for each dense operand its variables and the bit of its last mode; the target is the last entry.
         is_sampled: whether the target is stored at known positions, which sums around their loops do not keep.
-        may_copy: whether dense operands that lie across the lanes may be copied transposed.
-        costs: of loops, by those around, the variable and whether there is a workspace, as far as they were asked for.
-        bits: the variables that have a loop.
-        sums: those that are summed.
-        above: per variable of the assembled result those of the levels above its own.
-        having: per variable the factors that have it, with their numbers.
-        strides: per variable how many dense operands have it in another mode than their last one.
-        copies: what transposed copies cost, per variable along which lanes run with them.
+        may_copy: whether dense operands strided along the lanes may be copied transposed.
+        costs: memoized costs of loops, by outer loops, variable and levels of a workspace.
+        bits: variables with a loop.
+        sums: summed variables.
+        above: for each variable of the assembled result the variables of the levels above.
+        having: for each variable the factors with the variable, numbered.
+        strides: for each variable the number of dense operands with the variable in another mode than the last.
+        copies: costs of transposed copies, for each variable along which lanes run with copies.
     """
 
     variables: tuple[str, ...]
@@ -114,7 +114,7 @@ class Nest:
     strides: Mapping[int, int] = field(init=False, compare=False, repr=False)
     copies: Mapping[int, float] = field(init=False, compare=False, repr=False)
     _meeting: Sequence[int] = field(init=False, compare=False, repr=False)
-    costs: dict[tuple[int, int, bool], float] = field(
+    costs: dict[tuple[int, int, int], float] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
     _counts: dict[int, float] = field(init=False, default_factory=dict, compare=False, repr=False)
@@ -124,7 +124,7 @@ class Nest:
     _coordinates: dict[int, float] = field(default_factory=lambda: {0: 1.0}, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Asked for in every step of a search.
+        # Precomputed: every step of a search reads these.
         bits = tuple(1 << n for n in range(self.full.bit_length()) if self.full >> n & 1)
         numbered = tuple(enumerate(self.factors))
         strides = {b: sum([1 for mask, last in self.reads if mask & b and last != b]) for b in bits}
@@ -144,7 +144,7 @@ class Nest:
         return 1 << self.variables.index(name)
 
     def coordinates(self, mask: int) -> float:
-        """The number of combinations of coordinates the variables of a set have."""
+        """The product of the extents of a set of variables."""
         found = self._coordinates.get(mask)
         if found is None:
             first = mask & -mask
@@ -153,7 +153,7 @@ class Nest:
         return found
 
     def distinct(self, number: int, mask: int) -> float:
-        """Distinct coordinates of a factor along the variables of `mask` that it has."""
+        """Distinct coordinates of a factor along its variables in `mask`."""
         factor = self.factors[number]
         mask &= factor.mask
         if mask == factor.mask:
@@ -163,9 +163,9 @@ class Nest:
         return spread(factor.stored, self.coordinates(mask))
 
     def share(self, number: int, mask: int) -> float:
-        """The share of the coordinates along `mask` that a loop over the levels of a factor reaches.
+        """The fraction of coordinates along `mask` that a loop over the levels of a factor reaches.
 
-        Dense levels with no compressed one above them are run through as a whole.
+        Dense levels without a compressed level above are traversed completely.
         """
         factor = self.factors[number]
         mask &= factor.mask
@@ -179,7 +179,7 @@ class Nest:
         return found
 
     def count(self, mask: int) -> float:
-        """The number of times the body of loops over the variables of `mask`, the outermost ones, runs."""
+        """The number of runs of the body of the outermost loops, over the variables of `mask`."""
         found = self._counts.get(mask)
         if found is None:
             share = 0.0
@@ -190,7 +190,7 @@ class Nest:
         return found
 
     def visits(self, outer: int, bit: int) -> tuple[float, int]:
-        """The coordinates that one run of the loop over `bit` inside `outer` looks at, and how many lists it merges."""
+        """The coordinates visited by one run of the loop over `bit` inside `outer`, and the number of merged lists."""
         found = self._visits.get((outer, bit))
         if found is None:
             found = self._visits[outer, bit] = self._looks(outer, bit)
@@ -216,7 +216,7 @@ class Nest:
         return min(sum(lengths), extent * len(lengths)), len(lengths)
 
     def drivers(self, outer: int, bit: int) -> list[int]:
-        """The factors that have stored coordinates of a variable when those of `outer` have been reached."""
+        """The factors with a list of coordinates of a variable inside the loops over `outer`."""
         found = self.having[bit]
         return [number for number, f in found if not f.is_dense[(f.mask & outer).bit_count()]]
 
@@ -245,7 +245,7 @@ class Nest:
         return found
 
     def _is_near(self, bit: int, across: Sequence[tuple[int, int]], is_written: bool) -> bool:
-        """Whether copies of a tile of lanes stay near; at stored positions whole operands are copied."""
+        """Whether copies of a tile of lanes stay in cache; at stored positions whole operands are copied."""
         if self.is_sampled:
             return all(mask & bit for mask, _ in self.reads)
         outer = self.target
@@ -257,7 +257,7 @@ class Nest:
 
     @cached_property
     def lane(self) -> int:
-        """The variable whose iterations are neighbours in memory wherever it occurs, 0 without one."""
+        """The variable contiguous in all operands that have it, 0 without one."""
         stored = 0
         for factor in self.factors:
             stored |= factor.mask
@@ -268,7 +268,7 @@ class Nest:
 
 
 def spread(entries: float, places: float) -> float:
-    """Distinct places that so many entries take when they lie anywhere: `n (1 - (1 - 1/n)^m)`."""
+    """Expected number of distinct places of uniformly distributed entries: `n (1 - (1 - 1/n)^m)`."""
     if places <= 0:
         return 0.0
     return min(entries, -places * expm1(-entries / places))
@@ -277,9 +277,9 @@ def spread(entries: float, places: float) -> float:
 def nest_of(
     program: Program, target: Access, body: Expr, sizes: Sizes, monoid: str | None = "sum"
 ) -> Nest | None:
-    """The nest that reduces `body` into `target`; `None` where its loops are not those of its index variables.
+    """The nest that reduces `body` into `target`; `None` if its loops are not those of its index variables.
 
-    Blocks, diagonals and computed indices make loops of their own.
+    Blocks, diagonals and computed indices have loops of their own.
     """
     declared = {d.name: d for d in program.declarations}
     accesses = list(dict.fromkeys(find(body, Access)))
@@ -317,13 +317,13 @@ def nest_of(
 
 
 def may_be_copied(body: Expr, declared: Mapping[str, Declaration]) -> bool:
-    """Whether a sum is one of products that read each dense operand in one way, so that copies take its place."""
+    """Whether a product reads each dense operand in a single way, so that a transposed copy can replace it."""
     reads = dense_factors(body, declared)
     return reads is not None and len({access.tensor for access in reads}) == len(set(reads))
 
 
 def dense_factors(body: Expr, declared: Mapping[str, Declaration]) -> list[Access] | None:
-    """The dense operands of a product of sparse ones and of what is computed of dense ones; `None` otherwise."""
+    """The dense operands of a product of sparse operands and functions of dense ones; `None` for other bodies."""
     match body:
         case Call("mul", (left, right)):
             parts = dense_factors(left, declared), dense_factors(right, declared)
@@ -336,7 +336,7 @@ def dense_factors(body: Expr, declared: Mapping[str, Declaration]) -> list[Acces
 
 
 def is_plain(access: Access, declared: Declaration) -> bool:
-    """Whether each level of an operand is a loop over one of the index variables of an access, each another."""
+    """Whether the levels of an operand are loops over distinct plain index variables of an access."""
     names = [index.name for index in access.indices if isinstance(index, Index)]
     whole = all(
         stored.expression.kind == "whole" and not stored.level.has_bits for stored in declared.format.levels
@@ -347,14 +347,14 @@ def is_plain(access: Access, declared: Declaration) -> bool:
 def extents_of(
     accesses: Sequence[Access], declared: Mapping[str, Declaration], sizes: Sizes
 ) -> dict[str, int]:
-    """The extents of index variables, as far as they are known."""
+    """The known extents of index variables."""
     found: dict[str, int] = {}
     for access in accesses:
         if access.tensor not in declared:
             continue
         for index, extent in zip(access.indices, declared[access.tensor].extents, strict=True):
             size = sizes.extents.get(extent)
-            # Symbols of traced graphs are not looked at: that would fix them.
+            # Symbolic extents of traced graphs are skipped: reading one would specialize the graph.
             if isinstance(index, Index) and type(size) is int:
                 found[index.name] = size
     return found
@@ -372,7 +372,7 @@ def _level_names(access: Access, declared: Declaration) -> list[str]:
 
 
 def _read(names: list[str], declared: Declaration | None, bits: Mapping[str, int]) -> tuple[int, int]:
-    """The variables of a dense operand, and the one whose coordinates are neighbours in memory, 0 for a number."""
+    """The variables of a dense operand, and its contiguous variable, 0 for a number."""
     if not names:
         return 0, 0
     last = names[-1] if declared is None else names[declared.format.ordering[-1]]
@@ -388,7 +388,7 @@ def _factor(
     sizes: Sizes,
     written: str,
 ) -> Factor:
-    """A sparse operand as counts: what is known of it, else ten entries a coordinate of its longest mode."""
+    """A sparse operand as counts; unknown operands count ten entries a coordinate of their longest mode."""
     order = tuple(bits[name] for name in _level_names(access, declared))
     is_dense = tuple(stored.level.is_full for stored in declared.format.levels)
     own = [extents[bit.bit_length() - 1] for bit in order]
@@ -399,7 +399,7 @@ def _factor(
         known[sum(bits[_names(access)[mode]] for mode in mask)] = float(count)
     turn = TURN if declared.name in program.inputs else TURN_MADE
     if any(d.pattern_of == declared.name for d in program.declarations if d.name == written):
-        turn = inf  # entry by entry beside the result that shares its pattern
+        turn = inf  # co-iterated entry by entry with the result on its pattern
     return Factor(access, order, is_dense, known, stored, turn)
 
 
@@ -410,7 +410,7 @@ def _points(
     declared: Mapping[str, Declaration],
     monoid: str | None,
 ) -> tuple[tuple[int, ...], ...]:
-    """The smallest sets of sparse operands at whose entries the body has something to do."""
+    """The minimal sets of sparse operands at whose entries the body has an effect."""
     fills = DeclaredTensors(declared)
     regions = expression_regions(body, frozenset(sparse), fills, frozenset(), {})
     output = declared.get(target.tensor)
@@ -420,7 +420,7 @@ def _points(
     if regions.background is None or regions.background != wanted:
         points = EVERYWHERE
     if output is not None and output.pattern_of in declared:
-        # What follows a pattern has entries only where that has them, which may be everywhere.
+        # A result on a pattern has entries only at those of the pattern's owner, possibly a dense tensor.
         root = frozenset({fills.root_of(target)}.intersection(sparse))
         points = frozenset(point | root for point in points)
     return tuple(
@@ -429,12 +429,12 @@ def _points(
 
 
 def _smallest(points: frozenset[Point]) -> list[Point]:
-    """The points that contain no other."""
+    """The minimal points."""
     return [point for point in points if not any(other < point for other in points)]
 
 
 def body_of(statement: Assign) -> tuple[str | None, Expr] | None:
-    """The monoid and the body of the one sum in a statement, or the statement itself without one."""
+    """The monoid and the body of the only reduction in a statement, or the value without a reduction."""
     if statement.monoid is not None:
         return statement.monoid, statement.value
     sums = find(statement.value, Reduce)

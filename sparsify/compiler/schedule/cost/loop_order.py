@@ -1,11 +1,10 @@
-"""The order of loops by cost: the cheapest of all, found set by set.
+"""Loop order by cost: the cheapest order, by dynamic programming over sets of loops.
 
 In: the nest of `sum(j, A[i,j] * B[j,k])`, all compressed by row. Out: `i, j, k`: 1,000 rows, their 10,000 entries,
 100,000 products; the inner product `i, k, j` would look at 10,000,000 pairs.
 
-What a loop costs depends on which loops are around it and not on their order, so that the best order of a set of
-loops begins with the best order of a smaller set: 2^n steps instead of n!. Operands that are stored in another
-order are turned once.
+The cost of a loop depends on the set of loops around it and not on their order, so that the best order of a set starts
+with the best order of a subset: 2^n steps instead of n!. Operands stored in another order are transposed once.
 
 Source: dynamic programming over subsets, Held and Karp, 1962; the filters that should come first are those of
 Yan et al., Scorch, 2024, Algorithm 1, which ranks loops without sizes.
@@ -25,34 +24,42 @@ from sparsify.compiler.schedule.sizes import Sizes
 
 # Costs in units of one multiplication and addition in a register.
 VISIT: Final = 1.0  # a stored coordinate in a loop over one list, or a step of a loop over all coordinates
-MERGE: Final = 3.0  # a step in merged lists: comparisons that the processor cannot foresee
+MERGE: Final = 3.0  # a step of co-iterated lists: mispredicted comparisons
 SCATTER: Final = 1.0  # an addition to memory instead of a register
-STRIDE: Final = 2.0  # an entry of a dense operand that is no neighbour of the one before
+STRIDE: Final = 2.0  # an entry of a dense operand not contiguous with the previous one
 SERIAL: Final = 0.5  # an iteration that threads cannot share
 INSERT: Final = 8.0  # an entry of a result that is assembled from a workspace
 APPEND: Final = 2.0  # an entry of a result that is assembled in order
+HASH: Final = 50.0  # an addition to an entry of a hash table
+SORT: Final = 50.0  # a sorted entry of a hash table
+TABLE: Final = 1e4  # a hash table, independent of its size
 LANES: Final = 8.0
+# Most hash keys expected by the plan: keys have 62 bits, also for larger operands than those of the plan.
+MOST_KEYS: Final = 2.0**40
+# Most loops of nests for which orders with a hash table are searched.
+MOST_HASHED: Final = 4
 MOST_VARIABLES: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Loops, outermost first, and what they cost.
+    """A loop order, outermost first, and its cost.
 
     Attributes:
-        names: the index variables.
-        cost: in multiplications and additions, as far as counts tell.
-        iterations: of all loops together.
-        turned: the operands that are not stored so.
-        workspace: whether the result is assembled from a workspace a row.
-        copied: the variable along which lanes run thanks to transposed copies of dense operands, if it is so.
+        names: index variables.
+        cost: cost in multiplications and additions, estimated from counts.
+        iterations: iterations of all loops together.
+        turned: operands with a discordant mode ordering, to be transposed.
+        workspace: number of last levels of the result held in a workspace, 0 without one; more than one form a hash
+            table.
+        copied: variable along which lanes run due to transposed copies of dense operands, if any.
     """
 
     names: tuple[str, ...]
     cost: float
     iterations: float
     turned: tuple[str, ...] = ()
-    workspace: bool = False
+    workspace: int = 0
     copied: str = ""
 
     def __str__(self) -> str:
@@ -60,12 +67,12 @@ class Order:
 
 
 def statement_order(program: Program, statement: Assign, sizes: Sizes) -> Order | None:
-    """The cheapest order of the loops of a statement; `None` where its loops are not those of one plain nest."""
+    """The cheapest loop order of a statement; `None` unless the statement is one plain nest."""
     found = body_of(statement)
     if found is None:
         return None
     nest = nest_of(program, statement.target, found[1], sizes, found[0])
-    # What is stored adds to a workspace only where nothing stored is what the reduction starts with.
+    # Stored entries scatter into a workspace only if the unstored value is the identity of the reduction.
     value = infer_sparsity(found[1], {declared.name: declared for declared in program.declarations})
     may_scatter = found[0] is None or value.fill == MONOIDS[found[0]].neutral
     order = None if nest is None else best_order(nest, may_scatter)
@@ -73,12 +80,12 @@ def statement_order(program: Program, statement: Assign, sizes: Sizes) -> Order 
 
 
 def best_order(nest: Nest, may_scatter: bool = True, limit: float = inf) -> Order | None:
-    """The cheapest order of the loops of a nest; `None` where there is none, or there are too many loops.
+    """The cheapest loop order of a nest; `None` without a legal order, or for too many loops.
 
     Args:
-        nest: the loops.
-        may_scatter: whether a workspace may take what is summed.
-        limit: orders that cost more are not looked for.
+        nest: loops.
+        may_scatter: whether a workspace may take scattered sums.
+        limit: cost limit of the search.
     """
     if not nest.bits:
         return Order((), 0.0, 1.0)
@@ -87,12 +94,12 @@ def best_order(nest: Nest, may_scatter: bool = True, limit: float = inf) -> Orde
 
 
 def searched(nest: Nest, may_scatter: bool = True) -> "Search":
-    """The search for the order of a nest, with what is known of it from before."""
+    """The memoized search for the loop order of a nest."""
     return searched_before(_Key(nest), may_scatter)
 
 
 class _Key:
-    """A nest by what it holds, so that a statement which stays as it is has its loops ordered once."""
+    """Cache key of a loop-order search: equal nests share one search."""
 
     def __init__(self, nest: Nest) -> None:
         self.nest = nest
@@ -111,20 +118,20 @@ class Search:
     """The state of the search for the cheapest order of a nest.
 
     Attributes:
-        nest: the loops.
-        may_scatter: whether a workspace may take what is summed.
-        found: the order of bits, and whether a workspace takes what is summed.
-        cost: of it.
-        limit: no order that was not found costs less.
+        nest: loops.
+        may_scatter: whether a workspace may take scattered sums.
+        found: cheapest order of bits, and the number of levels in its workspace.
+        cost: cost of the order.
+        limit: proven lower bound on the cost of every other order.
     """
 
     def __init__(self, nest: Nest, may_scatter: bool = True) -> None:
         self.nest, self.may_scatter = nest, may_scatter
-        self.found: tuple[tuple[int, ...], bool] | None = None
+        self.found: tuple[tuple[int, ...], int] | None = None
         self.cost, self.limit = inf, -inf
 
     def look(self, limit: float = inf) -> bool:
-        """Whether the cheapest order costs no more than a limit; it is found then."""
+        """Whether the cheapest order costs no more than a limit; stores the order if so."""
         limit *= 1.0 + 1e-9
         if self.found is None and limit > self.limit and len(self.nest.bits) <= MOST_VARIABLES:
             self.limit = limit
@@ -138,21 +145,35 @@ class Search:
 
 @lru_cache(maxsize=16)
 def searched_before(key: _Key, may_scatter: bool) -> Search:
-    """The search for the order of a nest, which goes on where a higher limit asks for it."""
+    """The search for the order of a nest, memoized by key and resumable under a higher limit."""
     return Search(key.nest, may_scatter)
 
 
-def _ways(nest: Nest) -> tuple[bool, ...]:
-    """Whether a workspace takes what is summed: always, never or either, by what is written."""
-    if not nest.levels:
-        return (False,)
-    return (True, False) if nest.full != nest.target else (False,)
+def _ways(nest: Nest) -> tuple[int, ...]:
+    """The legal numbers of result levels in a workspace of scattered sums."""
+    if not nest.levels or nest.full == nest.target:
+        return (0,)
+    hashed = range(2, len(nest.levels) + 1) if may_hash(nest) else ()
+    return (1, 0, *(n for n in hashed if nest.coordinates(held_levels(nest, n)) <= MOST_KEYS))
 
 
-def _cheapest(nest: Nest, workspace: bool, limit: float) -> tuple[float, tuple[int, ...]] | None:
-    """The cheapest order with or without a workspace, by the sets of loops around each loop; none above a limit."""
+def may_hash(nest: Nest) -> bool:
+    """Whether a hash table may cost less than transposing all operands; for few loops only."""
+    if len(nest.bits) > MOST_HASHED:
+        return False
+    turned = sum([factor.turn * max(factor.stored, 1.0) for factor in nest.factors])
+    return turned > TABLE + HASH * nest.count(nest.full) + SORT * nest.written
+
+
+def held_levels(nest: Nest, workspace: int) -> int:
+    """The variables of the last levels of the result, held in a workspace."""
+    return sum(nest.levels[len(nest.levels) - workspace :]) if workspace else 0
+
+
+def _cheapest(nest: Nest, workspace: int, limit: float) -> tuple[float, tuple[int, ...]] | None:
+    """The cheapest order with `workspace` levels in a workspace, by dynamic programming; `None` above the limit."""
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
-    # Whatever the last loop is, it costs at least so much.
+    # A lower bound of the cost of the innermost loop.
     last = min((loop_cost(nest, nest.full ^ b, b, workspace) for b in _free(nest, workspace)), default=inf)
     if last == inf or last > limit:
         return None
@@ -173,15 +194,15 @@ def _cheapest(nest: Nest, workspace: bool, limit: float) -> tuple[float, tuple[i
     return best.get(nest.full)
 
 
-def _free(nest: Nest, workspace: bool) -> list[int]:
-    """The loops that may be the innermost one."""
+def _free(nest: Nest, workspace: int) -> list[int]:
+    """The legal innermost loops."""
     return [bit for bit in nest.bits if may_follow(nest, nest.full ^ bit, bit, workspace)]
 
 
-def _greedy(nest: Nest, workspace: bool, limit: float, last: float) -> float:
-    """The cost of the order that always takes the cheapest next loop, or the limit that it exceeds.
+def _greedy(nest: Nest, workspace: int, limit: float, last: float) -> float:
+    """The cost of the order that always takes the cheapest next loop; the limit if higher.
 
-    No set of loops that costs more is looked at.
+    The result bounds the search: more expensive sets of loops are pruned.
     """
     cost, outer = 0.0, 0
     while outer != nest.full:
@@ -195,8 +216,8 @@ def _greedy(nest: Nest, workspace: bool, limit: float, last: float) -> float:
     return min(limit, cost * (1.0 + 1e-9))
 
 
-def described(nest: Nest, order: tuple[int, ...], workspace: bool) -> Order:
-    """An order of the loops with its cost."""
+def described(nest: Nest, order: tuple[int, ...], workspace: int) -> Order:
+    """A loop order with its cost."""
     cost, iterations, outer = 0.0, 0.0, 0
     for bit in order:
         cost += loop_cost(nest, outer, bit, workspace)
@@ -214,15 +235,15 @@ def described(nest: Nest, order: tuple[int, ...], workspace: bool) -> Order:
 
 
 def is_concordant(levels: tuple[int, ...], order: tuple[int, ...]) -> bool:
-    """Whether loops in this order go down the levels of an operand."""
+    """Whether a loop order visits the levels of an operand top down."""
     places = [order.index(bit) for bit in levels]
     return places == sorted(places)
 
 
 def orders(nest: Nest) -> Iterator[Order]:
-    """All orders of the loops that have code, the cheapest first; for few loops."""
+    """All loop orders that can be lowered, the cheapest first; for few loops."""
 
-    def extend(outer: int, order: tuple[int, ...], workspace: bool) -> Iterator[Order]:
+    def extend(outer: int, order: tuple[int, ...], workspace: int) -> Iterator[Order]:
         if outer == nest.full:
             yield described(nest, order, workspace)
         for bit in nest.bits:
@@ -233,30 +254,31 @@ def orders(nest: Nest) -> Iterator[Order]:
     yield from sorted(found, key=lambda order: order.cost)
 
 
-def may_follow(nest: Nest, outer: int, bit: int, workspace: bool) -> bool:
+def may_follow(nest: Nest, outer: int, bit: int, workspace: int) -> bool:
     """Whether the loop over `bit` may be the next one inside those of `outer`.
 
-    A result that is assembled is written level by level; a workspace holds its last level only.
+    An assembled result is written level by level; a workspace has its last level, a hash table its last levels in any
+    order.
     """
     sums = nest.sums
     if not nest.levels:
-        # What is summed around the loops over stored positions would need memory for all coordinates.
+        # Sums around the loops over stored positions would need memory for all coordinates.
         return not (nest.is_sampled and bit & nest.target and outer & sums)
-    last = nest.levels[-1]
-    if not bit & nest.target:
-        return not (nest.above[last] if workspace else nest.target) & ~outer
+    last, held = nest.levels[-1], held_levels(nest, workspace)
+    if not bit & nest.target or (workspace > 1 and bit & held):
+        return not nest.target & ~held & ~outer
     if nest.above[bit] & ~outer:
         return False
     if bit == last and workspace:
         return not sums & ~outer
     if sums & outer:
         return False
-    # Without a workspace every coordinate that the loop over the last level visits is stored.
-    return workspace or bit != last or not sums or bool(nest.drivers(outer, bit))
+    # Without a workspace every coordinate visited by the loop over the last level is stored.
+    return workspace > 0 or bit != last or not sums or bool(nest.drivers(outer, bit))
 
 
 def least_cost(nest: Nest) -> float:
-    """A lower bound of the cost of every loop order: the body, and the entries of an assembled result."""
+    """A lower bound on the cost of every loop order: the body, and the entries of an assembled result."""
     body = nest.count(nest.full)
     each = [_body_cost(nest, bit) for bit in nest.bits]
     cost = body * min([*each, *(1.0 / LANES for _ in nest.copies)], default=1.0)
@@ -266,18 +288,18 @@ def least_cost(nest: Nest) -> float:
     return cost
 
 
-def loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
-    """The cost that the loop over `bit` inside `outer` adds, with the body where it is the last loop."""
+def loop_cost(nest: Nest, outer: int, bit: int, workspace: int) -> float:
+    """The cost added by the loop over `bit` inside `outer`, including the body for the innermost loop."""
     found = nest.costs.get((outer, bit, workspace))
     if found is None:
         found = nest.costs[outer, bit, workspace] = _loop_cost(nest, outer, bit, workspace)
     return found
 
 
-def _loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
+def _loop_cost(nest: Nest, outer: int, bit: int, workspace: int) -> float:
     inner = outer | bit
     is_last = inner == nest.full
-    # A loop over neighbours in memory runs inside all others: its variable costs nothing to move there.
+    # A contiguous loop runs innermost in the end: its variable is moved there for free.
     cost = _run_cost(nest, outer, bit, workspace, LANES if is_last and bit == nest.lane else 1.0)
     if is_last:
         cost += nest.count(inner) * _body_cost(nest, bit)
@@ -286,15 +308,15 @@ def _loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
     return cost
 
 
-def _copied_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
-    """The same of the last loop where transposed copies take the place of what lies across its lanes."""
+def _copied_cost(nest: Nest, outer: int, bit: int, workspace: int) -> float:
+    """The cost of the innermost loop with transposed copies of the operands strided along its lanes."""
     lanes = min(LANES, nest.extents[bit.bit_length() - 1])
     copied = nest.copies[bit] + nest.count(nest.full) / max(1.0, lanes)
     return copied + _run_cost(nest, outer, bit, workspace, max(1.0, lanes))
 
 
-def _run_cost(nest: Nest, outer: int, bit: int, workspace: bool, lanes: float) -> float:
-    """The cost of a loop beside its body, with as many iterations at a time."""
+def _run_cost(nest: Nest, outer: int, bit: int, workspace: int, lanes: float) -> float:
+    """The cost of a loop without its body, with `lanes` iterations at a time."""
     count, inner = nest.count(outer), outer | bit
     visits, lists = nest.visits(outer, bit)
     cost = count * visits * (MERGE if lists > 1 else VISIT) / lanes
@@ -305,9 +327,10 @@ def _run_cost(nest: Nest, outer: int, bit: int, workspace: bool, lanes: float) -
     sums = nest.sums
     if nest.levels:
         if bit == nest.levels[-1]:
-            cost += INSERT * nest.written if workspace else APPEND * nest.count(inner)
+            inserted = (SORT if workspace > 1 else INSERT) * nest.written
+            cost += inserted if workspace else APPEND * nest.count(inner)
         if inner == nest.full and workspace:
-            cost += SCATTER * nest.count(inner)
+            cost += (HASH if workspace > 1 else SCATTER) * nest.count(inner)
     elif bit & nest.target and outer & sums:
         cost += SCATTER * nest.count(inner) / lanes
     if outer == 0 and bit & sums and nest.target:
@@ -316,12 +339,12 @@ def _run_cost(nest: Nest, outer: int, bit: int, workspace: bool, lanes: float) -
 
 
 def _body_cost(nest: Nest, bit: int) -> float:
-    """The cost of one run of the body where the loop over `bit` is the innermost one."""
+    """The cost of one run of the body, if the loop over `bit` is innermost."""
     return STRIDE * nest.strides[bit] + 1.0 / (LANES if bit == nest.lane else 1.0)
 
 
 def _positions(nest: Nest, factor: Factor, inner: int) -> float:
-    """The positions of dense levels over other modes than the operand has there: `j, i` of one stored `h, i, j`."""
+    """The positions of dense levels over other modes than the operand's own: `j, i` for an operand stored `h, i, j`."""
     leading = factor.is_dense.index(False) if False in factor.is_dense else 0
     modes = factor.mask & inner
     if leading < 2 or modes.bit_count() != leading or modes == sum(set(factor.order[:leading])):

@@ -1,6 +1,6 @@
-"""Rates of the machine that costs of loops depend on.
+"""Machine model: the rates that determine costs of loops.
 
-In: `Machine()`, what is assumed of any processor, or the one that `calibrate` has measured. Out: `machine.fma`,
+In: `Machine()`, the assumed rates of any processor, or the machine measured by `calibrate`. Out: `machine.fma`,
 `machine.reads.at(1 << 20)`: arithmetic and bytes a microsecond.
 """
 
@@ -15,7 +15,7 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A rate that falls or grows with a size, known at some sizes.
+    """A rate as a function of size, known at some sizes.
 
     >>> Curve(((100, 8.0), (10_000, 4.0))).at(1000)
     6.0
@@ -24,7 +24,7 @@ class Curve:
     points: tuple[Point, ...]
 
     def at(self, size: float) -> float:
-        """The rate at a size: between two points along the logarithm of the size, outside as at the nearest."""
+        """The rate at a size: interpolated in the logarithm of the size, constant outside."""
         (before, rate), *others = self.points
         if size <= before:
             return rate
@@ -37,24 +37,24 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Figures of one machine; those of all threads are of all at once.
+    """Figures of one machine; figures of all threads are totals.
 
     Attributes:
-        threads: that a kernel may use.
-        vector_bytes: of a vector register, 0 for scalar code.
+        threads: most threads of a kernel.
+        vector_bytes: bytes of a vector register, 0 for scalar code.
         fma, fma_all: float32 operations a microsecond of a product in registers, of one thread and of all.
-        reads, reads_all: bytes a microsecond read in a row, by the bytes read again and again.
-        gathers: bytes a microsecond of one thread, of rows of 512 bytes at random, by the bytes of the table.
+        reads, reads_all: bytes a microsecond of sequential reads, by the bytes read repeatedly.
+        gathers: bytes a microsecond of one thread, for random rows of 512 bytes, by the bytes of the table.
         dense: operations a microsecond of torch's dense product of all threads, by its rows; the other extents are 256.
-        dense_small: the same of products of 64 x 64 x 64.
-        dense_tall: the same of 4096 x 64 x 16.
-        onednn: the same of oneDNN's product with a weight that it has packed, at 256 x 256 x 256; 0 without it.
-        call_us: a call of a kernel without work.
-        torch_us: a call of torch's product without work.
-        fork_us: what starting and joining all threads takes.
-        is_measured: whether these are figures of this machine.
+        dense_small: the same for products of 64 x 64 x 64.
+        dense_tall: the same for 4096 x 64 x 16.
+        onednn: the same for oneDNN's product with a packed weight, at 256 x 256 x 256; 0 without oneDNN.
+        call_us: time of a kernel call without work.
+        torch_us: time of torch's product without work.
+        fork_us: time to start and join all threads.
+        is_measured: whether the figures were measured.
         is_agreed: whether repeated measurements agreed.
-        tries: how often it was measured.
+        tries: number of measurements.
     """
 
     threads: int = 1
@@ -92,12 +92,12 @@ class Machine:
         return 2 * max(1, self.vector_bytes // 4) / self.fma
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, which `from_dict` reads."""
+        """Plain data for `from_dict`."""
         return asdict(self)
 
 
 def scaled(threads: int, vector_bytes: int) -> Machine:
-    """Assumed rates of a machine that nobody has measured.
+    """Assumed rates of an unmeasured machine.
 
     >>> scaled(2, 32).fma_all
     160000.0
@@ -122,10 +122,10 @@ def scaled(threads: int, vector_bytes: int) -> Machine:
 
 
 def from_dict(data: dict[str, Any]) -> Machine:
-    """The machine behind plain data.
+    """The machine from plain data.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no machine.
+        KeyError, TypeError, ValueError: malformed data.
     """
     given: dict[str, Any] = {name: positive(data[name]) for name in FIGURES}
     for name in CURVES:
@@ -137,9 +137,9 @@ def from_dict(data: dict[str, Any]) -> Machine:
 
 
 def joined(first: Machine, second: Machine) -> Machine:
-    """Two measurements of one machine: the better of each figure, as nothing makes a machine faster than it is.
+    """Two measurements of one machine: the better of each figure, since disturbances only slow a machine down.
 
-    What starting threads takes is a difference of two times, which may come out too small: the second counts.
+    The time to start threads is a difference of two times and may come out too small: the second measurement counts.
     """
     better: dict[str, Any] = {
         name: (min if name in TIMES else max)(getattr(first, name), getattr(second, name))
@@ -153,10 +153,10 @@ def joined(first: Machine, second: Machine) -> Machine:
 
 
 def believable(machine: Machine) -> Machine:
-    """A measured machine without what no machine does: what was disturbed is put right by its neighbours.
+    """A measured machine with implausible figures corrected from their neighbours.
 
-    Memory is no slower for less of it, products are no slower for more rows, and no rate is out of all proportion to
-    what is assumed of any machine.
+    Bandwidth does not grow with size, the rate of products does not fall with more rows, and no rate is far from the
+    assumed one.
 
     >>> slow = Machine(reads=Curve(((1 << 14, 100.0), (1 << 18, 95_000.0))))
     >>> believable(slow).reads.points
@@ -176,18 +176,18 @@ def believable(machine: Machine) -> Machine:
 
 
 def falling(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points with no rate below that of a larger size."""
+    """The points with rates raised to be nonincreasing in size."""
     sizes, rates = zip(*reversed(points), strict=True)
     return tuple(reversed(list(zip(sizes, accumulate(rates, max), strict=True))))
 
 
 def bounded(measured: float, assumed: float) -> float:
-    """A figure no further from what is assumed than any machine is."""
+    """A figure clamped to a plausible range around the assumed one."""
     return min(max(measured, assumed / BELIEVED), assumed * BELIEVED)
 
 
 def positive(value: Any) -> float:
-    """A rate or a time."""
+    """A rate or a time, checked to be positive and finite."""
     number = float(value)
     if not 0 < number < float("inf"):
         raise ValueError(f"{value} is no rate")
@@ -196,10 +196,10 @@ def positive(value: Any) -> float:
 
 CURVES: Final = ("reads", "reads_all", "gathers", "dense")
 TIMES: Final = ("call_us", "torch_us", "fork_us")
-# How many times faster or slower than what is assumed a machine may be.
+# Largest plausible ratio between measured and assumed figures.
 BELIEVED: Final = 50
 FIGURES: Final = ("fma", "fma_all", "dense_small", "dense_tall", "call_us", "torch_us", "fork_us")
-# Threads are not assumed to help beyond this many; memory serves this many at full speed.
+# Most threads with an assumed speed-up; bytes beyond which memory bandwidth limits, and threads served at full speed.
 MOST_SPREAD: Final = 64
 FAR_BYTES: Final = 1 << 25
 FAR_SPREAD: Final = 2

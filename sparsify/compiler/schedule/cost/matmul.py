@@ -19,38 +19,38 @@ LIST: Final = 29.0
 LIST_VECTOR: Final = 3.7
 TURNED: Final = 1.5
 WRITTEN: Final = 3.7
-# What the nearest cache holds on any machine.
+# Bytes that fit the first-level cache of any machine.
 NEAREST_BYTES: Final = 1 << 14
-# Per stored entry that is multiplied with one number.
+# Per stored entry multiplied with a scalar.
 SINGLE: Final = 2.8
-# Per vector of columns that have bits, where one instruction brings entries to their lanes.
+# Per vector of columns stored as bits, if one instruction expands entries to their lanes.
 BIT_VECTOR: Final = 6.0
 EXPANDED_BYTES: Final = 4
 EXPANDED_LANES: Final = 8
-# Per slot of a slice and row of X, where one instruction looks numbers of X up in two registers; per list of slots.
+# Per slot of a slice and row of X, if one instruction looks up elements of X in two registers; per list of slots.
 SLOT: Final = 7.0
 SLOTS: Final = 4.0
 LOOKED_UP_BYTES: Final = 64
-# Per vector of a tile of dense matrices; per entry of the matrix that is copied to panels.
+# Per vector of a tile of dense matrices; per entry of the matrix copied to panels.
 TILED: Final = 1.15
 COPIED: Final = 1.0
-# By how much generated code must be faster than torch's dense product: it has to be compiled.
+# Least gain of generated code over torch's dense product, to justify a compilation.
 WORTH_US: Final = 100.0
-# A product with as few outputs is narrow.
+# Outputs of the narrowest measured product.
 NARROWEST: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A sparse matrix as products with it read it.
+    """A sparse matrix in the layout that products read.
 
     Attributes:
-        blocks: of `height` rows that store a column together.
-        lists: of columns, one for each such rows and panel.
-        height: the rows of a block.
-        width: the columns of a panel.
-        outputs, columns: its extents.
-        bytes: that it takes.
+        blocks: number of blocks of `height` rows that store a column together.
+        lists: number of lists of columns, one for each block row and panel.
+        height: rows of a block.
+        width: columns of a panel.
+        outputs, columns: extents.
+        bytes: size in memory.
     """
 
     blocks: int
@@ -63,9 +63,9 @@ class Packed:
 
 
 def kernel_us(busy_us: float, bytes_moved: float, machine: Machine) -> float:
-    """The time of a call of a kernel whose loops take one thread so long: never less than its memory takes.
+    """The time of a kernel call from the time of its loops on one thread, bounded below by memory traffic.
 
-    Threads are started where that is faster.
+    The estimate starts threads if that is faster.
     """
     alone = max(busy_us, bytes_moved / machine.reads.at(bytes_moved))
     if machine.threads == 1:
@@ -83,7 +83,7 @@ def dense_us(rows: int, outputs: int, columns: int, machine: Machine, item_bytes
 
 
 def tiled_us(rows: int, outputs: int, columns: int, machine: Machine, item_bytes: int = 4) -> float:
-    """The time of a generated product of [rows, columns] and [columns, outputs], in tiles of registers."""
+    """The time of a generated register-tiled product of [rows, columns] and [columns, outputs]."""
     lanes = max(1, machine.vector_bytes // item_bytes)
     vectors = rows * columns * -(-outputs // lanes)
     moved = item_bytes * (rows * columns + columns * outputs + rows * outputs)
@@ -93,13 +93,13 @@ def tiled_us(rows: int, outputs: int, columns: int, machine: Machine, item_bytes
 
 
 def is_tiled(rows: int, outputs: int, columns: int, machine: Machine, item_bytes: int = 4) -> bool:
-    """Whether a dense product is generated: expected to be faster than torch's by what a compilation is worth."""
+    """Whether a dense product is generated: expected to beat torch's by more than the worth of a compilation."""
     sizes = rows, outputs, columns
     return dense_us(*sizes, machine, item_bytes) - tiled_us(*sizes, machine, item_bytes) >= WORTH_US
 
 
 def product_us(rows: int, outputs: int, columns: int, machine: Machine, item_bytes: int = 4) -> float:
-    """The time of a dense product: generated, where it is so on a machine like this, or torch's."""
+    """The time of a dense product: of a generated kernel if one would be chosen on such a machine, else of torch."""
     sizes = rows, outputs, columns
     alike = scaled(machine.threads, machine.vector_bytes)
     cost = tiled_us if is_tiled(*sizes, alike, item_bytes) else dense_us
@@ -128,7 +128,7 @@ def packed_us(weight: Packed, rows: int, machine: Machine, item_bytes: int) -> f
 
 
 def packed_loops_us(weight: Packed, rows: int, machine: Machine, item_bytes: int) -> float:
-    """The time of one thread for its loops: tiles of X are turned, and read by every stored entry."""
+    """The time of the loops on one thread: tiles of X are transposed, and read by every stored entry."""
     vector_us = machine.vector_us
     if rows == 1 and weight.height == 1:
         return (weight.blocks * SINGLE + weight.lists * LIST) * vector_us
@@ -140,7 +140,7 @@ def packed_loops_us(weight: Packed, rows: int, machine: Machine, item_bytes: int
         max(machine.vector_bytes, item_bytes) / machine.reads.at(size) / vector_us * read
         for size in (NEAREST_BYTES, weight.width * tile * item_bytes)
     )
-    # Arithmetic hides what the nearest cache brings, not what comes from further away.
+    # Arithmetic hides loads from the first-level cache, not slower ones.
     block = STORED + max(VECTOR * vectors, near) + max(0.0, far - near)
     one = weight.blocks * block + weight.lists * (LIST + LIST_VECTOR * vectors)
     around = rows * (TURNED * weight.columns + WRITTEN * weight.outputs)
@@ -148,7 +148,7 @@ def packed_loops_us(weight: Packed, rows: int, machine: Machine, item_bytes: int
 
 
 def bit_vectors(outputs: int, columns: int, machine: Machine, item_bytes: int) -> int:
-    """The vectors of columns that a row of X is multiplied with, 0 where entries are not expanded by an instruction."""
+    """The vectors of columns multiplied with a row of X, 0 without an instruction that expands entries."""
     if item_bytes != EXPANDED_BYTES or machine.vector_bytes < EXPANDED_BYTES * EXPANDED_LANES:
         return 0
     return outputs * -(-columns // EXPANDED_LANES)
@@ -157,13 +157,13 @@ def bit_vectors(outputs: int, columns: int, machine: Machine, item_bytes: int) -
 def bits_us(
     vectors: int, weight_bytes: int, outputs: int, columns: int, machine: Machine, item_bytes: int
 ) -> float:
-    """The time of a call for one row of X and a weight that has a bit for each column."""
+    """The time of a call for one row of X and a weight with a bit for each column."""
     moved = weight_bytes + item_bytes * (columns + outputs)
     return kernel_us((vectors * BIT_VECTOR + outputs * LIST) * machine.vector_us, moved, machine)
 
 
 def is_looked_up(slice_rows: int, machine: Machine, item_bytes: int) -> bool:
-    """Whether the rows of a slice fill a vector whose lanes are looked up in others by an instruction."""
+    """Whether the rows of a slice fill a vector, and an instruction looks lanes up in other registers."""
     return machine.vector_bytes >= LOOKED_UP_BYTES and slice_rows * item_bytes == machine.vector_bytes
 
 
@@ -177,6 +177,6 @@ def slices_us(
     machine: Machine,
     item_bytes: int,
 ) -> float:
-    """The time of a call with a weight in slices, of which each row of X reads all."""
+    """The time of a call with a weight in slices, read completely by each row of X."""
     moved = weight_bytes + item_bytes * rows * (columns + outputs)
     return kernel_us(rows * (slots * SLOT + lists * SLOTS) * machine.vector_us, moved, machine)

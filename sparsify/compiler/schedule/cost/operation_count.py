@@ -25,9 +25,9 @@ def counted(program: Program, extents: Mapping[str, int], stored: Mapping[str, i
     `operations = sum over reductions of 2 * products + sum over other functions of results`.
 
     Args:
-        program: the einsum program.
-        extents: of index variables that the program does not fix.
-        stored: entries of each sparse operand; one that is missing counts as full.
+        program: einsum program.
+        extents: extents of index variables not fixed by the program.
+        stored: entries of each sparse operand; a missing one counts as full.
     """
     known = known_extents(program, extents)
     counts, operations = dict(stored), 0.0
@@ -51,7 +51,7 @@ def reduced(
     extents: Mapping[str, int],
     stored: Mapping[str, int],
 ) -> float:
-    """The products that a reduction sums: of entries of sparse factors, or at those of the factor beside."""
+    """The products summed by a reduction: of entries of sparse factors, or at the entries of the sampling factor."""
     accesses = find(reduction, Access)
     variables = {name for access in accesses for name in index_names(access)}
     sparse = [access for access in accesses if access.tensor in stored]

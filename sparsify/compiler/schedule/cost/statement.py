@@ -1,11 +1,11 @@
-"""The cost of a program before anything is built: an estimate from sizes, stored entries and machine rates.
+"""The cost of a program before compilation: an estimate from sizes, stored entries and machine rates.
 
 In: `Y[i,k] = sum(j, A[i,j] * X[j,k])`, `{"i": 2708, "j": 2708, "k": 128}`, `{"A": 13264}`, a machine.
 Out: about 200 us.
 
-Orders of products and formats of weights are compared with it, and reports show it beside the measured time. It is a
-roofline: the loops of a kernel at the speed of registers, what they gather at that of the cache that holds it, operands
-and results once at that of memory. Loops are counted in the time of one multiply and add of a vector register.
+The estimate ranks orders of products and formats of weights, and reports print it with the measured time. The model is
+a roofline: loops at register speed, gathers at the bandwidth of the cache that holds the table, operands and results
+once at memory bandwidth. Loops are counted in the time of one multiply and add of a vector register.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,20 +25,20 @@ from sparsify.compiler.schedule.cost.matmul import (
     packed_loops_us,
     product_us,
 )
-from sparsify.storage.levels import Compressed
+from sparsify.storage.level.levels import Compressed
 
 # Vectors' times of generated loops, fitted to measurements on AVX2.
-# Per stored entry that picks a row; per row of a sparse operand.
+# Per stored entry that gathers a row; per row of a sparse operand.
 PICKED: Final = 4.0
 ROW: Final = 20.0
-# Per product of two sparse operands, which is added to a workspace; per entry of a sum of those.
+# Per product of two sparse operands, scattered into a workspace; per entry of a merged sum of sparse operands.
 SCATTERED: Final = 18.0
 MERGED: Final = 40.0
-# Per number of a dot product beyond the multiply and add; per application of an elementary function to a vector.
+# Per dot product beyond the multiply and add; per application of an arithmetic or elementary function to a vector.
 DOT: Final = 8.0
 POINTWISE: Final = 1.0
 ELEMENTARY: Final = 20.0
-# Functions that are zero where an argument is.
+# Functions annihilated by a zero argument.
 FACTORS: Final = frozenset(("mul", "div", "logical_and"))
 ARITHMETIC: Final = frozenset(
     (
@@ -70,9 +70,9 @@ def estimate_us(
     """The time of one call of `program`, in microseconds.
 
     Args:
-        program: the einsum program.
-        extents: of all index variables that the program does not fix.
-        stored: entries of each sparse operand; one that is missing counts as full.
+        program: einsum program.
+        extents: extents of all index variables not fixed by the program.
+        stored: entries of each sparse operand; a missing one counts as full.
         machine: threads, vectors and rates.
 
     Source: the roofline model, Williams, Waterman and Patterson, 2009.
@@ -88,7 +88,7 @@ def estimate_us(
 
 
 def known_extents(program: Program, extents: Mapping[str, int]) -> dict[str, int]:
-    """The extents with those that the program fixes, and those of index variables by what they access."""
+    """The extents, extended by those fixed by the program, and by those of index variables from their accesses."""
     known = {**extents, **dict(program.extents)}
     for access in find(program, Access):
         for index, extent in zip(access.indices, program.declaration(access.tensor).extents, strict=True):
@@ -100,7 +100,7 @@ def known_extents(program: Program, extents: Mapping[str, int]) -> dict[str, int
 def expected_entries(
     program: Program, statement: Assign, extents: Mapping[str, int], stored: Mapping[str, int]
 ) -> int:
-    """The number of entries a sparse result stores: `S[h,i,j]` on the pattern of `M[i,j]` those of M for each `h`."""
+    """The expected entries of a sparse result: for `S[h,i,j]` on the pattern of `M[i,j]` those of M for each `h`."""
     target = statement.target
     root = pattern_access(program, target)
     if root.tensor != target.tensor and root.tensor in stored:
@@ -113,7 +113,7 @@ def expected_entries(
 def entries(
     program: Program, value: Expr, extents: Mapping[str, int], stored: Mapping[str, int]
 ) -> float | None:
-    """The number of entries an expression has at most, as far as chance goes; `None` for all."""
+    """Expected upper bound on the entries of an expression; `None` for all coordinates."""
     if isinstance(value, Access):
         return stored.get(value.tensor)
     if isinstance(value, Reduce):
@@ -173,14 +173,14 @@ def loops_us(
 
 
 def stored_reads(program: Program, call: Call, stored: Mapping[str, int]) -> list[int]:
-    """The entries of the sparse operands that a call merges itself."""
+    """The numbers of entries of the sparse operands that a call merges directly."""
     reads = [part for part in call.args if isinstance(part, Access)]
     sparse = {a.tensor for a in reads if not program.declaration(a.tensor).format.is_dense}
     return [stored[name] for name in sparse if name in stored]
 
 
 def parts(program: Program, value: Expr) -> Iterator[tuple[Expr, Access | None]]:
-    """The calls and reductions of an expression, the outermost of each, with the sparse factor beside it."""
+    """The calls and outermost reductions of an expression, each with its sampling sparse factor."""
 
     def visit(expr: Expr, driver: Access | None) -> Iterator[tuple[Expr, Access | None]]:
         if isinstance(expr, Reduce):
@@ -205,7 +205,7 @@ def iterations(
     extents: Mapping[str, int],
     stored: Mapping[str, int],
 ) -> float:
-    """The number of computed entries of a result: those of a sparse operand with all its variables, if there is one."""
+    """The computed entries of a result: those of a sparse operand with the same variables, if any, else all."""
     accesses = find(value, Access)
     counts = [
         stored[a.tensor]
@@ -252,12 +252,12 @@ def reduction_us(
 
 
 def computed_bytes(program: Program, accesses: Collection[Access]) -> int:
-    """The bytes of a lane in which the widest of some tensors are computed: 4 of bfloat16, which float32 holds."""
+    """The bytes of a lane in the widest computing dtype of some tensors: 4 for bfloat16, computed in float32."""
     return max([BYTES[computing(program.declaration(a.tensor).dtype)] for a in accesses], default=4)
 
 
 def lists(declared: Declaration, extents: Mapping[str, int]) -> int:
-    """The number of lists of coordinates a sparse tensor has below its outer full levels."""
+    """The number of lists of coordinates in a sparse tensor, below its outer full levels."""
     shape = [extents[name] for name in declared.extents]
     found = 1
     for stored in declared.format.levels:
@@ -289,7 +289,7 @@ def sampled_us(
 def one_of_each_pattern(
     program: Program, sparse: Sequence[Access], stored: Mapping[str, int]
 ) -> list[Access]:
-    """The sparse operands without those whose entries are, at the same places, a part of another one's."""
+    """The sparse operands without those whose entries are a subset of another's on the same pattern."""
     largest: dict[Access, Access] = {}
     for access in sparse:
         root = pattern_access(program, access)
@@ -302,7 +302,7 @@ def one_of_each_pattern(
 def products(
     sparse: list[Access], extents: Mapping[str, int], stored: Mapping[str, int]
 ) -> tuple[float, Access]:
-    """The number of products of sparse operands, and the first of them: entries that share variables meet by chance."""
+    """The expected number of products of sparse operands with independent entries, and the smallest operand."""
     first, *others = sorted(sparse, key=lambda access: stored[access.tensor])
     count, joined = float(stored[first.tensor]), index_names(first)
     for access in others:
@@ -322,7 +322,7 @@ def picked_us(
     extents: Mapping[str, int],
     machine: Machine,
 ) -> float:
-    """The time that rows take which stored coordinates pick."""
+    """The time of gathering rows at stored coordinates."""
     total = 0.0
     for access in accesses:
         if access is driver or not index_names(access) & set(summed):
@@ -369,7 +369,7 @@ def packed_of(
 def dense_shape(
     program: Program, statement: Assign, extents: Mapping[str, int]
 ) -> tuple[int, int, int] | None:
-    """Rows, outputs and columns of a product of dense matrices; `None` for anything else."""
+    """Rows, outputs and columns of a product of dense matrices; `None` for other statements."""
     value = statement.value
     match value:
         case Call("add", (Reduce() as product, Access(_, (_,)))):
@@ -394,7 +394,7 @@ def index_names(expr: Expr) -> set[str]:
 
 
 def tensor_bytes(declared: Declaration, extents: Mapping[str, int], stored: Mapping[str, int]) -> int:
-    """The bytes that a tensor takes; lists of coordinates count, where they begin does not."""
+    """The bytes of a tensor's values and coordinates, without positions."""
     item = BYTES[declared.dtype]
     shape = [extents[name] for name in declared.extents]
     if declared.format.is_dense or declared.name not in stored:

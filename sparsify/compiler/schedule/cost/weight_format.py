@@ -1,12 +1,13 @@
-"""Storage of a constant sparse matrix for `X @ W.T`, and whether it pays.
+"""Format of a constant sparse matrix for `X @ W.T`, and its expected gain.
 
 In: the zeros of W [3072, 768], 10 % stored, 128 rows of X, a machine. Out: `j/192: dense, i: dense, j%192:
 compressed(crd=int16)`, about 1.6 ms against 8.5 ms of torch's dense product.
 
 Rows of W that store the same columns, four at a time, share their coordinates and are read together: a block of four
 times three vectors of X needs seven loads for twelve products, one of eight times one vector nine for eight.
-One row of X leaves little to do but to read W: a bit for each column is less than a coordinate for each entry, and
-slices of rows with as many entries each, though they are padded, are read by whole vectors.
+
+With one row of X the cost is the read of W: a bit for each column is smaller than a coordinate for each entry, and
+padded slices of rows with equally many entries are read by whole vectors.
 """
 
 from collections.abc import Iterator
@@ -27,44 +28,44 @@ from sparsify.compiler.schedule.cost.matmul import (
     slices_us,
 )
 from sparsify.storage.format import Format, LevelExpression, StoredLevel
-from sparsify.storage.levels import Compressed, Dense
+from sparsify.storage.level.levels import Compressed, Dense
 
-# Columns of a panel, and rows of a block, that are compared.
+# Candidate columns of a panel, and rows of a block.
 WIDTHS: Final = (96, 128, 192, 384, 768, 1536)
 HEIGHTS: Final = (4, 1)
-# A bit for each column, for which one row of X is read in vectors.
+# Format with a bit for each column, for vector reads of one row of X.
 PANEL_BITS: Final = 64
 BITS: Final = Format(f"i: dense, j/{PANEL_BITS}: dense, j%{PANEL_BITS}: bitmap")
-# Rows of a slice, which are the lanes of a vector, and columns of which X lies in registers.
+# Rows of a slice, the lanes of a vector; columns of a panel, whose part of X fits registers.
 SLICE_ROWS: Final = 16
 SLICE_COLUMNS: Final = 64
 SLICES: Final = Format(
     f"i/{SLICE_ROWS}: dense, j/{SLICE_COLUMNS}: dense, i%{SLICE_ROWS}: dense, "
     f"j%{SLICE_COLUMNS}: sliced({SLICE_ROWS}, crd=int8)"
 )
-# Bytes in which entries are multiplied at least: those of 16 bits as float32.
+# Least bytes of a multiplied entry: 16-bit floats are multiplied as float32.
 LANE_BYTES: Final = 4
-# Bytes of a coordinate, and how many coordinates they tell apart.
+# Bytes of a coordinate, and the number of distinct coordinates.
 SHORT: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
-# A level is compressed where it stores less than one of so many coordinates; bytes of a coordinate by default.
+# A level is compressed if it stores less than 1 / SPREAD of its coordinates; default bytes of a coordinate.
 SPREAD: Final = 4
 WIDE_COORDINATE: Final = 4
-# Bytes of a compact format at most, as a multiple of those of the values and of two more for each.
+# Most bytes of a compact format, as a multiple of the values with 16-bit coordinates.
 COMPACT: Final = 1.15
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A format and what a product with it costs.
+    """A format, and the cost of a product with it.
 
     Attributes:
-        format: of W.
-        stored: entries, padding of blocks included.
-        entries: that the matrix has, zeros included.
-        bytes: that it takes.
-        dense_bytes: that the matrix takes as it is.
-        us: of a call.
-        dense_us: of torch's product with W as it is.
+        format: format of W.
+        stored: entries, including the padding of blocks.
+        entries: entries of the matrix, zeros included.
+        bytes: size in memory.
+        dense_bytes: size of the dense matrix.
+        us: time of a call.
+        dense_us: time of torch's product with the dense W.
     """
 
     format: Format
@@ -77,7 +78,7 @@ class Packing:
 
     @property
     def is_smaller(self) -> bool:
-        """Whether it takes less memory than the matrix as it is."""
+        """Whether the format is smaller than the dense matrix."""
         return self.bytes < self.dense_bytes
 
 
@@ -90,18 +91,17 @@ def pack_matrix(
     value_bytes: int | None = None,
     compact: bool = False,
 ) -> list[Packing]:
-    """The formats for a matrix that are smaller than it, the one first that is expected to be the fastest.
+    """The formats smaller than the dense matrix, the fastest expected first.
 
-    Where none is smaller, all are returned, each with `is_smaller` false.
+    If none is smaller, all are returned, each with `is_smaller` false.
 
     Args:
-        mask: [outputs, columns], where W is not zero.
-        rows: of X.
-        item_bytes: of an entry of X, of the result and of the matrix as it is.
-        machine: that multiplies.
-        value_bytes: of a stored entry, without it as many.
-        compact: of those that take little more than the values and 16-bit coordinates; where there is none, the
-            smallest.
+        mask: mask of nonzeros of W, [outputs, columns].
+        rows: rows of X.
+        item_bytes: bytes of an entry of X, of the result and of the dense matrix.
+        machine: machine of the product.
+        value_bytes: bytes of a stored entry, by default `item_bytes`.
+        compact: only formats with little more than the values and 16-bit coordinates; the smallest format if none is.
     """
     value_bytes = value_bytes or item_bytes
     every = sorted(_packings(mask, rows, item_bytes, value_bytes, machine), key=lambda found: found.us)
@@ -115,7 +115,7 @@ def pack_matrix(
 def _packings(
     mask: Tensor, rows: int, item_bytes: int, value_bytes: int, machine: Machine
 ) -> Iterator[Packing]:
-    """The formats that are compared."""
+    """The candidate formats."""
     outputs, columns = mask.shape
     dense = dense_us(rows, outputs, columns, machine, item_bytes)
     lane_bytes = max(item_bytes, LANE_BYTES)
@@ -148,14 +148,14 @@ def _packings(
 def pack_tensor(subscripts: str, place: int, mask: Tensor) -> Format:
     """The format of a sparse operand of any rank in an einsum whose other operands are dense.
 
-    Index variables of the result are outside, those that another operand has, too, before the others; summed ones are
-    inside, the longest last. Then sums stay in registers while lanes run along an index variable that the operand
-    lacks. A level is dense unless most of its coordinates would store nothing.
+    Index variables of the result are outermost, those shared with another operand first; summed ones are innermost, the
+    longest last. Sums then stay in registers while lanes run along an index variable missing from the operand. A level
+    is dense unless most of its coordinates would store nothing.
 
     Args:
-        subscripts: of the einsum, with its result.
-        place: of the sparse operand among the operands.
-        mask: where it is not zero.
+        subscripts: subscripts of the einsum, with its result.
+        place: index of the sparse operand.
+        mask: mask of nonzeros.
 
     >>> import torch
     >>> str(pack_tensor("bmk,bkn->bmn", 1, torch.ones(2, 800, 40, dtype=torch.bool)))
@@ -185,10 +185,10 @@ def pack_tensor(subscripts: str, place: int, mask: Tensor) -> Format:
 
 
 def slots_of(mask: Tensor) -> tuple[int, int]:
-    """The number of slots the slices of a matrix have, and in how many tiles: as many as the fullest row of each.
+    """The number of slots of a matrix's slices, and of tiles: a tile has as many slots as its fullest row.
 
     Args:
-        mask: [outputs, columns], where the matrix is not zero.
+        mask: mask of nonzeros, [outputs, columns].
     """
     whole = pad(mask, (0, -mask.shape[1] % SLICE_COLUMNS, 0, -mask.shape[0] % SLICE_ROWS))
     slices, panels = whole.shape[0] // SLICE_ROWS, whole.shape[1] // SLICE_COLUMNS

@@ -1,1 +1,1 @@
-"""Directives applied: index notation in, index notation out."""
+"""Application of directives: index notation in, index notation out."""

@@ -1,4 +1,4 @@
-"""Applies a schedule to concrete index notation, directive by directive, and refuses what is not legal.
+"""Applies a schedule to concrete index notation, directive by directive, and refuses illegal ones.
 
 In:  `forall i: forall k: forall j: Y[i,k] += A[i,j] * T[j,k]` and `order i, j, k; vector k; parallel i`
 Out: `parallel forall i: forall j: vector forall k: Y[i,k] += A[i,j] * T[j,k]`
@@ -35,7 +35,7 @@ def apply(program: Notation, schedule: d.Schedule) -> Notation:
     """`program` after all directives of `schedule`.
 
     Raises:
-        ScheduleError: a directive that names what is not there, or that would change the result.
+        ScheduleError: a directive with an unknown name, or one that would change the result.
     """
     for directive in schedule.directives:
         before = program
@@ -101,7 +101,7 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
 
 
 def _set_kind(program: Notation, index: str, kind: notation.Kind, nest: str = "") -> Notation:
-    """`forall index -> kind forall index`, everywhere or around the assignment to `nest` alone."""
+    """`forall index -> kind forall index`, everywhere or around the assignments to `nest` only."""
 
     def change(loop: Forall) -> Forall:
         return replace(loop, kind=kind) if not nest or assigns(loop, nest) else loop
@@ -110,7 +110,7 @@ def _set_kind(program: Notation, index: str, kind: notation.Kind, nest: str = ""
 
 
 def _check_order(program: Notation, directive: d.Order) -> None:
-    """Raises for a name that is no loop, a loop named twice, or a nest that there is not."""
+    """Raises for an unknown loop, a loop named twice, or an unknown nest."""
     assigns_to = {n.target.tensor for n in find(program.body, Assign)}
     if directive.nest and directive.nest not in assigns_to:
         _refuse(directive, f"nothing is assigned to {directive.nest}", program)
@@ -123,13 +123,13 @@ def _check_order(program: Notation, directive: d.Order) -> None:
 
 
 def _refuse(directive: d.Directive, found: str, program: Notation) -> NoReturn:
-    """Raises, with the loops that there are."""
+    """Raises, with the existing loops."""
     loops = dict.fromkeys(n.index for n in find(program.body, Forall))
     raise ScheduleError(f"`{directive}`: {found} in {program.body}", f"the loops are {', '.join(loops)}")
 
 
 def _order(body: Body, indices: tuple[str, ...], nest: str) -> Statement:
-    """Chains of loops with those over `indices` put in that order, at the places they had."""
+    """Chains of loops with those over `indices` permuted into the given order, in their places."""
 
     def visit(node: Node) -> Node:
         if not isinstance(node, Forall):
@@ -176,7 +176,7 @@ def _split(program: Notation, directive: d.Split) -> Notation:
 
 
 def _require_new(program: Notation, directive: d.Directive, *names: str) -> None:
-    """Raises where a loop would have the name of another one, or of one that loops were made of."""
+    """Raises if a new loop name is taken by a loop or by the origin of a derived loop."""
     taken = loop_names(program)
     for name in names:
         if name in taken:
@@ -212,9 +212,9 @@ def _fuse(program: Notation, directive: d.Fuse) -> Notation:
 
 
 def _join(program: Notation, directive: d.Join) -> Notation:
-    """`forall ko: forall ki: Y[k] = ... -> forall k: Y[k] = ...`; what is stored sparse by tiles needs their loops.
+    """`forall ko: forall ki: Y[k] = ... -> forall k: Y[k] = ...`; operands stored sparse by tiles need both loops.
 
-    Where the tiles are split again, their outer loop stays around: then `k` runs over the part that it leaves.
+    If the tiles are split again, their outer loop stays around: `k` then runs over the remaining part.
     """
     splits = {r.index: r for r in program.relations if isinstance(r, notation.Split)}
     relation = splits.get(directive.index)
@@ -224,7 +224,7 @@ def _join(program: Notation, directive: d.Join) -> Notation:
     if outer in splits:
         outer = splits[outer].inner
     temporaries = [t for let in find(program.body, notation.Let) for t in let.temporaries]
-    # Of these each stored entry has a row along the index: they are dense there.
+    # Temporaries with a row along the index for each stored entry: dense along the index.
     rows = {t.name for t in temporaries if t.pattern_of and directive.index not in t.pattern_indices}
 
     def change(loop: Forall) -> Statement:
@@ -244,7 +244,7 @@ def _join(program: Notation, directive: d.Join) -> Notation:
 
 
 def _pos(program: Notation, directive: d.Pos) -> Notation:
-    """`forall j: body -> forall p in positions(A): body` where the body reads `A`, or what has its pattern, by `j`."""
+    """`forall j: body -> forall p in positions(A): body` if the body reads `A`, or a tensor on its pattern, by `j`."""
     lets = find(program.body, notation.Let)
     kept = [t.name for let in lets for t in let.temporaries if t.pattern_of == directive.tensor]
 
@@ -261,7 +261,7 @@ def _pos(program: Notation, directive: d.Pos) -> Notation:
 
 
 def _check_parallel(program: Notation, index: str, nest: str) -> None:
-    """Raises when iterations of `index` (in the nest of `nest`) would write the same entries of a shared tensor."""
+    """Raises if iterations of `index` (in the nest of `nest`) would write the same entries of a shared tensor."""
     provenance = Provenance(program.relations)
     loops = (n for n in find(program.body, Forall) if n.index == index)
     for loop in (n for n in loops if not nest or assigns(n, nest)):

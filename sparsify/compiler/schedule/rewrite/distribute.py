@@ -1,4 +1,4 @@
-"""Sums in the place of the temporary that they are collected in, so that loops over them may run around all others.
+"""Products distributed over sums, so that the loops of a sum may run around all others.
 
 In:  `forall i: forall j: let w: (forall k: w += G[k,i] * X[k,j]); S[i,j] = A[i,j] * w` and `distribute w`.
 Out: `forall i: forall j: forall k: S[i,j] += A[i,j] * (G[k,i] * X[k,j])`
@@ -17,7 +17,7 @@ def distribute(program: Notation, directive: d.Distribute) -> Notation:
     """`let w: (forall k: w += e); Y = c * w -> forall k: Y += c * e`.
 
     Raises:
-        ScheduleError: the temporary is no number, not summed by one statement, or its reader is no product with it.
+        ScheduleError: the temporary is not a scalar sum of one statement, or its reader is not a product with it.
     """
     let = let_of(program, directive.temporary, directive)
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
@@ -48,7 +48,7 @@ def distribute(program: Notation, directive: d.Distribute) -> Notation:
 
 
 def distributed(value: Expr, name: str, term: Expr) -> Expr | None:
-    """`c * w -> c * e` and `where(c, w, 0) -> where(c, e, 0)`, `None` for what is not proportional to `w`."""
+    """`c * w -> c * e` and `where(c, w, 0) -> where(c, e, 0)`, `None` for values not proportional to `w`."""
 
     def has(part: Expr) -> bool:
         return bool(accesses(part, name))

@@ -1,4 +1,4 @@
-"""Neighbouring loops over the same index variable as one loop.
+"""Fusion of neighbouring loops over the same index variable.
 
 In:  `(forall j: s += A[i,j] * x[j]); (forall j: m max= x[j])` and `merge j`
 Out: `forall j: (s += A[i,j] * x[j]; m max= x[j])`
@@ -13,7 +13,7 @@ from sparsify.compiler.schedule.rewrite.nests import Body, sequence
 
 
 def merge(body: Body, index: str) -> Statement:
-    """`(forall j: a); (forall j: b) -> forall j: (a; b)` where neither touches what the other one writes."""
+    """`(forall j: a); (forall j: b) -> forall j: (a; b)` if neither accesses a tensor written by the other."""
 
     def visit(node: Node) -> Node:
         node = map_children(node, visit)
@@ -25,7 +25,7 @@ def merge(body: Body, index: str) -> Statement:
 
 
 def _merged(statements: Sequence, index: str) -> Body:
-    """The statements with runs of loops over the index as one."""
+    """The statements with runs of loops over the index fused."""
     found: list[Body] = []
     for statement in statements.statements:
         before = found[-1] if found else None
@@ -37,12 +37,12 @@ def _merged(statements: Sequence, index: str) -> Body:
 
 
 def _is_loop(statement: Body | None, index: str) -> TypeGuard[Forall]:
-    """Whether a statement is a loop over the index, one iteration after the other."""
+    """Whether a statement is a serial loop over the index."""
     return isinstance(statement, Forall) and statement.index == index and isinstance(statement.kind, Serial)
 
 
 def _meet(first: Node, second: Node) -> bool:
-    """Whether a statement reads or writes what another one writes."""
+    """Whether two statements depend on each other: one accesses a tensor written by the other."""
     return bool(_written(first) & _touched(second) or _written(second) & _touched(first))
 
 

@@ -42,7 +42,7 @@ def assigns(node: Node, tensor: str) -> bool:
 
 
 def loop_chain(node: Body) -> tuple[list[Forall], Body]:
-    """The loops at the top of `node`, each the only content of the one before, and what is inside."""
+    """The perfectly nested loops at the top of `node`, and the innermost body."""
     chain = []
     while isinstance(node, Forall):
         chain.append(node)
@@ -51,7 +51,7 @@ def loop_chain(node: Body) -> tuple[list[Forall], Body]:
 
 
 def loops_around(body: Body, inner: Node) -> list[Forall]:
-    """The loops that the node `inner` (that very object) lies in, the outermost first."""
+    """The loops around the node `inner` (by identity), outermost first."""
     if body is inner or isinstance(body, Assign):
         return []
     parts = body.statements if isinstance(body, Sequence) else (body.body,)  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def loops_to_assignment(node: Node, tensor: str) -> list[Forall] | None:
 
 
 def sequence(statements: list[Body]) -> Body:
-    """The statements in order, those of sequences among them singly; one alone as it is."""
+    """The statements in order, with nested sequences flattened; a single statement as it is."""
     flat: list[Body] = []
     for statement in statements:
         flat += statement.statements if isinstance(statement, Sequence) else (statement,)
@@ -88,9 +88,9 @@ def sequence(statements: list[Body]) -> Body:
 
 
 def downward(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[str]:
-    """The loops in an order that goes down the levels of every operand, the first ones first where it does not matter.
+    """The loops in topological order of the levels of every operand, stable in the given order.
 
-    `edges` are pairs of loops of which the first must be outside the second; where they go in circles no order does.
+    `edges` are pairs of loops of which the first must enclose the second; a cycle has no legal order.
 
     >>> downward("bcde", [("b", "c"), ("c", "d"), ("e", "d")])
     ['b', 'c', 'e', 'd']
@@ -105,7 +105,7 @@ def downward(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[str
 
 
 def many_first(order: Listed[str], names: Listed[str], extents: Mapping[str, int]) -> list[str]:
-    """The loops with those of `names` that have a single iteration inside the others: threads have nothing to share.
+    """The loops with single-iteration loops of `names` innermost among `names`: threads cannot share one iteration.
 
     >>> many_first(["n", "o", "k", "p"], ["n", "o"], {"n": 1, "o": 64})
     ['o', 'n', 'k', 'p']
@@ -115,7 +115,7 @@ def many_first(order: Listed[str], names: Listed[str], extents: Mapping[str, int
 
 
 def around(leading: Listed[str], tile: str, is_outside: bool) -> list[str]:
-    """The loops around sums: tiles inside of rows, or around the last of them, where rows read the same tile.
+    """The loops around sums: tiles inside of rows, or around the last row loop if rows read the same tile.
 
     >>> around(["n", "o"], "po", True), around(["n", "o"], "po", False)
     (['n', 'po', 'o'], ['n', 'o', 'po'])
@@ -124,7 +124,7 @@ def around(leading: Listed[str], tile: str, is_outside: bool) -> list[str]:
 
 
 def loop_names(program: Notation) -> set[str]:
-    """The names that loops have, and those that loops were made of."""
+    """The names of all loops, and of the origins of derived loops."""
     found = {node.index for node in find(program.body, Forall)}
     for relation in program.relations:
         match relation:
@@ -143,7 +143,7 @@ def accesses(node: Node, tensor: str) -> list[Access]:
 
 
 def replace_accesses(body: Body, tensor: str, access: Access, reader: str = "") -> Body:
-    """`body` with every access to `tensor` replaced by `access`, or with those of the assignments to `reader`."""
+    """`body` with every access to `tensor` replaced by `access`, optionally only in assignments to `reader`."""
 
     def visit(node: Node) -> Node:
         if reader and isinstance(node, Assign):
@@ -159,7 +159,7 @@ def replace_accesses(body: Body, tensor: str, access: Access, reader: str = "") 
 
 
 def replace_body(body: Body, old: Node, new: Body) -> Body:
-    """`body` with the node `old` (that very object) replaced."""
+    """`body` with the node `old` (by identity) replaced."""
 
     def visit(node: Node) -> Node:
         return new if node is old else map_children(node, visit)
@@ -170,10 +170,10 @@ def replace_body(body: Body, old: Node, new: Body) -> Body:
 
 
 def let_of(program: Notation, name: str, directive: Node) -> Let:
-    """The `let` that declares the temporary `name`, which a directive asks for.
+    """The `let` that declares the temporary `name` of a directive.
 
     Raises:
-        ScheduleError: there is none.
+        ScheduleError: no such temporary.
     """
     lets = find(program.body, Let)
     for let in lets:

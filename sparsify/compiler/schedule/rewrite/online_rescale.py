@@ -10,9 +10,9 @@ The rows of a chunk are elements `(m, d, w)` of a monoid:
 
     (m1, d1, w1) + (m2, d2, w2) = (m, d1 * exp(m1 - m) + d2 * exp(m2 - m), w1 * exp(m1 - m) + w2 * exp(m2 - m))
 
-with `m = max(m1, m2)` and the identity `(-inf, 0, 0)`: what is left of a row is a vector, however long the row is.
-`exp(S - g)` with `g = where(m == -inf, 0, m)` is exact for rows without entries and for rows that are all -inf: an
-`m` that is still -inf has sums of zeros alone, and `exp(-inf - g)` is 0.
+with `m = max(m1, m2)` and the identity `(-inf, 0, 0)`: the state of a row is a vector, independent of its length.
+`exp(S - g)` with `g = where(m == -inf, 0, m)` is exact for rows without entries and for rows of -inf only: sums up to
+an `m` of -inf are zeros, and `exp(-inf - g)` is 0.
 
 Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018; Dao et al., FlashAttention, 2022.
 """
@@ -43,7 +43,7 @@ from sparsify.compiler.schedule.rewrite.nests import (
 )
 from sparsify.errors import ScheduleError
 
-# What the parts of a chunk, the maximum with it and the factor of what came before are called.
+# Suffixes of the partial results of a chunk, of the updated maximum, and of the factor of earlier sums.
 PART: Final = "_part"
 NEXT: Final = "_next"
 SCALE: Final = "_scale"
@@ -51,7 +51,7 @@ SCALE: Final = "_scale"
 
 @dataclass(frozen=True, slots=True)
 class _Nest:
-    """A statement of a chunk: its assignment, inside loops that all statements share and loops of its own."""
+    """A statement of a chunk: its assignment, inside shared loops and then loops of its own."""
 
     shared: tuple[Forall, ...]
     own: tuple[Forall, ...]
@@ -68,7 +68,7 @@ def is_relative(value: Expr, maximum: str, x: Expr) -> bool:
 
 
 def is_linear(value: Expr, names: set[str], other: set[str]) -> bool:
-    """Whether a value is one of the tensors `names` times what reads neither those nor `other` ones."""
+    """Whether a value is a tensor of `names` times an expression without tensors of `names` and `other`."""
     match value:
         case Access(tensor=tensor):
             return tensor in names
@@ -87,10 +87,10 @@ def reads(value: Expr, names: set[str]) -> bool:
 
 
 def rescale(program: Notation, directive: d.Rescale) -> Notation:
-    """The statements around that of the maximum in one nest, which sees each chunk of a row once.
+    """The statements around the maximum's in one nest, a single pass over the chunks of a row.
 
     Raises:
-        ScheduleError: they have not these loops in common, or what is summed is no multiple of `exp(S - m)`.
+        ScheduleError: statements without these common loops, or sums that are not multiples of `exp(S - m)`.
     """
     let = let_of(program, directive.maximum, directive)
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
@@ -105,7 +105,7 @@ def rescale(program: Notation, directive: d.Rescale) -> Notation:
 
 
 def _group(statements: tuple[Body, ...], place: int, directive: d.Rescale) -> tuple[int, int]:
-    """Where the statements begin and end that have the loops up to that of the directive, around the maximum's."""
+    """The range of statements with the same loops up to the directive's, around the maximum's statement."""
     wanted = _outer(statements[place], directive.at)
     if not wanted:
         raise ScheduleError(
@@ -120,13 +120,13 @@ def _group(statements: tuple[Body, ...], place: int, directive: d.Rescale) -> tu
 
 
 def _outer(statement: Body, at: str) -> list[str]:
-    """The loops of a statement up to the one over `at`; none without it."""
+    """The loops of a statement up to the one over `at`; empty without it."""
     names = [loop.index for loop in loop_chain(statement)[0]]
     return names[: names.index(at) + 1] if at in names else []
 
 
 def _nest(statement: Body, directive: d.Rescale) -> _Nest:
-    """A statement with its loops up to that of the directive apart."""
+    """A statement split at the loop of the directive."""
     chain, body = loop_chain(statement)
     count = len(_outer(statement, directive.at))
     return _Nest(tuple(chain[:count]), tuple(chain[count:]), body)
@@ -136,13 +136,13 @@ class _Rescaled:
     """The statements of a chunk after the rewrite.
 
     Args:
-        program: what they are a part of.
-        directive: what asks for it.
-        nest: the statement of the maximum.
-        nests: all of the chunk.
+        program: enclosing program.
+        directive: rescale directive.
+        nest: statement of the maximum.
+        nests: all statements of the chunk.
 
     Attributes:
-        begun: the statements that give the identity of the monoid to each row.
+        begun: statements that initialize each row with the identity of the monoid.
     """
 
     def __init__(self, program: Notation, directive: d.Rescale, nest: _Nest, nests: list[_Nest]) -> None:
@@ -169,7 +169,7 @@ class _Rescaled:
         self.summed: set[str] = set()
 
     def refuse(self, found: str) -> NoReturn:
-        """Raises, with what can be rescaled."""
+        """Raises, with the supported form."""
         raise ScheduleError(
             f"`{self.directive}`: {found}",
             f"m max= S, P = exp(S - where(m == -inf, 0, m)) and sums of products with P, all up to "
@@ -177,7 +177,7 @@ class _Rescaled:
         )
 
     def read(self, nests: list[_Nest]) -> None:
-        """The statements of the chunk, one after the other."""
+        """Rewrites the statements of the chunk in order."""
         for nest in nests:
             if nest is self.nest:
                 self._maximum()
@@ -191,20 +191,20 @@ class _Rescaled:
                 self._sum(nest, nest.body)
 
     def check_others(self, statements: list[Body]) -> None:
-        """Raises where something else reads entries that are relative to the maximum of their chunk."""
+        """Raises if another statement reads entries relative to the maximum of their chunk."""
         read = {access.tensor for statement in statements for access in find(statement, Access)}
         for name in sorted(self.relative & (read | set(self.program.outputs))):
             self.refuse(f"{name} is wanted relative to the maximum of its row")
 
     def merged(self) -> Body:
-        """The nest of all statements of a chunk; at its end the maximum is that of what came so far."""
+        """The nest of all statements of a chunk, which ends with the update of the running maximum."""
         given = close_chain(self.rows, Assign(self.maximum, "max", self.part))
         return close_chain(self.shared, Let(tuple(self.temporaries), sequence([*self.inside, given])))
 
     def _maximum(self) -> None:
         """`m max= S -> m_part max= S; m_next = max(m, m_part); m_scale = exp(m - where(m_next == -inf, 0, m_next))`.
 
-        The factor of a chunk without entries is written as 1: chunks that are not stored are skipped.
+        The factor of a chunk without entries is 1: unstored chunks are skipped.
         """
         low = Call("eq", (self.next, Const(-inf)))
         shift = Call("where", (low, Const(0), self.next))
@@ -218,7 +218,7 @@ class _Rescaled:
         ]
 
     def _entries(self, nest: _Nest, assign: Assign) -> None:
-        """`P = exp(S - m) -> P = exp(S - m_next)`, and multiples of it."""
+        """`P = exp(S - m) -> P = exp(S - m_next)`, and multiples of P."""
         is_shifted = is_relative(assign.value, self.maximum.tensor, self.value)
         if not is_shifted and not self._is_linear(assign):
             self.refuse(f"{assign} is no multiple of exp({self.value} - {self.maximum.tensor})")
@@ -242,7 +242,7 @@ class _Rescaled:
         ]
 
     def _apart(self, nest: _Nest) -> None:
-        """A statement about a chunk alone, which sees the maximum of what came so far."""
+        """A statement local to a chunk, which reads the running maximum."""
         inside = {temporary.name for let in find(nest.body, Let) for temporary in let.temporaries}
         for assign in find(nest.body, Assign):
             is_own = all(self._is_of(loop, assign.target) for loop in self.chunks)
@@ -253,7 +253,7 @@ class _Rescaled:
         self.inside.append(body)
 
     def _is_linear(self, assign: Assign) -> bool:
-        """Whether what is assigned is a multiple of what is relative to the maximum, by what is of all chunks."""
+        """Whether the assigned value is a multiple of relative entries, with a factor independent of chunks."""
         return is_linear(assign.value, self.relative, {self.maximum.tensor, *self.summed})
 
     def _begun(self, nest: _Nest, target: Access, monoid: str) -> Body:
@@ -265,16 +265,16 @@ class _Rescaled:
         )
 
     def _own(self, nest: _Nest, target: Access) -> list[Forall]:
-        """The loops of a statement inside the shared ones that are over its result."""
+        """The loops of a statement inside the shared ones that run over its result."""
         return [replace(loop, kind=Serial()) for loop in nest.own if self._is_of(loop, target)]
 
     def _is_of(self, loop: Forall, target: Access) -> bool:
-        """Whether each iteration of a loop has entries of its own in the target."""
+        """Whether iterations of a loop write disjoint entries of the target."""
         names = set(index_names(target))
         return loop.index in names or Provenance(self.program.relations).roots(loop.index) <= names
 
     def _temporary(self, source: str, end: str, loops: list[Forall]) -> Access:
-        """A temporary of a chunk, of what becomes `source`, with an entry for each iteration of the loops."""
+        """A temporary of a chunk for `source`, with an entry for each iteration of the loops."""
         name = source + end
         while name in self.taken:
             name += "_"

@@ -1,9 +1,9 @@
-"""Recomputation instead of storage: what later statements read of a temporary is computed again for them.
+"""Rematerialization instead of storage: later statements read a temporary computed again.
 
 In:  `S[i,j] = ..; m[i] max= S[i,j]; P[i,j] = exp(S[i,j] - m[i])` and `recompute S after m`.
 Out: `S[i,j] = ..; m[i] max= S[i,j]; S_again[i,j] = ..; P[i,j] = exp(S_again[i,j] - m[i])`
 
-Neither `S` has to outlive what reads it: both shrink to some entries at a time.
+Neither copy of `S` outlives its consumers: both shrink to some entries at a time.
 """
 
 from dataclasses import replace
@@ -23,8 +23,8 @@ def recompute(program: Notation, directive: d.Recompute) -> Notation:
     """`S = e; m max= S; P = f(S, m) -> S = e; m max= S; S_again = e; P = f(S_again, m)`.
 
     Raises:
-        ScheduleError: there are no such statements in this order, nothing after them reads the temporary, or what it is
-            computed from has changed since.
+        ScheduleError: no such statements in this order, no later consumer of the temporary, or operands of the
+            temporary changed since.
     """
     let = let_of(program, directive.temporary, directive)
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
@@ -58,7 +58,7 @@ def recompute(program: Notation, directive: d.Recompute) -> Notation:
 
 
 def _names(program: Notation, producer: Body, name: str) -> dict[str, str]:
-    """New names of a temporary and of those inside its statement."""
+    """New names for a temporary and for the temporaries inside its statement."""
     taken = {t.name for let in find(program.body, Let) for t in let.temporaries} | loop_names(program)
     taken |= {declared.name for declared in program.declarations}
     names = {}
@@ -72,7 +72,7 @@ def _names(program: Notation, producer: Body, name: str) -> dict[str, str]:
 
 
 def _renamed(body: Body, names: dict[str, str]) -> Body:
-    """`body` with tensors and temporaries called otherwise."""
+    """`body` with renamed tensors and temporaries."""
 
     def visit(node: Node) -> Node:
         match node:

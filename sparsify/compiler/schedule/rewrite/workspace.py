@@ -46,8 +46,8 @@ from sparsify.errors import ScheduleError
 def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
     """`let w: (forall i: P); forall i: C -> forall i: let w: P; C`, with `w` without the indices of shared loops.
 
-    All statements from the first that names `w` to the last move into one loop, but those in other loops that do not
-    need what these compute: they come first. A `w` that already lives inside the loop moves out of those around it,
+    All statements from the first to the last with `w` move into one loop, except independent ones in other loops, which
+    come first. A `w` already inside the loop moves out of the loops around it,
     `forall p: let w: P; C -> let w[p]: (forall p: P); forall p: C`.
     """
     let = let_of(program, directive.temporary, directive)
@@ -63,7 +63,7 @@ def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
 
 
 def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: d.Precompute) -> Notation:
-    """The statements that name the temporary joined in one nest of the loops up to the one of the directive."""
+    """The statements of the temporary fused in one nest of the loops up to the directive's."""
     name = temporary.name
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
     places = [n for n, s in enumerate(statements) if accesses(s, name)]
@@ -92,7 +92,7 @@ def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: 
 
 
 def _in_other_loops(statements: Listed[Body], directive: d.Precompute) -> tuple[list[Body], list[Body]]:
-    """The statements that lack the loops of the first one and can come before it, and the others."""
+    """The statements in other loops that can be hoisted before the group, and the group."""
 
     def loops(statement: Body) -> list[str]:
         names = [loop.index for loop in loop_chain(statement)[0]]
@@ -114,7 +114,7 @@ def _in_other_loops(statements: Listed[Body], directive: d.Precompute) -> tuple[
 
 
 def _check_joined(bodies: list[Body], shared: list[str], program: Notation, directive: d.Precompute) -> None:
-    """Raises when an iteration of the joined loops would read what another one writes."""
+    """Raises if an iteration of the fused loops would read a value written by another iteration."""
     written = {a.target.tensor for body in bodies for a in find(body, Assign)}
     for tensor in written:
         found = [access for body in bodies for access in accesses(body, tensor)]
@@ -134,9 +134,9 @@ def _check_joined(bodies: list[Body], shared: list[str], program: Notation, dire
 def _out_of_loops(
     program: Notation, around: Forall, let: Let, temporary: Temporary, directive: d.Precompute
 ) -> Notation:
-    """The temporary with an element for each iteration of the loops between, which run once for each statement.
+    """The temporary expanded over the loops in between, which then run once for each statement.
 
-    Those beside it, of the same `let`, move with it.
+    Other temporaries of the same `let` move too.
     """
     chain, inner = loop_chain(around)
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
@@ -164,7 +164,7 @@ def _out_of_loops(
 
 
 def _loop_around(body: Body, index: str, inner: Node) -> Forall | None:
-    """The loop over `index` that `inner` lies in."""
+    """The loop over `index` around `inner`."""
     for node in walk(body):
         if isinstance(node, Forall) and node.index == index and any(part is inner for part in walk(node)):
             return node
@@ -174,7 +174,7 @@ def _loop_around(body: Body, index: str, inner: Node) -> Forall | None:
 def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
     """`forall k: Y += e -> forall k: let a: a += e; Y = a`, the new `a` indexed by the loops inside `k`.
 
-    An assignment that sums nothing, `Y = e`, becomes `a = e; Y = a`.
+    A plain assignment, `Y = e`, becomes `a = e; Y = a`.
     """
     nest = _nest_of(program, directive.source)
     if nest is None:
@@ -189,6 +189,8 @@ def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
     shrunk = _shrink(program, source, [loop.index for loop in shared], inside, directive)
     access = _access(shrunk)
     given = [replace(loop, kind=Serial()) for loop in chain if loop.index in shrunk.indices]
+    if directive.listed:  # unordered entries are read in the order of the result's levels
+        given.sort(key=lambda loop: _level(program, assign.target, loop.index))
     around = [*loops_around(_life(program.body, nest, assign.target.tensor), nest), *shared, *given]
     whole = all(_is_of_target(program, loop, assign.target) for loop in around)
     collect = close_chain(chain, Assign(access, assign.monoid, assign.value))
@@ -197,8 +199,18 @@ def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
     return replace(program, body=replace_body(program.body, nest, new))
 
 
+def _level(program: Notation, target: Access, index: str) -> int:
+    """The level of a result over which a loop runs; 0 without levels of whole modes."""
+    declared = next((d for d in program.declarations if d.name == target.tensor), None)
+    names = index_names(target)
+    if declared is None or not declared.format.is_short or index not in names:
+        return 0
+    modes = [stored.expression.mode for stored in declared.format.levels]
+    return modes.index(names.index(index)) if names.index(index) in modes else 0
+
+
 def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
-    """`w += e -> let a: (a[p] += e); forall p: w += a[p]`: sums of each iteration of `p` apart, added at the end."""
+    """`w += e -> let a: (a[p] += e); forall p: w += a[p]`: a partial sum for each iteration of `p`, added up last."""
     nest = _nest_of(program, directive.source)
     if nest is None:
         raise ScheduleError(
@@ -234,7 +246,7 @@ def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
 
 
 def pack(program: Notation, directive: d.Pack) -> Notation:
-    """`forall o: C(B) -> forall o: let P: (forall ..: P[..] = B[..]); C(P)`, C all that reads B or one assignment."""
+    """`forall o: C(B) -> forall o: let P: (forall ..: P[..] = B[..]); C(P)`, C all readers of B or one assignment."""
 
     def reads(body: Body) -> list[Access]:
         if not directive.reader:
@@ -276,9 +288,9 @@ def pack(program: Notation, directive: d.Pack) -> Notation:
 def _shrink(
     program: Notation, temporary: Temporary, shared: list[str], producer: Body, directive: d.Precompute
 ) -> Temporary:
-    """`temporary` with the loops inside the shared ones as indices, those that make up its own.
+    """`temporary` with one index for each of its loops inside the shared loops.
 
-    Loops over stored positions of its pattern are one index again: it is stored by them.
+    Loops over stored positions of its pattern are one index again, by which the temporary is stored.
     """
     wanted = {leaf for name in temporary.indices for leaf in _leaves(program, name)} - set(shared)
     around = loops_to_assignment(producer, temporary.name) or find(producer, Forall)
@@ -290,19 +302,19 @@ def _shrink(
     }
     if not listed.keys() <= wanted:
         listed = {}
-    # A loop that was joined is an index for all of its leaves.
+    # A joined loop is one index for all of its leaves.
     inside = [loop.index for loop in around if set(_leaves(program, loop.index)) <= wanted]
     indices = dict.fromkeys(listed.get(_leaves(program, index)[0], index) for index in inside)
     return replace(_kept(temporary, directive), indices=tuple(indices))
 
 
 def _kept(temporary: Temporary, directive: d.Precompute) -> Temporary:
-    """`temporary` in the memory that the directive gives it."""
+    """`temporary` in the scope of the directive."""
     return replace(temporary, scope=directive.scope, listed=directive.listed, marked=directive.marked)
 
 
 def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]:
-    """The loops of `nest` up to the one named by the directive, and what is inside them."""
+    """The loops of `nest` up to the one named by the directive, and the rest."""
     chain, body = loop_chain(nest)
     names = [loop.index for loop in chain]
     if directive.at not in names:
@@ -314,19 +326,19 @@ def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]
 
 
 def _life(body: Body, nest: Body, name: str) -> Body:
-    """The scope of a temporary's `let` around `nest`, `body` where `name` is none: before, it has no entries."""
+    """The scope of a temporary's `let` around `nest`, or `body` if `name` is not a temporary."""
     lets = (let for let in find(body, Let) if any(t.name == name for t in let.temporaries))
     return next((let.body for let in lets if any(node is nest for node in walk(let))), body)
 
 
 def _is_of_target(program: Notation, loop: Forall, target: Access) -> bool:
-    """Whether each iteration of a loop has entries of its own in the target."""
+    """Whether iterations of a loop write disjoint entries of the target."""
     names = set(index_names(target))
     return loop.index in names or Provenance(program.relations).roots(loop.index) <= names
 
 
 def _nest_of(program: Notation, name: str) -> Body | None:
-    """The largest chain of loops around the assignment to `name` and nothing else, `None` without one."""
+    """The largest perfect loop nest around the assignment to `name`, `None` without one."""
 
     def search(node: Node) -> Body | None:
         if isinstance(node, Forall | Assign):
@@ -365,7 +377,7 @@ def _access(temporary: Temporary) -> Access:
 
 
 def _accumulated(program: Notation, assign: Assign) -> str:
-    """The dtype in which what `assign` adds is accumulated: truth values of numbers are taken of their sum."""
+    """The dtype of the accumulation in `assign`: the truth value of a sum of numbers is taken after summing."""
     dtype = _dtype(program, assign.target.tensor)
     if dtype != "bool" or assign.monoid is None:
         return dtype
@@ -376,7 +388,7 @@ def _accumulated(program: Notation, assign: Assign) -> str:
 
 
 def _dtype(program: Notation, name: str) -> str:
-    """The dtype of a temporary that takes the place of a tensor or temporary: the one that it is computed in."""
+    """The dtype of a temporary in place of a tensor or temporary: its computing dtype."""
     for node in walk(program.body):
         if isinstance(node, Let):
             for temporary in node.temporaries:

@@ -1,1 +1,1 @@
-"""Schedules by the shape of a nest: candidates among which the cost model chooses."""
+"""Schedule templates by the shape of a nest: candidates for the cost model."""

@@ -1,9 +1,9 @@
-"""The choice of a schedule for one statement, by the shape of its loops and the sizes of its operands.
+"""Candidate schedules of one statement, from the shape of its loops and the sizes of its operands.
 
 In: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`, A compressed by row, 8 lanes, 128 columns.
 Out: `split k ko ki 128; order i, ko, j, ki; precompute w at ko in register; vector ki; parallel i dynamic A`
 
-Sizes only choose among schedules: every kernel is right for operands of all sizes.
+Sizes only rank schedules: every kernel is correct for operands of all sizes.
 """
 
 import itertools
@@ -39,12 +39,12 @@ from sparsify.compiler.schedule.templates.tile_width import (
 )
 from sparsify.compiler.schedule.templates.transposed_copies import transposed_copies
 
-# Gathered rows are asked for so many bytes ahead: what memory delivers while a few rows are on their way, and what
-# stays in the nearest cache until it is read.
+# Prefetch distance of gathered rows in bytes: covers the memory latency of a few rows, and fits the first-level cache
+# until the rows are read.
 AHEAD_BYTES = 1 << 14
-# Rows of two cache lines or more are asked for.
+# Fewest bytes of a prefetched row: two cache lines.
 LEAST_BYTES = 128
-# Registers that hold sums at least, where rows are long enough: fewer wait for the latency of an fma.
+# Fewest accumulators for long rows: fewer would stall on the latency of an fma.
 CHAINS = 4
 LONG_ROW = 8
 
@@ -56,13 +56,13 @@ def candidates(
     sizes: Sizes = UNKNOWN,
     order: tuple[str, ...] = (),
 ) -> Iterator[d.Schedule]:
-    """Schedules that may suit `program`, the best first; the last ones always lower.
+    """Candidate schedules for `program`, the best first; the last ones always lower.
 
     Args:
         lanes: elements of the result's dtype in a vector register.
-        item_bytes: the size of such an element.
-        sizes: of the operands, as far as they are known.
-        order: of the loops, where it was found by cost.
+        item_bytes: bytes of such an element.
+        sizes: known sizes of the operands.
+        order: loop order, if chosen by cost.
     """
     if (samples := sampled(program)) is not None:
         yield from samples.schedules(lanes, item_bytes, sizes)
@@ -116,7 +116,7 @@ def _nests(program: Notation) -> list[tuple[list[Forall], Assign]]:
 
 @dataclass
 class _Shape:
-    """The nest that reduces, or the only one, seen as loops: outer ones of the result, sums, lanes."""
+    """The reducing nest, or the only one, as loops: outer ones of the result, sums, lanes."""
 
     program: Notation
     nests: list[tuple[list[Forall], Assign]]
@@ -144,12 +144,12 @@ class _Shape:
         return [part for name in index_names(access) for part in self._parts(name)]
 
     def _parts(self, name: str) -> list[str]:
-        """The loops that an index variable is made of."""
+        """The loops derived from an index variable."""
         split = self.splits.get(name)
         return [name] if split is None else [split.outer, split.inner]
 
     def _contiguous(self, access: Access) -> set[str]:
-        """The loops whose iterations are neighbours in memory: in `x[c,h+r]` those over `h` and `r`."""
+        """The loops with contiguous iterations: in `x[c,h+r]` those over `h` and `r`."""
         form = affine(access.indices[-1])
         before = {name for index in access.indices[:-1] for name in index_names(index)}
         if form is None or form.divisor != 1:
@@ -157,7 +157,7 @@ class _Shape:
         return {self._parts(name)[-1] for name, factor in form.terms if factor == 1 and name not in before}
 
     def _is_divided(self, name: str) -> bool:
-        """Whether an index divides a loop's variable: lanes of it have nothing to read in most places."""
+        """Whether an index divides the loop's variable: most lanes along the variable would read nothing."""
         forms = [affine(i) for a in self.reads for i in a.indices]
         return any(name in form.names for form in forms if form is not None and form.divisor != 1)
 
@@ -180,7 +180,7 @@ class _Shape:
             index = access.indices[stored.expression.mode]
             is_dense = stored.level.is_full
             if not isinstance(index, Index):
-                # The variable of a window that its stored coordinates give comes last.
+                # The variable of a window solved for from stored coordinates comes last.
                 form = affine(index)
                 terms = () if form is None else sorted(form.terms, key=lambda term: term[1] == 1)
                 levels += [(part, is_dense) for name, _ in terms for part in self._parts(name)]
@@ -193,7 +193,7 @@ class _Shape:
         return levels
 
     def _level_edges(self) -> list[tuple[str, str]]:
-        """Pairs of loops of which the first must be outside the second."""
+        """Pairs of loops of which the first must enclose the second."""
         edges = []
         for access in self.sparse:
             names = [name for name, _ in self._levels(access)]
@@ -205,7 +205,7 @@ class _Shape:
         return {names[0][0] for a in self.sparse if len(names := self._levels(a)) == 1}
 
     def _lane(self) -> str | None:
-        """The loop whose iterations are neighbours in memory in every operand that has it."""
+        """The loop that is contiguous in every operand with its variable."""
         self.reads = [n for n in find(self.assign, Access) if n.indices]
         last = {name for access in self.reads for name in self._contiguous(access)}
         free = [n for n in self.loops if n not in self.stored and n in last and not self._is_divided(n)]
@@ -220,26 +220,26 @@ class _Shape:
         return next(iter(best or whole), None)
 
     def _long_sum(self, whole: list[str]) -> str | None:
-        """The loop over a sum of neighbours in memory that fill vectors, as rows of `X[i,j]` do in `m[i] += X[i,j]`."""
+        """The loop over a contiguous sum that fills vectors, like the rows of `X[i,j]` in `m[i] += X[i,j]`."""
         sums = [name for name in whole if name not in self.target]
         return next((name for name in sums if self.sizes.extents.get(name, self.lanes) >= self.lanes), None)
 
     def _concordant(self) -> list[str]:
-        """The loops in an order that every sparse operand allows: those of the result first, lanes last."""
+        """The loops in an order concordant with every sparse operand: those of the result first, lanes last."""
         return downward(
             sorted(self.loops, key=lambda n: (n == self.lane, n not in self.target, self.loops.index(n))),
             self.edges,
         )
 
     def _name(self, text: str) -> str:
-        """A loop name that is not taken."""
+        """An unused loop name."""
         taken = loop_names(self.program)
         while text in taken:
             text += "_"
         return text
 
     def around(self) -> Iterator[d.Schedule]:
-        """The loops around all nests in an order that every sparse operand allows, and the nests as they are."""
+        """The loops around all nests in an order concordant with every sparse operand, the nests unchanged."""
         chain = loop_chain(self.program.body)[0] if isinstance(self.program.body, Forall) else []
         order = downward([loop.index for loop in chain], self.edges)
         if order:
@@ -247,7 +247,7 @@ class _Shape:
             yield d.Schedule(tuple(self._reorder(order)))
 
     def schedule(self, *, parallel: bool, vector: bool = True, sets: bool = True) -> d.Schedule:
-        """The schedule for this shape, without threads, lanes or several sets of accumulators when not wanted."""
+        """The schedule for this shape, optionally without threads, lanes or several sets of accumulators."""
         lane = self.lane if vector and self.lanes > 1 else None
         outer = [name for name in self.order if name != lane]
         sums = [name for name in outer if name not in self.target]
@@ -278,7 +278,7 @@ class _Shape:
         parallel: bool,
         sets: bool,
     ) -> d.Schedule:
-        """Lanes along the result: accumulators for a tile of it when its loops are outside the sums."""
+        """Lanes along the result: accumulators for a tile of the result if its loops enclose the sums."""
         if not self.assign.monoid:
             return d.Schedule(
                 (*self._reorder([*outer, lane]), d.Vector(lane), *self._parallel(outer, parallel))
@@ -314,7 +314,7 @@ class _Shape:
         return d.Schedule((*steps, *self._parallel(order, parallel), *ahead))
 
     def _tile_bytes(self, lane: str, sums: list[str]) -> int:
-        """The bytes of a tile of lanes at most: more where stored entries are places along them, `F[n,k+p]`."""
+        """The most bytes of a tile of lanes: more if stored entries are offsets along the lanes, `F[n,k+p]`."""
         forms = [affine(index) for access in self.reads for index in access.indices]
         is_moved = any(form is not None and lane in form.names and len(form.terms) > 1 for form in forms)
         driver = self._driver(sums)
@@ -322,14 +322,14 @@ class _Shape:
         return WIDE_TILE_BYTES if has_wide_tiles(mean, self.lanes, self.item_bytes) else TILE_BYTES
 
     def _sets(self, size: int, sums: list[str]) -> int:
-        """The number of stored entries at a time with accumulators of their own."""
+        """The number of stored entries accumulated in parallel, each with its own accumulators."""
         driver = self._driver(sums)
         mean = None if driver is None else self.sizes.mean_below(driver)
         count = -(-CHAINS // max(1, size // self.lanes))
         return count if mean is not None and mean >= LONG_ROW * count else 1
 
     def _driver(self, sums: list[str]) -> Declaration | None:
-        """The one operand whose stored entries the innermost sum runs over; `None` for several."""
+        """The only operand whose stored entries the innermost sum runs over; `None` for several."""
         reads = [a for a in self.sparse if sums and sums[-1] in [name for name, _ in self._levels(a)]]
         if len(reads) != 1 or self._levels(reads[0])[-1][0] != sums[-1]:
             return None
@@ -339,7 +339,7 @@ class _Shape:
     def _positions(
         self, sums: list[str], count: int, collected: str, steps: list[d.Directive]
     ) -> tuple[list[str], list[d.Directive], list[d.Directive]]:
-        """The sums with `count` stored entries at a time; what comes before the order and after the temporary."""
+        """The sums with `count` stored entries at a time; the directives before the order and after the temporary."""
         driver = self._driver(sums)
         assert driver is not None, "only stored entries are taken several at a time"
         place = self._name("p")
@@ -349,7 +349,7 @@ class _Shape:
         return [*sums[:-1], group, member], before, [apart]
 
     def _gathered(self, lane: str, size: int) -> list[str]:
-        """The dense operands whose rows are read at stored coordinates, from memory too large to be near."""
+        """The dense operands whose rows are gathered at stored coordinates from tables larger than the near caches."""
         sums = [name for name in self.order if name not in self.target]
         if not sums or sums[-1] not in self.stored or size * self.item_bytes < LEAST_BYTES:
             return []
@@ -361,7 +361,7 @@ class _Shape:
     def _summed_lanes(
         self, lane: str, leading: list[str], sums: list[str], outer: list[str], ordered: bool, parallel: bool
     ) -> d.Schedule:
-        """Lanes along a sum: one partial sum a lane, added up at the end."""
+        """Lanes along a sum: one partial sum for each lane, added up at the end."""
         if not ordered:
             return self._scalar([*outer, lane], leading, False, parallel)
         step, inner = self._name(f"{lane}o"), self._name(f"{lane}i")
@@ -378,7 +378,7 @@ class _Shape:
         return d.Schedule((*steps, *self._parallel(order, parallel)))
 
     def _row_lanes(self, leading: list[str], sums: list[str]) -> int:
-        """The number of stored entries of a row a scalar sum takes at a time, in lanes; 1 where that does not pay."""
+        """The number of stored entries of a row that a scalar sum takes at a time, in lanes; 1 if not profitable."""
         driver = self._driver(sums)
         if driver is None or not self.assign.monoid or not leading or len(sums) != 1 or self.lanes == 1:
             return 1
@@ -386,7 +386,7 @@ class _Shape:
         return entries_at_a_time(driver, self.sizes, self.lanes, is_picked)
 
     def _stored_lanes(self, leading: list[str], sums: list[str], count: int, parallel: bool) -> d.Schedule:
-        """Lanes along stored entries: one partial sum a lane, added up at the end of a row."""
+        """Lanes along stored entries: one partial sum for each lane, added up at the end of a row."""
         collect = self._collect(leading[-1])
         sums, steps, after = self._positions(sums, count, collect.temporary, [])
         order = [*leading, *sums]
@@ -397,23 +397,23 @@ class _Shape:
         return [d.Order(tuple(order))] if len(order) > 1 else []
 
     def _collect(self, at: str, scope: str = "register") -> d.Precompute:
-        """The temporary that holds the sum: the one there is, else a new one."""
+        """The temporary of the sum: the existing one, else a new one."""
         name = self.assign.target.tensor
         if any(any(t.name == name for t in n.temporaries) for n in find(self.program.body, Let)):
             return d.Precompute(name, scope, at=at)
         return d.Precompute("sum_" + name, scope, at=at, source=name)
 
     def _parallel(self, order: list[str], wanted: bool) -> list[d.Directive]:
-        """Threads over the outermost loop, balanced by the operand that is stored by its rows.
+        """Threads over the outermost loop, balanced by the operand stored by its rows.
 
-        Iterations of a sum's loop all write the same entries.
+        A loop over a sum cannot be parallel: its iterations all write the same entries.
         """
         if not wanted or not order or (order[0] in self.loops and order[0] not in self.target):
             return []
         read = [a for a in self.sparse if a.tensor in self.program.inputs]
         rows = [a.tensor for a in read if self._levels(a) and self._levels(a)[0][0] == order[0]]
         by = max(rows, key=lambda name: self.sizes.stored.get(name, 0), default="")
-        # What threads append is moved together, all but the first part.
+        # The appended parts of all threads but the first are moved at the end.
         target = self._declaration(self.assign.target.tensor)
         is_appended = target is not None and not target.format.is_dense and target.pattern_of is None
         policy = "balanced" if is_appended else "dynamic"

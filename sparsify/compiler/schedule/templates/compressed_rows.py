@@ -1,4 +1,4 @@
-"""Entries of dense rows that are stored where they differ from the fill: a row is computed, then compressed.
+"""Entries of dense rows stored if different from the fill: a row is computed, then compressed.
 
 In: `forall i: forall k: Y[i,k] = relu(T[i,k])`, T dense, Y stored csr and dropping fills.
 Out: `precompute row_Y = Y at i in thread; vector k in row_Y; parallel i static`
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.ir.dtypes import STORED_HALVES
 from sparsify.compiler.ir.node import find, holds
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation
@@ -20,11 +21,11 @@ class Dropped:
     """An entrywise result of dense operands that drops fills.
 
     Attributes:
-        result: its name.
-        rows: the loops over all modes but the last level's, outermost first.
-        column: the loop over the last level's mode.
-        is_read_as_it_is: whether its entries are those of a row of an operand.
-        row: the name of a temporary.
+        result: name of the result.
+        rows: loops over all modes but the last level's, outermost first.
+        column: loop over the last level's mode.
+        is_read_as_it_is: whether the entries are those of a row of an operand.
+        row: name of a temporary.
     """
 
     result: str
@@ -34,7 +35,7 @@ class Dropped:
     row: str
 
     def schedules(self, lanes: int) -> Iterator[d.Schedule]:
-        """With threads over the rows and vectors along them, then without."""
+        """Schedules with threads over the rows and vectors along them, then without."""
         order = (d.Order((*self.rows, self.column)),)
         for is_vector in (True, False) if lanes > 1 else (False,):
             steps: list[d.Directive] = [*order]
@@ -46,7 +47,7 @@ class Dropped:
 
 
 def dropped(program: Notation) -> Dropped | None:
-    """`program` as entries that are stored by value, `None` when it is anything else."""
+    """`program` as entries stored by value, `None` for other programs."""
     if len(program.outputs) != 1 or holds(program.body, Let):
         return None
     declarations = {declared.name: declared for declared in program.declarations}
@@ -64,6 +65,8 @@ def dropped(program: Notation) -> Dropped | None:
         case Access(tensor, indices) if indices:
             last = indices[declarations[tensor].format.ordering[-1]]
             is_row = last == Index(stored[-1]) and declarations[tensor].dtype == output.dtype
+            # Selections compare half-precision entries after rounding from a row in float32.
+            is_row &= output.selection is None or output.dtype not in STORED_HALVES
         case _:
             is_row = False
     row = f"row_{output.name}"

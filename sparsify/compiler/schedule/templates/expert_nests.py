@@ -1,7 +1,7 @@
-"""The nests of a mixture of experts and of its gradients: what each computes for the entries of a gate.
+"""The nests of a mixture of experts and of its gradients: the role of each for the entries of a gate.
 
 In:  `forall t: forall i: forall e: forall h: d_X[t,i] += D[t,e,h] * U[e,h,i]`, D by positions of G.
-Out: rows of tokens that entries add to: lanes `i`, a sum over `h` of rows times the matrices U.
+Out: token rows with contributions of entries: lanes `i`, a sum over `h` of rows times the matrices U.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,17 +13,17 @@ from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Temporary
 from sparsify.compiler.schedule.rewrite.nests import Body, loop_chain, loop_names
-from sparsify.storage.levels import Compressed
+from sparsify.storage.level.levels import Compressed
 
-# What nests compute: the row of an entry, from sums of its own or from other rows; the number of an entry, from sums
-# over its rows; rows of tokens that entries add to; sums over the entries of an expert, as a matrix or as a row; and
-# sums that are rounded, once they are whole.
+# Roles of nests: the row of an entry, from sums (products) or from other rows; the number of an entry, from sums over
+# its rows; token rows with contributions of entries (added); sums over the entries of an expert, as a matrix or as a
+# row (vectors); and rounding of completed sums.
 Kind = Literal["products", "rows", "sums", "numbers", "added", "matrices", "vectors", "rounded"]
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A sum over `inner` that is collected in `sums`, of rows times the matrix of an expert."""
+    """A sum over `inner`, collected in `sums`, of rows times the matrix of an expert."""
 
     sums: str
     inner: str
@@ -35,12 +35,12 @@ class Nest:
     """One nest of a mixture.
 
     Attributes:
-        kind: what it computes.
-        result: the tensor or temporary that it assigns.
-        lane: the index variable along the rows of the result; "" for numbers.
-        products: its sums over rows times matrices; those of a nest which adds have no name yet.
-        parts: the index variables of rows that have several parts; of what is rounded, all around its rows.
-        row: the index variable along which a matrix is cut into tiles besides lanes.
+        kind: role of the nest.
+        result: assigned tensor or temporary.
+        lane: index variable along the rows of the result; "" for numbers.
+        products: sums over rows times matrices; unnamed for an `added` nest.
+        parts: index variables of rows with several parts; for rounded sums, all variables around the rows.
+        row: index variable along which a matrix is tiled besides the lanes.
     """
 
     kind: Kind
@@ -56,10 +56,10 @@ class Nests:
     """A program over the stored entries of a gate.
 
     Attributes:
-        gate: the operand that lists the rows of each expert.
-        expert, token: the index variables of its levels.
-        nests: in order.
-        taken: names that new loops and temporaries must not have.
+        gate: operand that lists the rows of each expert.
+        expert, token: index variables of its levels.
+        nests: nests in order.
+        taken: names not available for new loops and temporaries.
     """
 
     gate: Declaration
@@ -70,7 +70,7 @@ class Nests:
 
 
 def expert_nests(program: Notation) -> Nests | None:
-    """The mixture that a program is, `None` when it is anything else."""
+    """The mixture matched in a program, `None` for other programs."""
     sparse = [d for d in program.declarations if d.name in program.inputs and not d.format.is_dense]
     reads = {access for access in find(program.body, Access) if sparse and access.tensor == sparse[0].name}
     if len(sparse) != 1 or len(reads) > 1 or not _lists_rows(sparse[0]):
@@ -109,7 +109,7 @@ def _lists_rows(gate: Declaration) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """The context in which nests are read: the names of the loops over a gate, and the temporaries."""
+    """The context of matching: the loops over a gate, and the temporaries."""
 
     program: Notation
     gate: Declaration
@@ -118,7 +118,7 @@ class _Reader:
     kept: Mapping[str, Temporary]
 
     def nest(self, statement: Body) -> Nest | None:
-        """The role of a nest in a mixture; `None` for one that no mixture has."""
+        """The role of a nest in a mixture; `None` for an unsupported nest."""
         chain, inner = loop_chain(statement)
         more = {loop.index for loop in chain} - {self.expert, self.token}
         if isinstance(inner, Let):
@@ -142,7 +142,7 @@ class _Reader:
         return self._of_expert(inner, names, more) if self.expert in names else None
 
     def _has_positions(self, target: Access) -> bool:
-        """Whether a result has a place for each stored entry of the gate."""
+        """Whether a result has a position for each stored entry of the gate."""
         kept = self.kept.get(target.tensor)
         if kept is not None:
             return kept.pattern_of == self.gate.name
@@ -160,7 +160,7 @@ class _Reader:
         return Nest("rows", assign.target.tensor, own[-1], parts=tuple(own[:-1]))
 
     def _rounded(self, assign: Assign, sums: Access, names: tuple[str, ...]) -> Nest | None:
-        """Rows of tokens, or matrices and rows of experts, from sums that are held in more bits."""
+        """Token rows, or matrices and rows of experts, rounded from sums in higher precision."""
         kept = self.kept.get(sums.tensor)
         if kept is None or kept.pattern_of is not None or index_names(sums) != names:
             return None
@@ -173,7 +173,7 @@ class _Reader:
         return Nest("rounded", assign.target.tensor, names[-1], parts=parts, row=row)
 
     def _sums(self, assign: Assign, names: tuple[str, ...], more: set[str]) -> Nest | None:
-        """The sum over a row of an entry; it is no result, but a part of one."""
+        """The sum over a row of an entry; a temporary of a result."""
         kept = self.kept.get(assign.target.tensor)
         if len(names) != 2 or len(more) != 1 or kept is None or kept.pattern_of is not None:
             return None
@@ -181,7 +181,7 @@ class _Reader:
         return Nest("sums", assign.target.tensor, lane)
 
     def _added(self, assign: Assign, names: tuple[str, ...], more: set[str]) -> Nest | None:
-        """Rows of tokens that entries add to."""
+        """Token rows with contributions of entries."""
         if len(names) != 2 or names[0] != self.token or names[1] not in more:
             return None
         lane = names[1]
@@ -211,7 +211,7 @@ class _Reader:
         return Nest("matrices", assign.target.tensor, lane, parts=tuple(own[:-2]), row=row)
 
     def _products(self, let: Let, more: set[str]) -> Nest | None:
-        """Rows of an entry, from sums of the row of a token times columns of matrices."""
+        """Rows of an entry, from sums of the token's row times columns of matrices."""
         statements = let.body.statements if isinstance(let.body, Sequence) else ()
         written = statements[-1] if statements else None
         if not isinstance(written, Assign) or written.monoid or len(statements) != len(let.temporaries) + 1:
@@ -238,14 +238,14 @@ class _Reader:
         return Nest("products", written.target.tensor, lane, tuple(found), tuple(parts))
 
     def _orders(self) -> Iterable[tuple[str, ...]]:
-        """How the modes of entries may come."""
+        """The accepted orders of the modes of entries."""
         return (self.token, self.expert), (self.expert, self.token)
 
     def _product(self, value: Expr, sums: str, summed: set[str], lane: str) -> Product | None:
         """A sum of rows of tokens or entries times a matrix of the expert, the only operand along the lanes.
 
         Args:
-            summed: what the sum runs over, and the parts of rows.
+            summed: summed index variables, and the parts of rows.
         """
         reads = find(value, Access)
         along = [access for access in reads if lane in _names(access)]
@@ -277,5 +277,5 @@ def _names(access: Access) -> set[str]:
 
 
 def last_index(access: Access) -> str:
-    """The last index variable of an access: a part of rows may come after it."""
+    """The last index variable of an access, possibly followed by a constant part of rows."""
     return [index.name for index in access.indices if isinstance(index, Index)][-1]

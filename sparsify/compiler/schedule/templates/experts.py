@@ -1,14 +1,14 @@
-"""Mixtures of experts: products of rows that a gate lists with the matrix of the expert that lists them.
+"""Mixtures of experts: products of the rows listed by a gate with the matrix of the listing expert.
 
 In:  `H[t,e,h] = G[t,e] * relu(sum(d, X[t,d] * W[e,h,d])); Y[t,o] += H[t,e,h] * V[e,o,h]`, G by experts:
      `e: dense, t: compressed`.
 Out: `pos t p G; split p po pi 6 tail 2 1; split h ho hi 64; ..; order H: ho, e, po, pi, hi; precompute w at po in
      register; ..; pack P = W[d, hi] at e in thread for w; transpose d hi in P; ..; parallel ho in H dynamic`
 
-The rows of an expert are its stored positions: tiles of them times vectors of columns are sums in registers, as in a
-product of dense matrices whose rows are gathered. Gradients of matrices are sums over the positions, tiles of rows and
-columns in registers. Threads share the columns, so that rows which several experts have are added up without a
-conflict, and what lies between two products is held by position, never dense.
+The rows of an expert are its stored positions: tiles of rows times vectors of columns accumulate in registers, as in a
+dense product with gathered rows. Gradients of matrices are sums over the positions, with register tiles of rows and
+columns. Threads share the columns, so that rows with several experts are accumulated without conflicts, and values
+between two products are stored by position, never dense.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.expert_nests import Nest, Nests, Product, expert_nests, last_index
 
-# Rows of a register tile, the pieces of the last one, and vectors of columns where there are 16 or 32 registers.
+# Rows of a register tile, the pieces of the last one, and vectors of columns for 16 or 32 registers.
 ROWS: Final = 6
 TAIL: Final = (2, 1)
 VECTORS: Final = 2
@@ -30,29 +30,29 @@ WIDE_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A program over the stored entries of a gate, as tiles in registers.
+    """A program over the stored entries of a gate, in register tiles.
 
     Attributes:
-        found: its nests.
+        found: matched nests.
     """
 
     found: Nests
 
     def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """The one for vectors; nothing for scalar code."""
+        """The schedule for vectors; empty for scalar code."""
         if lanes > 1:
             yield _Tiles(self.found, lanes, item_bytes, sizes).schedule()
 
 
 def experts(program: Notation) -> Experts | None:
-    """The mixture that a program is, `None` when it is anything else."""
+    """The mixture matched in a program, `None` for other programs."""
     found = expert_nests(program)
     return None if found is None else Experts(found)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The names of the loops and what decides the tiles."""
+    """The names of the loops, and the parameters of the tiles."""
 
     mixture: Nests
     lanes: int
@@ -60,7 +60,7 @@ class _Tiles:
     sizes: Sizes
 
     def schedule(self) -> d.Schedule:
-        """Tiles of positions and of columns, each nest in its order, matrices copied as the tiles read them."""
+        """Tiles of positions and of columns, the loop order of each nest, matrices packed in tile order."""
         nests = self.mixture.nests
         steps: list[d.Directive] = [
             d.Pos(self.mixture.token, self.place, self.mixture.gate.name),
@@ -85,31 +85,31 @@ class _Tiles:
         return tuple(dict.fromkeys(nest.lane for nest in self.mixture.nests if nest.lane))
 
     def fresh(self, text: str) -> str:
-        """A name that nothing has."""
+        """An unused name."""
         while text in self.mixture.taken:
             text += "_"
         return text
 
     def parts(self, name: str) -> tuple[str, str]:
-        """The loops over the tiles of a loop and inside of one."""
+        """The loops over the tiles of a loop and inside a tile."""
         return self.fresh(f"{name}o"), self.fresh(f"{name}i")
 
     def columns(self, name: str) -> int:
-        """Columns of a tile: no more vectors than there are."""
+        """Columns of a tile: no more vectors than the extent needs."""
         most = WIDE_VECTORS if self.lanes * self.item_bytes >= WIDE_BYTES else VECTORS
         extent = self.sizes.extents.get(name)
         return self.lanes * min(most, -(-extent // self.lanes) if extent else most)
 
     def inside(self, name: str) -> tuple[str, ...]:
-        """The loops over all of an index variable, which may have tiles."""
+        """The loops over a whole index variable, possibly tiled."""
         return self.parts(name) if name in self.wide else (name,)
 
     def joined(self, name: str, nest: str) -> list[d.Directive]:
-        """A sum over what has tiles elsewhere runs over all of it."""
+        """Directives that join the tiles of a summed index variable tiled elsewhere."""
         return [d.Join(name, nest)] if name in self.wide else []
 
     def _ordered(self, nest: Nest) -> list[d.Directive]:
-        """The loops of a nest in their order."""
+        """The loop order of a nest."""
         expert, result = self.mixture.expert, nest.result
         tile, member = self.parts("p")
         if nest.kind == "numbers":
@@ -139,7 +139,7 @@ class _Tiles:
         return [d.Order((*around, tile, member, inner), result), d.Join(self.place, result)]
 
     def _collected(self, nest: Nest) -> list[d.Directive]:
-        """The sums of a tile in registers."""
+        """The accumulators of a tile in registers."""
         tile, member = self.parts("p")
         match nest.kind:
             case "products":
@@ -155,7 +155,7 @@ class _Tiles:
         return []
 
     def sums(self, nest: Nest) -> str:
-        """The temporary in registers that collects what is added to a result."""
+        """The register accumulator of the contributions to a result."""
         return self.fresh(f"sum_{nest.result}")
 
     def _kinds(self, nest: Nest) -> list[d.Directive]:
@@ -177,7 +177,7 @@ class _Tiles:
         return steps
 
     def _packed(self, nest: Nest) -> list[d.Directive]:
-        """The columns of a tile of each matrix, copied side by side; those that lie the other way are turned."""
+        """The columns of a tile of each matrix, packed contiguously; transposed if strided."""
         if not nest.products:
             return []
         _, inner = self.parts(nest.lane)
@@ -193,12 +193,12 @@ class _Tiles:
         return steps
 
     def _copied(self, product: Product, lane: str, inner: str, name: str) -> d.Directive:
-        """How the columns of a matrix are copied."""
+        """The directive for copying the columns of a matrix."""
         is_turned = last_index(product.matrix) != lane
         return d.Transpose(product.inner, inner, name) if is_turned else d.Vector(inner, name)
 
     def _shared(self, nest: Nest) -> list[d.Directive]:
-        """Threads take columns; numbers of entries are of their experts."""
+        """Threads share columns; for numbers of entries, experts."""
         if nest.kind == "sums":
             return []
         loop = self.parts(nest.lane)[0] if nest.lane else self.mixture.expert

@@ -1,11 +1,11 @@
-"""Products of dense matrices: tiles of rows whose sums are in registers, panels of columns in the order they are read.
+"""Products of dense matrices: register tiles of rows, panels of columns packed in reading order.
 
 In:  `C[i,k] = sum(j, A[i,j] * W[j,k])`, all dense, 16 lanes.
 Out: `split i ib im 96; split im io ii 12 tail 1; split k ko ki 32 masked; order ib, ko, io, j, ii, ki; precompute
      sums = C at io in register; pack panels_W = W[ko, j, ki] at root in memory; vector ki; unroll ii; parallel ib
      dynamic chunks 4`
 
-Each vector of a panel is loaded once for all rows of a tile; panels stay near while the tiles of a block pass.
+Each vector of a panel is loaded once for all rows of a tile; panels stay in cache for all tiles of a block.
 
 Source: the blocking of Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008.
 """
@@ -15,22 +15,23 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.einsum.products import product_factors
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Notation
-from sparsify.compiler.plan.contract import product_factors
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.rewrite.nests import loop_names
 from sparsify.compiler.schedule.sizes import Sizes
 
-# Vectors of columns in a tile, and rows: with two vectors and a number in all lanes they fill 16 registers, or 32.
+# Vectors of columns and rows of a tile: with two loaded vectors and a broadcast scalar, the accumulators fill 16 or 32
+# registers.
 VECTORS: Final = 2
 ROWS: Final = 6
 WIDE_ROWS: Final = 12
 WIDE_BYTES: Final = 64
-# Rows of a block: they and a panel stay in the second cache.
+# Rows of a block: a block and a panel fit the second-level cache.
 BLOCK_ROWS: Final = 96
-# Blocks for threads to share, where there are rows for them.
+# Number of blocks for threads to share, given enough rows.
 BLOCKS: Final = 8
 
 
@@ -39,11 +40,11 @@ class Tiles:
     """A sum over `A[i, j] * W[j, k]`, all dense.
 
     Attributes:
-        row, column, summed: its loops.
-        right: the operand that has the columns.
-        collected: what the sum is collected in, the result or a temporary that it is computed from.
-        result: the result of the program.
-        taken: names that new loops and tensors must not have.
+        row, column, summed: loops.
+        right: operand with the columns.
+        collected: target of the sum, the result or a temporary.
+        result: result of the program.
+        taken: names not available for new loops and tensors.
     """
 
     row: str
@@ -55,7 +56,7 @@ class Tiles:
     taken: frozenset[str]
 
     def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """The best one; nothing for fewer rows than a tile has, or in scalar code."""
+        """The best schedule; empty for fewer rows than a tile, or in scalar code."""
         rows, known = tile_rows(lanes, item_bytes), sizes.extents.get(self.row)
         if lanes < 2 or (known is not None and known < rows):
             return
@@ -63,7 +64,7 @@ class Tiles:
         yield self._schedule(rows, block, *self._panel(lanes, sizes.extents.get(self.column)))
 
     def _panel(self, lanes: int, columns: int | None) -> tuple[int, tuple[int, ...]]:
-        """The columns of a panel, and of the last one: nothing where it is as wide, its lanes masked."""
+        """The columns of a panel, and of the last one; empty for a masked last panel of full width."""
         if columns is not None and columns <= lanes:
             return lanes, ()
         width = VECTORS * lanes
@@ -93,14 +94,14 @@ class Tiles:
         )
 
     def _name(self, text: str) -> str:
-        """A name that nothing has."""
+        """An unused name."""
         while text in self.taken:
             text += "_"
         return text
 
 
 def tile_rows(lanes: int, item_bytes: int) -> int:
-    """Rows of a tile whose sums are in registers.
+    """Rows of a register tile.
 
     >>> tile_rows(8, 4), tile_rows(16, 4), tile_rows(8, 8)
     (6, 12, 12)
@@ -109,7 +110,7 @@ def tile_rows(lanes: int, item_bytes: int) -> int:
 
 
 def tiles(program: Notation) -> Tiles | None:
-    """The product of dense matrices that `program` is, `None` when it is anything else."""
+    """`program` as a product of dense matrices, `None` for other programs."""
     assigns = find(program.body, Assign)
     if len(program.outputs) != 1 or len(assigns) > 2 or assigns[0].monoid != "sum" or program.relations:
         return None

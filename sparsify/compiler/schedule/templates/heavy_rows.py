@@ -1,10 +1,10 @@
-"""Hub rows: which rows of an operand are so long that the threads share each of them.
+"""Heavy rows: rows of an operand so long that all threads share each of them.
 
-In: `parallel i dynamic A`, A with 2,000,000 entries of which one row has the half, and 128 columns.
+In: `parallel i dynamic A`, A with 2,000,000 entries, half of them in one row, and 128 columns.
 Out: `parallel i dynamic A hubs 32768`.
 
-Which rows they are does not depend on the number of threads, so that sums are rounded alike on any number of them,
-and of the operands on powers of two alone: those that share a kernel have the same rows shared, whichever came first.
+The threshold does not depend on the number of threads, so that sums round alike for any number, and depends on the
+operands by powers of two only: all operands that share a kernel have the same shared rows, whichever came first.
 """
 
 from collections.abc import Iterator
@@ -17,18 +17,17 @@ from sparsify.compiler.notation.nodes import Notation
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.sizes import Sizes
 
-# Chunks of rows that threads take have at least such a part of all entries; a longer row keeps one thread busy while
-# the others have nothing left.
+# Threads take chunks of at least 1 / SHARE of all entries; a longer row keeps one thread busy while the others idle.
 SHARE: Final = 64
-# Entries of a row that take far longer than it takes to start threads, of one column and of many: about 100 us.
+# Fewest entries of a heavy row, for one column and for many: about 100 us, far longer than the start of threads.
 LEAST_NARROW: Final = 1 << 17
 LEAST_WIDE: Final = 1 << 13
-# Columns that take as long as one, as each entry is read once.
+# Columns that take as long as one, since the time is that of reading entries.
 NARROW: Final = 8
 
 
 def with_hubs(program: Notation | Program, schedule: d.Schedule, sizes: Sizes) -> Iterator[d.Schedule]:
-    """The schedule with long rows shared, where there are some, then the schedule."""
+    """The schedule with shared heavy rows, if any, then the schedule."""
     for place, directive in enumerate(schedule.directives):
         if isinstance(directive, d.Parallel) and directive.policy == "dynamic" and directive.by:
             entries = hub_entries(program, directive.by, sizes)
@@ -40,7 +39,7 @@ def with_hubs(program: Notation | Program, schedule: d.Schedule, sizes: Sizes) -
 
 
 def hub_entries(program: Notation | Program, name: str, sizes: Sizes) -> int:
-    """The most entries of a row of an operand that one thread takes; 0 where no row has twice as many."""
+    """The most entries of a row for one thread; 0 if no row is twice as long."""
     stored, longest = sizes.stored.get(name), sizes.longest_row(name)
     declared = next((found for found in program.declarations if found.name == name), None)
     if declared is None or not stored or not longest:
@@ -51,7 +50,7 @@ def hub_entries(program: Notation | Program, name: str, sizes: Sizes) -> int:
 
 
 def _columns(program: Notation | Program, operand: Declaration, sizes: Sizes) -> int:
-    """The number of numbers of a result that an entry adds to, of the largest one where there are several."""
+    """The number of result elements to which an entry contributes, for the largest result."""
     known = {**sizes.extents, **dict(program.extents)}
     results = [declared for declared in program.declarations if declared.name in program.outputs]
     free = [set(declared.extents) - set(operand.extents) for declared in results]
@@ -59,7 +58,7 @@ def _columns(program: Notation | Program, operand: Declaration, sizes: Sizes) ->
 
 
 def said(program: Program, sizes: Sizes) -> list[str]:
-    """Why rows of operands are shared, in words."""
+    """Report lines about shared rows of operands."""
     return [
         f"{name}: the longest row has {sizes.longest_row(name):,} of {sizes.stored[name]:,} entries; all threads share "
         f"each row of more than {entries:,}, where its sums are in registers"

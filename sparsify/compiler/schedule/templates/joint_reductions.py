@@ -1,10 +1,10 @@
-"""Schedules for several reductions over the same rows: each row that a stored coordinate picks is read once for all.
+"""Schedules for several reductions over the same rows: each gathered row is read once for all reductions.
 
 In:  `s[i,f] += A[i,j] * X[j,f]; m[i,f] max= X[j,f] where A stores; Y[i,f] = s[i,f]; Z[i,f] = m[i,f]`, A by row.
 Out: `split f fo fi 32; order s: i, fo, j, fi; ..; precompute s at fo in register; precompute m at fo in register;
      merge j; vector fi; parallel i dynamic A; prefetch X 16`
 
-All reductions of a row are collected in registers side by side, whatever their monoids.
+All reductions of a row accumulate in registers side by side, with any monoids.
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ from sparsify.compiler.schedule.templates.tile_width import lane_tile
 from sparsify.storage.format import Format
 
 BY_ROWS: Final = Format("dense, compressed")
-# Vectors that hold reductions at a time: three quarters of 32 registers with AVX-512, of 16 elsewhere.
+# Accumulator vectors: three quarters of 32 registers with AVX-512, of 16 elsewhere.
 HELD: Final = 24
 WIDE_BYTES: Final = 64
-# Rows of two cache lines or more are asked for, so many bytes ahead.
+# Fewest bytes of a prefetched row, two cache lines, and prefetch distance in bytes.
 LEAST_BYTES: Final = 128
 AHEAD_BYTES: Final = 1 << 14
 
@@ -35,9 +35,9 @@ class Reduced:
     """A nest of a program of aggregates.
 
     Attributes:
-        assign: the assignment of its result.
-        is_sum: whether it reduces over the stored entries of a row; others compute what a row has from that.
-        is_along: whether its result has the index variable that all vectors lie along.
+        assign: assignment of its result.
+        is_sum: whether the nest reduces over the stored entries of a row; other nests compute from reductions.
+        is_along: whether its result has the index variable of the lanes.
     """
 
     assign: Assign
@@ -46,23 +46,23 @@ class Reduced:
 
     @property
     def result(self) -> str:
-        """The tensor or temporary that it assigns."""
+        """The assigned tensor or temporary."""
         return self.assign.target.tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregates:
-    """Several reductions over the entries of each row of one matrix, and what rows have of them.
+    """Several reductions over the entries of each row of one matrix, and functions of the reductions.
 
     Attributes:
-        mask: the matrix.
-        row, column: its index variables.
-        beside: the index variables of results between the row and the last one.
-        lane: the last one.
-        nests: in order, all reductions first.
-        held: the temporaries.
-        tables: the operands of which a stored coordinate picks rows, as they are read.
-        taken: names that new loops must not have.
+        mask: matrix.
+        row, column: index variables of the matrix.
+        beside: index variables of results between the row and the last one.
+        lane: last index variable of results.
+        nests: nests in order, all reductions first.
+        held: temporaries.
+        tables: accesses to the operands with gathered rows.
+        taken: names not available for new loops.
     """
 
     mask: Declaration
@@ -87,14 +87,14 @@ class Aggregates:
             yield self.schedule(lanes, item_bytes, sizes, is_merged=False)
 
     def tile(self, lanes: int, item_bytes: int, sizes: Sizes) -> tuple[int, tuple[int, ...]]:
-        """Width of the part of a row that is reduced at a time, and the cut of the last part."""
+        """Width of a row tile reduced at a time, and the pieces of the last tile."""
         registers = HELD if lanes * item_bytes >= WIDE_BYTES else HELD // 2
         vectors = max(1, registers // len(self.sums))
         most = 1 << (vectors.bit_length() - 1)  # as many vectors as halve down to one
         return lane_tile(sizes.extents.get(self.lane), lanes, item_bytes, most * lanes * item_bytes)
 
     def schedule(self, lanes: int, item_bytes: int, sizes: Sizes, *, is_merged: bool) -> d.Schedule:
-        """A row at a time, a tile of it in registers."""
+        """A row at a time, a tile of the row in registers."""
         outer, inner = self._fresh(f"{self.lane}o"), self._fresh(f"{self.lane}i")
         size, tail = self.tile(lanes, item_bytes, sizes)
         steps: list[d.Directive] = [d.Split(self.lane, outer, inner, size, tail)]
@@ -105,7 +105,7 @@ class Aggregates:
             if len(loops) > 1:
                 steps.append(d.Order(loops, nest.result))
         along = [nest.result for nest in self.nests if nest.is_along]
-        # Those of tiles first: what a row has of numbers is then around all of its tiles.
+        # Temporaries of tiles first: the scope of a row's scalars then encloses all of its tiles.
         for at in (outer, self.row):
             held = [name for name in self.held if (name in along) == (at == outer)]
             steps += [d.Precompute(name, "register", at=at) for name in held]
@@ -118,14 +118,14 @@ class Aggregates:
         return d.Schedule(tuple(steps))
 
     def _fresh(self, text: str) -> str:
-        """A name that nothing has."""
+        """An unused name."""
         while text in self.taken:
             text += "_"
         return text
 
 
 def aggregates(program: Notation) -> Aggregates | None:
-    """The reductions over the same rows that a program is, two of which read the same; `None` for other programs."""
+    """A program as reductions over the same rows, two of which read the same table; `None` for other programs."""
     body = program.body
     if not isinstance(body, Let) or not isinstance(body.body, Sequence):
         return None
@@ -161,7 +161,7 @@ def aggregates(program: Notation) -> Aggregates | None:
 
 
 def _nest(statement: object, mask: str, row: str, column: str) -> Reduced | None:
-    """A reduction over the entries of rows, or what rows have of those; `None` for what is neither."""
+    """A reduction over the entries of rows, or a function of reductions; `None` for other nests."""
     chain, assign = loop_chain(statement)  # type: ignore[arg-type]
     if not isinstance(assign, Assign):
         return None
@@ -177,7 +177,7 @@ def _nest(statement: object, mask: str, row: str, column: str) -> Reduced | None
 
 
 def _is_ordered(nests: tuple[Reduced, ...], held: tuple[str, ...]) -> bool:
-    """Whether reductions, all into temporaries, come before what is computed of them, each of them read."""
+    """Whether reductions, all into temporaries, come first, and each is read by a later nest."""
     kinds = [nest.is_sum for nest in nests]
     count = sum(kinds)
     read = {access.tensor for nest in nests[count:] for access in find(nest.assign.value, Access)}
@@ -191,7 +191,7 @@ def _is_ordered(nests: tuple[Reduced, ...], held: tuple[str, ...]) -> bool:
 
 
 def _tables(assign: Assign, column: str, lane: str) -> list[Access]:
-    """The operands of which a stored coordinate picks rows along the lanes."""
+    """The operands with rows gathered at stored coordinates along the lanes."""
     reads = find(assign.value, Access)
     return [access for access in reads if {column, lane} <= set(index_names(access))]
 

@@ -1,9 +1,9 @@
-"""Schedules for programs of several statements in one kernel: their nests joined in the loops that all have.
+"""Schedules for programs of several statements in one kernel: nests fused in their common outer loops.
 
 In:  `let S[h,i,j], m[h,i]: (forall h: forall i: forall j: S = ..); forall h: forall i: forall j: m max= S; ..`.
 Out: `precompute S at i in thread; precompute m at i in thread; parallel h static`.
 
-Nests that visit the stored entries of the pattern that temporaries have begin with the loops over its rows: then
+Nests over the stored entries of the temporaries' pattern start with the loops over its rows: then
 `forall h: forall j: forall k: forall i: D[h,j,k] += P[h,i,j] * Q[h,i,k]` adds to rows of its result, `h, i, j, k`.
 """
 
@@ -18,7 +18,7 @@ from sparsify.compiler.schedule.rewrite.nests import loops_to_assignment
 
 
 def joined(program: Notation) -> Iterator[d.Schedule]:
-    """The loops that all nests begin with around all of them, shared by threads; fewer of them where that fails."""
+    """The common outer loops around all nests, shared by threads; fewer loops in later candidates."""
     body = program.body
     if not isinstance(body, Let) or not isinstance(body.body, Sequence) or len(body.body.statements) < 3:
         return
@@ -33,7 +33,7 @@ def joined(program: Notation) -> Iterator[d.Schedule]:
         chains.append(rows_first)
         targets.append(target)
     shared = [names[0] for names in zip(*chains, strict=False) if len(set(names)) == 1]
-    # Where a result does not have the variable, its iterations add to the same entries.
+    # Iterations of a variable missing from a result add to the same entries.
     is_apart = all(shared[:1] and shared[0] in _loops_of(target, program) for target in targets)
     for count in range(len(shared), 0, -1):
         steps: list[d.Directive] = [
@@ -50,7 +50,7 @@ def joined(program: Notation) -> Iterator[d.Schedule]:
 
 
 def _stored(program: Notation, body: Let) -> tuple[list[str], list[str]]:
-    """Loops of the one pattern of temporaries, down to the level that it lists, and all loops row by row."""
+    """Loops of the temporaries' only pattern down to its listed level, and all its loops row by row."""
     kept = {(t.pattern_of, t.pattern_indices) for t in body.temporaries if t.pattern_of is not None}
     if len(kept) != 1:
         return [], []
@@ -74,7 +74,7 @@ def _stored(program: Notation, body: Let) -> tuple[list[str], list[str]]:
 
 
 def _rows_first(chain: list[str], levels: list[str], stored: list[str]) -> list[str]:
-    """The loops with those over stored entries row by row, where they are in no order that the pattern allows."""
+    """The loops with those over stored entries row by row, if discordant with the pattern."""
     if not levels or not set(stored) <= set(chain):
         return chain
     places = [chain.index(name) for name in levels]

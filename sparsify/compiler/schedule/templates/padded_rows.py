@@ -1,11 +1,11 @@
-"""Sums scattered into rows that fill no whole vector registers, collected in rows that do.
+"""Sums scattered into rows narrower than whole vector registers, collected in padded rows.
 
 In:  `Y[i,k] += A[i,j] * B[j,k]`, A in CSC, 7 columns, 16 lanes.
 Out: `split k ko ki 8; order ko, j, i, ki; precompute sum_Y = Y at ko in memory; vector ki`
 
-Each product is added to a row in memory. A processor hands what it has just stored to the next load of it, but not what
-masks let through: it waits until that is in the cache, also where the masked lanes alone are the next row's. Whole
-registers do not wait, of 16 bytes and more.
+Each product is added to a row in memory. A processor forwards a plain store to the next load of the row, but not a
+masked store: the load waits for the cache, even if only masked lanes belong to the next row. Whole registers of 16
+bytes and more do not wait.
 
 On an AMD Zen 5, one thread, float32, 1.5 million entries of a mesh of 30,000 rows, in us:
 
@@ -23,9 +23,9 @@ from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.sizes import Sizes
 
-# The smallest registers whose stores are handed to loads: two halves of smaller ones are stored apart.
+# The smallest registers with store forwarding: two halves of smaller ones are stored separately.
 LEAST_BYTES: Final = 16
-# What a masked store lets the next load of a row wait for; what a byte of padded rows takes to be cleared and copied.
+# Stall of the next load of a row after a masked store; time to clear and copy a byte of padded rows.
 WAIT_NS: Final = 4.0
 BYTE_NS: Final = 0.15
 
@@ -39,16 +39,16 @@ def padded_lanes(
     item_bytes: int,
     sizes: Sizes,
 ) -> int | None:
-    """The iterations of `lane` in a tile of padded rows; `None` where masks are cheaper or do not occur.
+    """The iterations of `lane` in a tile of padded rows; `None` if masks are cheaper or not needed.
 
     Args:
-        assign: what adds to the rows.
-        lane: the loop along a row of the target.
-        sparse: what is read of sparse operands, of which a single one picks the rows.
-        size: of a tile of rows that are not padded.
+        assign: assignment that adds to the rows.
+        lane: loop along a row of the target.
+        sparse: accesses to sparse operands, of which a single one selects the rows.
+        size: iterations of a tile of unpadded rows.
         lanes: elements in a vector register.
-        item_bytes: the size of such an element.
-        sizes: of the operands; what is not known counts for masks.
+        item_bytes: bytes of such an element.
+        sizes: sizes of the operands; unknown sizes favour masks.
     """
     name = sparse[0].tensor if len(sparse) == 1 else ""
     crowding, extent = sizes.crowding(name), sizes.extents.get(lane)

@@ -1,8 +1,8 @@
-"""The number of stored entries of a row a sum takes at a time, in the lanes of vectors.
+"""The number of stored entries of a row that a sum takes at a time, in vector lanes.
 
-In: `y[i] = sum(j, A[i,j] * x[j])`, A in CSR with 8 entries a row, 16 lanes. Out: 4, which short rows have anyway.
+In: `y[i] = sum(j, A[i,j] * x[j])`, A in CSR with 8 entries a row, 16 lanes. Out: 4, within the length of short rows.
 
-On an AMD Zen 5, 20,000 rows of float32, one thread, in us, where nothing foretells how rows end:
+On an AMD Zen 5, 20,000 rows of float32, one thread, in us, with unpredictable row ends:
 
     entries a row         4 each   4 +- 2   8 each   8 +- 3   24 each   24 +- 5
     one at a time             38      153      122      229       383       332
@@ -10,9 +10,9 @@ On an AMD Zen 5, 20,000 rows of float32, one thread, in us, where nothing forete
     8 lanes                   86       92       67      155       162       232
     MKL                       39      196       60      237       148       339
 
-Called again and again with rows that it remembers, a processor foretells how 20,000 of 4 +- 2 end: two threads take
-32 us with 4 lanes, 47 with 8, 35 one at a time, MKL 30. So 8 lanes win a third in one case and lose it in the other;
-4 lose in none.
+In repeated calls with the same rows, a processor predicts the ends of 20,000 rows of 4 +- 2: two threads take 32 us
+with 4 lanes, 47 with 8, 35 one at a time, MKL 30. So 8 lanes win a third in one case and lose it in the other; 4 lose
+in none.
 """
 
 from collections.abc import Sequence
@@ -22,21 +22,21 @@ from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.storage.format import StoredLevel
 
-# Entries of a row, in registers, that are worth whole registers where all operands are read as they lie.
+# Fewest entries of a row, in registers, for sums with whole registers over contiguous operands.
 LONG_LANES: Final = 1.5
-# Lanes of sums over products with what stored coordinates pick, and as many entries a row at least: to pick them and to
-# add up the lanes takes its time.
+# Lanes of sums over products with gathered operands, and fewest entries a row: gathers and the final reduction of lanes
+# limit the gain.
 PICKED_LANES: Final = 4
 
 
 def entries_at_a_time(driver: Declaration, sizes: Sizes, lanes: int, is_picked: bool) -> int:
-    """The number of entries of a row taken at a time; 1 where lanes do not pay, or nothing is known of the rows.
+    """The number of entries of a row taken at a time; 1 if lanes are not profitable, or row lengths are unknown.
 
     Args:
-        driver: the operand that stores them.
-        sizes: of the operands.
-        lanes: of a vector register.
-        is_picked: whether another operand is read at their coordinates.
+        driver: operand that stores the entries.
+        sizes: sizes of the operands.
+        lanes: lanes of a vector register.
+        is_picked: whether another operand is gathered at their coordinates.
     """
     mean = sizes.mean_below(driver)
     if mean is None:
@@ -47,7 +47,7 @@ def entries_at_a_time(driver: Declaration, sizes: Sizes, lanes: int, is_picked: 
 
 
 def lists_entries(levels: Sequence[StoredLevel]) -> bool:
-    """Whether the last level lists coordinates below each of the one above, as its own or as that repeats."""
+    """Whether the last level lists coordinates below each parent, in its own list or below a level with repeats."""
     last = levels[-1].level
     is_repeated = len(levels) > 1 and not levels[-2].level.is_unique
     return "crd" in last.arrays and (is_repeated or not last.is_branchless)

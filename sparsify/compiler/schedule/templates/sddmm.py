@@ -1,12 +1,12 @@
-"""Schedules for sums that are needed where an operand is stored: sampled products of dense matrices.
+"""Schedules for sums at stored entries of an operand: sampled products of dense matrices.
 
 In:  `forall i: forall j: let w: (forall k: w += Q[i,k] * K[j,k]); S[i,j] = A[i,j] * w`, A compressed by row.
 Out: `pos j p A; split p po pi 4 tail 2 1; precompute w at po in register; split k ko ki 16 tail 8;
      order w: ko, pi, ki; precompute lanes = w over ki in register; unroll pi; vector ki; parallel i dynamic A;
      prefetch K 16`: four entries at a time share the row of Q, and their sums are reduced together.
 
-Lanes run along the sum. Operands that have it in another mode, `G[k,i] * X[k,j]`, are first copied transposed, as a
-whole, where that is expected to be faster than to read them across.
+Lanes run along the sum. Operands with the sum in another mode, `G[k,i] * X[k,j]`, are first copied transposed, as a
+whole, if expected to be faster than strided reads.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,16 +21,16 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.rewrite.nests import loop_chain, loop_names
 from sparsify.compiler.schedule.sizes import NARROW_BYTES, NEAR_BYTES, Sizes
 
-# Entries whose sums run side by side: each keeps a register or two, and their number hides the latency of an fma.
+# Entries summed in parallel: each has one or two accumulators, enough to hide the latency of an fma.
 TOGETHER = 4
-# How many stored positions ahead gathered rows are asked for, of tables larger than twice a near cache.
+# Prefetch distance in stored positions, for gathered rows of tables larger than twice a near cache.
 AHEAD = 16
 NEAR_TABLE = 2 * NEAR_BYTES
-# What an entry of a copy costs, and a product whose numbers lie apart, in vectors' times.
+# Costs of a copied entry, and of a product of strided elements, in vectors' times.
 COPIED = 3.0
 APART = 3.0
-# Bytes of copies that stay near: of more than these, parts along the sum are copied and used one after the other, each
-# of four vectors at least.
+# Most bytes of copies that stay in cache: larger copies are made and used in parts along the sum, each of at least four
+# vectors.
 COPY_BYTES = NEAR_BYTES
 VECTORS = 4
 
@@ -48,13 +48,13 @@ class Sampled:
     taken: frozenset[str]
 
     def name(self, text: str) -> str:
-        """A name that no loop and no tensor has."""
+        """An unused name."""
         while text in self.taken:
             text += "_"
         return text
 
     def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """The best one first for operands of these sizes; the last one always lowers."""
+        """The schedules, the best first for operands of these sizes; the last one always lowers."""
         share = d.Parallel(self.levels[0], "dynamic", self.mask.name)
         order = [d.Order(self.levels)] if len(self.levels) > 1 else []
         if lanes > 1 and (copied := self.copied(lanes, item_bytes, sizes)):
@@ -78,7 +78,7 @@ class Sampled:
         return self.sums[-1] if last == {(self.sums[-1],)} else None
 
     def copied(self, lanes: int, item_bytes: int, sizes: Sizes) -> tuple[Access, ...]:
-        """The operands that are copied transposed, so that lanes run along the last sum; none where that is slower."""
+        """The operands to copy transposed, so that lanes run along the last sum; empty if slower."""
         reads = [access for access in self.reads if set(index_names(access)) & set(self.sums)]
         names = {name for access in reads for name in index_names(access)}
         stored, extents = sizes.stored.get(self.mask.name), sizes.extents
@@ -97,7 +97,7 @@ class Sampled:
         return across if with_copies < products * APART else ()
 
     def chunk(self, copied: tuple[Access, ...], lanes: int, item_bytes: int, sizes: Sizes) -> int:
-        """Width of the part of the last sum that is copied at a time: as much as stays near."""
+        """Width of the part of the last sum copied at a time: as much as stays in cache."""
         entries = [prod(sizes.extents[name] for name in index_names(access)) for access in copied]
         row = max(entries) // max(1, sizes.extents[self.sums[-1]]) * item_bytes
         step = 2 * lanes
@@ -119,7 +119,7 @@ class Sampled:
         return d.Schedule((*order, *packs, *steps, *copies, vector, share))
 
     def _in_chunks(self, copied: tuple[Access, ...], lanes: int, size: int) -> d.Schedule:
-        """Chunks of the sum around all other loops: what is copied of one stays near while all entries read it."""
+        """Chunks of the sum around all other loops: the copies of a chunk stay in cache while all entries read them."""
         lane = self.sums[-1]
         names = {access: self.name(f"{access.tensor}_copy") for access in copied}
         chunk, part = self.name(f"{lane}s"), self.name(f"{lane}p")
@@ -150,7 +150,7 @@ class Sampled:
     def _copies(
         self, names: Mapping[Access, str], lane: str, step: str, within: str
     ) -> Iterator[d.Directive]:
-        """Copies made in square tiles that are transposed in registers, by all threads."""
+        """Copies made in square tiles transposed in registers, by all threads."""
         for access, copy in names.items():
             *others, row = _others(access, lane)
             yield d.Order((step, *others, row, within), copy)
@@ -158,11 +158,11 @@ class Sampled:
             yield d.Parallel(step, "dynamic", nest=copy)
 
     def _outermost(self, position: str) -> str:
-        """The loop that threads share."""
+        """The loop shared by threads."""
         return self.levels[0] if len(self.levels) > 1 else position
 
     def _places(self) -> tuple[str, str, str, list[d.Directive]]:
-        """The innermost loop by position, over groups of entries, inside a group; and what makes it one by position."""
+        """The innermost loop by position, over groups of entries, inside a group; and the directives that create it."""
         position = self.levels[-1]
         listed: list[d.Directive] = []
         if not self.mask.format.levels[-1].level.is_full:
@@ -186,8 +186,8 @@ class Sampled:
         ]
 
     def _ahead(self, lane: str, item_bytes: int, sizes: Sizes) -> list[d.Directive]:
-        """Rows that the innermost stored coordinate picks, from memory too large to be near."""
-        # Each step along a wide row asks for one line a row, which costs little even where rows come again soon.
+        """Prefetches of rows gathered by the innermost stored coordinate, from distant memory."""
+        # Each step along a wide row prefetches one line a row, which is cheap even if rows repeat soon.
         row_bytes = sizes.extents.get(lane, 0) * item_bytes
         is_wide = row_bytes > NARROW_BYTES
         is_far = sizes.is_far(self.levels[-1], lane, item_bytes, None if is_wide else self.mask)
@@ -198,7 +198,7 @@ class Sampled:
 
 
 def sampled(program: Notation) -> Sampled | None:
-    """The one sampled sum that `program` is, `None` when it is anything else."""
+    """`program` as one sampled sum, `None` for other programs."""
     chain, inner = loop_chain(program.body)
     if not isinstance(inner, Let) or not isinstance(inner.body, Sequence) or len(inner.temporaries) != 1:
         return None
@@ -223,12 +223,12 @@ def sampled(program: Notation) -> Sampled | None:
 
 
 def _others(access: Access, lane: str) -> tuple[str, ...]:
-    """The index variables of an access but that of the lanes."""
+    """The index variables of an access, without the lanes."""
     return tuple(name for name in index_names(access) if name != lane)
 
 
 def _is_plain(access: Access) -> bool:
-    """Whether every index is an index variable, and each another one."""
+    """Whether all indices are distinct index variables."""
     names = [index.name for index in access.indices if isinstance(index, Index)]
     return len(set(names)) == len(access.indices)
 

@@ -1,12 +1,12 @@
-"""Products of a sparse matrix with rows that lie along the sum: tiles of rows, turned so that lanes run over them.
+"""Products of a sparse matrix with rows contiguous along the sum: tiles of rows, transposed to have rows as lanes.
 
 In:  `Y[t,n] = sum(k, X[t,k] * W[n,k])`, W in panels of 96 columns, `k/96: dense, n: dense, k%96: compressed`.
 Out: `split t to ti 64 masked; order to, ko, n, ki, ti; precompute tile_Y = Y at to in thread; order Y: to, ti, n;
      precompute sums = tile_Y at n in register; pack turned_X = X[ko, ki, ti] at to in thread; transpose ki ti in
      turned_X; transpose ti n in Y; vector ti in sums; vector ti in tile_Y; parallel to dynamic chunks 4`
 
-A tile of rows of X is turned once and then read by every stored entry: one number of W times 64 numbers of a column.
-Columns in panels keep the part of the tile that is read at a time in the nearest cache.
+A tile of rows of X is transposed once and then read by every stored entry: one element of W times 64 elements of a
+column. Columns in panels keep the part of the tile read at a time in the first-level cache.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,37 +15,37 @@ from math import lcm
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
+from sparsify.compiler.einsum.products import product_factors
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Notation, Split
-from sparsify.compiler.plan.contract import product_factors
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.rewrite.nests import loop_names
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates import sparse_linear_row
-from sparsify.storage.levels import Compressed
+from sparsify.storage.level.levels import Compressed
 
-# Registers that hold sums: as many hide the latency of an fma, and leave half of 16 to what is read. A block reads
-# each vector of X for all of its rows: twelve of 16 registers are sums, for which seven are loaded, or sixteen of 32;
-# more sums would be those of tiles that no cache near holds.
+# Accumulator registers: enough to hide the latency of an fma, leaving half of 16 for loads. A block loads each vector
+# of X for all of its rows: twelve of 16 registers are accumulators with seven loads, or sixteen of 32; more would need
+# tiles that exceed the near caches.
 REGISTERS: Final = 8
 BLOCK_REGISTERS: Final = 12
 WIDE_BLOCK_REGISTERS: Final = 16
 WIDE_BYTES: Final = 64
-# What a stored entry costs beside its sums, in vectors of sums.
+# Cost of a stored entry besides its accumulation, in vectors of sums.
 ENTRY_VECTORS: Final = 1.5
-# Rows of a tile, in bytes: one column of it; as many as registers hold where the nearest cache holds the panel then.
+# Bytes of a column of a tile; as many rows as accumulators allow if the panel then fits the first-level cache.
 TILE_BYTES: Final = 256
 NEAR_BYTES: Final = 48 << 10
-# Of the part of a tile that one panel reads at most: it has to stay in the second cache.
+# Most bytes of the part of a tile read by one panel, which has to fit the second-level cache.
 TURNED_BYTES: Final = 1 << 18
-# Numbers that collect the entries of a long row where X has one row.
+# Scalar accumulators for the entries of a long row, for one row of X.
 SETS: Final = 8
-# Entries of a row for each set of sums at least, where sets are worth their addition.
+# Fewest entries of a row for each set of accumulators, to amortize the final additions.
 ENTRIES_A_SET: Final = 4
-# Tiles to which threads are given in turn; of fewer, parts of the result's columns are shared.
+# Fewest tiles that threads share; with fewer tiles, threads share parts of the result's columns.
 FEW_TILES: Final = 2
-# Rows of X up to which those of a slice are the lanes.
+# Most rows of X for which the rows of a slice are the lanes.
 FEW_ROWS: Final = 8
 PARTS: Final = 8
 
@@ -55,15 +55,15 @@ class Loops:
     """The loops over the levels of a sparse matrix.
 
     Attributes:
-        rows, columns: its index variables.
-        panel: the loop over the panels of columns, "" without.
-        output: the loop over rows, or over blocks of them.
-        column: the loop over the stored columns.
-        block: the loop inside blocks of rows, "" without.
-        width: the columns of a panel, 0 for all.
-        height: the rows of a block.
-        has_bits: whether the columns are stored as bits; panels then lie inside rows.
-        has_slices: whether the rows of a block have as many entries each, which take turns; so do panels then.
+        rows, columns: index variables.
+        panel: loop over the panels of columns, "" without.
+        output: loop over rows, or over block rows.
+        column: loop over the stored columns.
+        block: loop inside block rows, "" without.
+        width: columns of a panel, 0 for all.
+        height: rows of a block.
+        has_bits: whether the columns are stored as bits; panels are then inside rows.
+        has_slices: whether the rows of a block have equally many, interleaved entries; panels are then inside slices.
     """
 
     rows: str
@@ -79,11 +79,11 @@ class Loops:
 
     @property
     def is_inside(self) -> bool:
-        """Whether panels lie inside rows or slices of them."""
+        """Whether panels are inside rows or slices."""
         return self.has_bits or self.has_slices
 
     def around(self, output: str) -> tuple[str, str]:
-        """The loops around the stored columns, of which one is over `output`."""
+        """The loops around the stored columns, one of them over `output`."""
         return (output, self.panel) if self.is_inside else (self.panel, output)
 
 
@@ -92,13 +92,13 @@ class Panels:
     """A sum over `X[.., t, k] * W[n, k]` with W sparse.
 
     Attributes:
-        leading: the loops over the modes of X before the last two.
-        row: the loop over the rows `t` of X.
-        loops: over the levels of W.
-        dense, weight: the operands.
-        collected: what the sum is collected in, the result or a temporary that it is computed from.
-        result: the result of the program.
-        taken: names that new loops and tensors must not have.
+        leading: loops over the modes of X before the last two.
+        row: loop over the rows `t` of X.
+        loops: loops over the levels of W.
+        dense, weight: operands.
+        collected: target of the sum, the result or a temporary.
+        result: result of the program.
+        taken: names not available for new loops and tensors.
     """
 
     leading: tuple[str, ...]
@@ -111,7 +111,7 @@ class Panels:
     taken: frozenset[str]
 
     def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """The best one first for operands of these sizes; but for slices nothing where a tile would not stay near."""
+        """The schedules, the best first; empty if a tile exceeds the caches, except for slices."""
         rows = sizes.extents.get(self.row)
         yield from self._few(rows, lanes, sizes)
         tile = self._tile(rows, lanes, item_bytes, sizes)
@@ -125,7 +125,7 @@ class Panels:
         yield self._tiled(tile, 1, 0)
 
     def _few(self, rows: int | None, lanes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """Directives for so few rows of X that they are computed one after the other."""
+        """Schedules for few rows of X, computed one after the other."""
         part = self._part(sizes, 1)
         if self.loops.has_slices:
             if rows is not None and rows <= FEW_ROWS:
@@ -136,16 +136,16 @@ class Panels:
             yield sparse_linear_row.entries(self, SETS if self._is_long(SETS, sizes) else SETS // 2, part)
 
     def _tile(self, rows: int | None, lanes: int, item_bytes: int, sizes: Sizes) -> int:
-        """The number of rows of X a tile has, 0 where none would stay near."""
+        """The number of rows of X in a tile, 0 if no tile stays in cache."""
         height = 1 if self.loops.has_slices else self.loops.height
         tile = tile_rows(rows, lanes, item_bytes, height, self._width(sizes))
         most = TURNED_BYTES // (self._width(sizes) * item_bytes)
-        if self.loops.has_slices:  # whatever their panels, all columns are turned at once
+        if self.loops.has_slices:  # all columns are transposed at once, across panels
             tile = min(tile, most // lanes * lanes)
         return tile if tile <= most else 0
 
     def _width(self, sizes: Sizes) -> int:
-        """The columns of a panel; of W where it has none."""
+        """The columns of a panel, or of W without panels."""
         return (
             (0 if self.loops.is_inside else self.loops.width)
             or self._extent(self.loops.columns, sizes)
@@ -153,46 +153,46 @@ class Panels:
         )
 
     def _extent(self, name: str, sizes: Sizes) -> int:
-        """The extent of a mode of W, 0 where it is not known."""
+        """The extent of a mode of W, 0 if unknown."""
         listed = next(s.expression.mode for s in self.weight.format.levels if not s.level.is_full)
         mode = listed if name == self.loops.columns else 1 - listed
         return sizes.extents.get(self.weight.extents[mode], 0)
 
     def _sets(self, registers: int, sizes: Sizes) -> int:
-        """The number of entries of a row at a time with sums of their own."""
+        """The number of entries of a row at a time with independent accumulators."""
         sets = REGISTERS // (registers * self.loops.height)
         while sets > 1 and not self._is_long(sets, sizes):
             sets //= 2
         return max(sets, 1)
 
     def _is_long(self, sets: int, sizes: Sizes) -> bool:
-        """Whether rows have enough entries for so many sets of sums."""
+        """Whether rows have enough entries for `sets` sets of accumulators."""
         is_list = not self.loops.block and not self.loops.has_bits
         mean = sizes.mean_below(self.weight) if is_list else None
         return mean is not None and mean >= ENTRIES_A_SET * sets
 
     def _part(self, sizes: Sizes, step: int) -> int:
-        """The size of the parts of the rows of W, or of its blocks, that threads share; 0 for the whole.
+        """The size of the parts of W's rows or block rows shared by threads; 0 for the whole.
 
-        They have a multiple of `step` rows.
+        Parts have a multiple of `step` rows.
         """
         extent, height = self._extent(self.loops.rows, sizes), self.loops.height
         step = lcm(step, height)
         return -(-extent // (PARTS * step)) * step // height if extent >= 2 * step else 0
 
     def name(self, text: str) -> str:
-        """A name that nothing has."""
+        """An unused name."""
         while text in self.taken:
             text += "_"
         return text
 
     def places(self) -> tuple[str, str, str]:
-        """Names for the loop over stored positions, over groups of them, and inside a group."""
+        """Names for the loop over stored positions, over groups of positions, and inside a group."""
         place = self.name("p")
         return place, self.name(f"{place}o"), self.name(f"{place}i")
 
     def shared(self, part: int) -> tuple[list[d.Directive], list[str], str]:
-        """Directives that cut outputs into parts of `part`, 0 for none; the loop over parts, and that over outputs."""
+        """Directives that split outputs into parts of `part`, 0 for none; the loops over parts and over outputs."""
         output = self.loops.output
         if not part:
             return [], [], output
@@ -200,16 +200,16 @@ class Panels:
         return [d.Split(output, parts, inside, part)], [parts], inside
 
     def collect(self, order: d.Order, at: str) -> tuple[str, list[d.Directive]]:
-        """The temporary that holds the sums of a tile, and with it the order in which the result is made of it."""
+        """The temporary with the sums of a tile, and the loop order that writes the result from it."""
         if self.collected != self.result:
             return self.collected, [order, d.Precompute(self.collected, "thread", at=at)]
         name = self.name(f"tile_{self.collected}")
         return name, [d.Precompute(name, "thread", at=at, source=self.collected), order]
 
     def _tiled(self, size: int, sets: int, part: int) -> d.Schedule:
-        """Tiles of `size` rows whose sums are in registers, `sets` entries of W at a time.
+        """Tiles of `size` rows with sums in registers, `sets` entries of W at a time.
 
-        Threads share parts of the outputs where `part` is not 0.
+        Threads share parts of the outputs if `part` is not 0.
         """
         outer, row = self.name(f"{self.row}o"), self.name(f"{self.row}i")
         steps: list[d.Directive] = [d.Split(self.row, outer, row, size, masked=True)]
@@ -255,14 +255,14 @@ class Panels:
 
 
 def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1, width: int = 0) -> int:
-    """The number of rows of X a tile has: what takes the least time for all of them.
+    """The number of rows of X in a tile: the choice with the least total time.
 
     Args:
-        rows: of X, where they are known.
-        lanes: of a vector.
-        item_bytes: of an entry of X.
-        height: of the blocks of W.
-        width: of its panels, 0 where it is not known.
+        rows: rows of X, if known.
+        lanes: lanes of a vector.
+        item_bytes: bytes of an entry of X.
+        height: height of the blocks of W.
+        width: width of its panels, 0 if unknown.
 
     >>> tile_rows(70, 8, 4), tile_rows(1024, 8, 4, height=4), tile_rows(128, 8, 4, height=4)
     (40, 24, 16)
@@ -287,7 +287,7 @@ def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1, wi
 
 
 def panels(program: Notation) -> Panels | None:
-    """The product that `program` is, `None` when it is anything else."""
+    """`program` as a product with a sparse matrix, `None` for other programs."""
     declared = {declaration.name: declaration for declaration in program.declarations}
     assigns = find(program.body, Assign)
     if len(program.outputs) != 1 or len(assigns) > 2 or assigns[0].monoid != "sum":
@@ -373,7 +373,7 @@ def _rows_of_bits(
 def _slices_of_rows(
     rows: str, columns: str, splits: Mapping[str, Split], is_column: list[bool], names: list[str]
 ) -> Loops | None:
-    """The loops over slices of rows, and in each over panels of columns."""
+    """The loops over slices of rows, and in each slice over panels of columns."""
     if rows == columns or is_column != [False, True, False, True]:
         return None
     output, panel, block, column = names

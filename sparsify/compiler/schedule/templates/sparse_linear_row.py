@@ -1,11 +1,11 @@
-"""Products of a sparse matrix with one row: nothing to turn, and little to do but to read the matrix.
+"""Products of a sparse matrix with one row: nothing to transpose, the cost is the read of the matrix.
 
 In:  `Y[t,n] = sum(k, X[t,k] * W[n,k])`, W in slices of 16 rows, `n/16: dense, k/64: dense, n%16: dense, k%64: sliced`.
 Out: `order t, no, ko, ni, ki; precompute sums = Y at no in register; precompute part = sums at ko in register; pack
      table_X = X[ki] at ko in register; vector ni in sums; vector ni in part; vector ki in table_X; vector ni in Y;
      parallel t dynamic chunks 4`
 
-Lanes are the rows of a slice: each looks its number of X up in a table that lies in registers.
+Lanes are the rows of a slice: each looks its element of X up in a table held in registers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sparsify.compiler.schedule import directives as d
 if TYPE_CHECKING:
     from sparsify.compiler.schedule.templates.sparse_linear import Panels
 
-# Vectors of a table at most: half of the registers that there are, and few to choose from.
+# Most vectors of a table: at most half of the registers, and few to select from.
 TABLE: Final = 8
 
 
 def slices(product: Panels, lanes: int, part: int) -> d.Schedule:
-    """The rows of a slice in the lanes of vectors; any number of rows of X, one after the other."""
+    """The rows of a slice in vector lanes; any number of rows of X, one after the other."""
     loops = product.loops
     steps, shared, output = product.shared(part)
     first = [*shared, *product.leading, product.row]
@@ -49,7 +49,7 @@ def slices(product: Panels, lanes: int, part: int) -> d.Schedule:
 
 
 def bits(product: Panels, lanes: int, part: int) -> d.Schedule:
-    """The bits of vectors of columns at a time, a sum for each column of a panel."""
+    """The bits of vectors of columns at a time, a partial sum for each column of a panel."""
     steps, shared, output = product.shared(part)
     first = [*shared, *product.leading, product.row]
     steps.append(d.Order((*first, *product.loops.around(output), product.loops.column)))
@@ -64,7 +64,7 @@ def bits(product: Panels, lanes: int, part: int) -> d.Schedule:
 
 
 def entries(product: Panels, sets: int, part: int) -> d.Schedule:
-    """The entries of a row of W in sets, one number each."""
+    """The entries of a row of W in sets, one scalar accumulator each."""
     place, group, member = product.places()
     steps: list[d.Directive] = [
         d.Pos(product.loops.column, place, product.weight.name),

@@ -8,7 +8,7 @@ Source: Gustavson, Two Fast Algorithms for Sparse Matrices, 1978.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, takewhile
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
@@ -19,31 +19,31 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.rewrite.nests import downward
 from sparsify.compiler.schedule.sizes import Sizes
 
-# Flags of blocks that a row looks at together, see `loops/marks.py`; so many looks cost as much as a product, and as
-# many as a row always has time for.
+# Coordinates covered by one test of marks, see `loops/bitset.py`; tests that a row always affords, and tests that cost
+# as much as a product.
 WIDTH: Final = 256
-# Rows ahead that are asked for: one takes about as long as it takes to come from the farthest cache.
+# Prefetch distance in rows: the work of a row takes about the latency of the last-level cache.
 AHEAD: Final = 2
 FEW_LOOKS: Final = 64
 LOOKS_A_PRODUCT: Final = 4
-# All orders of so many sums are tried.
+# Most sums of which all orders are tried.
 MOST_SUMS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """A sum whose result is assembled.
+    """A sum with an assembled result.
 
     Attributes:
-        rows: the loops over all modes of the result but the last level's, outermost first.
-        sums: the loops that are summed, down the levels of the operands where some order goes down all of them.
-        column: the loop over the last level's mode.
-        collected: the sum's target, the result or a temporary that it is computed from.
-        is_temporary: whether it is a temporary.
-        by: the operand whose rows balance the threads.
-        factors: the sparse operands.
-        scattered: those of them whose rows are found by a summed coordinate and scattered.
-        has_rows: whether dense levels of the result make rows that are assembled apart.
+        rows: loops over all modes of the result but the last level's, outermost first.
+        sums: summed loops, concordant with the levels of the operands if possible.
+        column: loop over the last level's mode.
+        collected: target of the sum, the result or a temporary.
+        is_temporary: whether the target is a temporary.
+        by: operand whose rows balance the threads.
+        factors: sparse operands.
+        scattered: sparse operands whose rows are gathered by a summed coordinate and scattered.
+        has_rows: whether dense levels of the result form rows assembled independently.
     """
 
     rows: tuple[str, ...]
@@ -57,15 +57,17 @@ class Scattered:
     has_rows: bool
 
     def schedules(self, sizes: Sizes, order: tuple[str, ...] = ()) -> Iterator[d.Schedule]:
-        """With threads over the rows, then without; entries marked where that is cheap, else in a list.
+        """Schedules with threads over the rows, then without; entries marked if cheap, else in a list.
 
-        The sums come inside of all levels where `order` says so: then every entry is summed and appended. Other orders
-        of the sums are for operands that allow nothing else.
+        If `order` puts the sums inside all levels, every entry is first summed in a register and appended. Other orders
+        of the sums serve operands that allow nothing else.
         """
         sums = sorted(self.sums, key=lambda name: order.index(name) if name in order else len(order))
         is_known = sorted(order) == sorted((*self.rows, self.column, *sums))
         if is_known and sums and order.index(self.column) < order.index(sums[0]):
             yield from self._appended(sums)
+        if is_known and sums and self._is_scattered(order, order.index(sums[0])):
+            yield from self._hashed(order)
         is_cheap = self.has_rows and self._is_cheap(sizes)
         for marked in (True, False) if is_cheap else (False, True) if self.has_rows else (False,):
             yield from self._workspace(sums, marked)
@@ -89,8 +91,27 @@ class Scattered:
             yield d.Schedule((*steps, d.Parallel(self.rows[0], "dynamic" if self.by else "static", self.by)))
         yield d.Schedule(tuple(steps))
 
+    def _is_scattered(self, order: tuple[str, ...], first: int) -> bool:
+        """Whether the first sum encloses loops other than an innermost loop over the last level."""
+        is_inside = order.index(self.column) > first and order[-1] != self.column
+        return is_inside or any(order.index(row) > first for row in self.rows)
+
+    def _hashed(self, order: tuple[str, ...]) -> Iterator[d.Schedule]:
+        """The modes inside of the first sum in a hash table, read in the order of the result's levels."""
+        around = tuple(takewhile(self.rows.__contains__, order))
+        name = self.collected if self.is_temporary else f"table_{self.collected}"
+        source = "" if self.is_temporary else self.collected
+        scope, at = ("thread", around[-1]) if around else ("memory", "")
+        steps = (
+            d.Order(order, self.collected if self.is_temporary else ""),
+            d.Precompute(name, scope, at=at, source=source, listed=True),
+        )
+        if around:
+            yield d.Schedule((*steps, d.Parallel(around[0], "dynamic" if self.by else "static", self.by)))
+        yield d.Schedule(steps)
+
     def _is_cheap(self, sizes: Sizes) -> bool:
-        """Whether a row has so many products that looking at its marks does not count."""
+        """Whether a row has enough products to make the tests of its marks negligible."""
         extent = sizes.extents.get(self.column)
         products = 1.0
         for declared in self.factors:
@@ -112,7 +133,7 @@ class Scattered:
 
 
 def scattered(program: Notation) -> Scattered | None:
-    """`program` as a sum scattered into rows, `None` when it is anything else."""
+    """`program` as a sum scattered into rows, `None` for other programs."""
     if len(program.outputs) != 1:
         return None
     declarations = {declared.name: declared for declared in program.declarations}

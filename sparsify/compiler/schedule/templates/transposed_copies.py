@@ -1,14 +1,14 @@
-"""Products of a sparse operand with dense ones that lie across the lanes: tiles of them are copied transposed.
+"""Products of a sparse operand with dense ones strided along the lanes: tiles are copied transposed.
 
 In:  `Y[b,m,n] = sum(k, X[b,m,k] * W[b,k,n])`, W `dense, dense, compressed`, 64 rows `m`.
 Out: `split m mo mi 64 masked; order b, mo, k, n, mi; precompute tile_Y = Y at mo in thread; order Y: b, mo, mi, n;
      pack X_copy = X[k, mi] at mo in thread; transpose k mi in X_copy; transpose mi n in Y; vector mi in tile_Y;
      parallel b dynamic W`
 
-Lanes run along an index variable of the result that the sparse operand lacks. Dense operands that have other index
-variables last are copied tile by tile, so that a stored entry is multiplied with whole vectors; a result that has
-another one last is collected in a tile and transposed as it is written. Copies belong to the loops that all copied
-operands and the result share.
+Lanes run along an index variable of the result missing from the sparse operand. Dense operands with another last index
+variable are copied tile by tile, so that a stored entry is multiplied with whole vectors; a result with another last
+one is collected in a tile and transposed when written. Copies belong to the loops common to all copied operands and
+the result.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,17 +35,18 @@ from sparsify.compiler.schedule.rewrite.nests import downward, loop_names, loops
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.sparse_linear import tile_rows
 
-# Bytes of the copies and the tile of the result at most: they stay in the second cache.
+# Most bytes of the copies and the tile of the result, which fit the second-level cache.
 COPY_BYTES: Final = 1 << 19
-# Iterations of the outermost loop, below which threads share parts of the result's next loop; the number of parts.
+# Fewest iterations of a parallel outermost loop, below which threads share parts of the result's next loop; the number
+# of parts.
 FEW: Final = 2
 PARTS: Final = 8
-# The part of the time that copies take at most where every part makes its own.
+# Largest fraction of the time for copies, if every part makes private copies.
 COPIED_SHARE: Final = 0.25
-# A stored entry and a vector of sums that is added to memory, in vectors' times; a vector whose lanes are apart.
+# Costs in vectors' times: a stored entry and a vector of sums added to memory; a vector of strided lanes.
 ADDED: Final = 2.0
 GATHERED: Final = 1.0
-# How much cheaper than without copies it has to be.
+# Least gain over loops without copies.
 MARGIN: Final = 1.25
 
 
@@ -54,15 +55,15 @@ class Lanes:
     """Lanes along `name`, in tiles of `size`.
 
     Attributes:
-        name: the index variable.
-        size: of a tile.
-        copied: the operands that are copied transposed.
-        first: the loops around the copies.
-        leading: the loops of the result inside of them, before the first sum.
-        after: the other loops, without the lanes.
-        part: of the first one of `leading`, that threads share; 0 for the whole.
-        is_shared: whether threads share the first one of `leading` inside of the copies instead.
-        cost: in the time of a multiply and add of a vector.
+        name: index variable.
+        size: iterations of a tile.
+        copied: operands copied transposed.
+        first: loops around the copies.
+        leading: inner loops of the result, before the first sum.
+        after: other loops, without the lanes.
+        part: size of the parts of the first `leading` loop shared by threads; 0 for the whole.
+        is_shared: whether threads instead share the first `leading` loop inside the copies.
+        cost: cost in multiply-adds of a vector.
     """
 
     name: str
@@ -81,14 +82,14 @@ class TransposedCopies:
     """A sum of products of one sparse operand and dense ones.
 
     Attributes:
-        sparse: the access to the sparse operand.
-        dense: the accesses to dense ones.
-        target: what the sum is collected in, the result or a temporary that it is computed from.
-        result: what the program computes.
-        order: the loops as they run without copies, outermost first.
-        lane: the loop that has the lanes then, if there is one.
-        declarations: of all tensors.
-        taken: names that new loops and tensors must not have.
+        sparse: access to the sparse operand.
+        dense: accesses to dense operands.
+        target: target of the sum, the result or a temporary.
+        result: result of the program.
+        order: loop order without copies, outermost first.
+        lane: lane loop without copies, if any.
+        declarations: declarations of all tensors.
+        taken: names not available for new loops and tensors.
     """
 
     sparse: Access
@@ -101,7 +102,7 @@ class TransposedCopies:
     taken: frozenset[str]
 
     def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """The best one first, where it is expected to be faster than without copies; nothing otherwise."""
+        """The schedules, the best first, if expected to be faster than without copies; empty otherwise."""
         extents = self.extents(sizes)
         stored = sizes.stored.get(self.sparse.tensor)
         if lanes < 2 or type(stored) is not int or any(name not in extents for name in self.order):
@@ -119,16 +120,16 @@ class TransposedCopies:
 
     @property
     def is_ordered_for_copies(self) -> bool:
-        """Whether the innermost loop has neighbours in memory nowhere: an order that only copies make a good one."""
+        """Whether the innermost loop is contiguous in no operand: an order that is good with copies only."""
         return self.lane is None and len(self.order) > 1 and self.order[-1] in self.free
 
     @property
     def free(self) -> list[str]:
-        """The index variables that lanes may run along."""
+        """The candidate index variables for lanes."""
         return [name for name in index_names(self.target) if name not in index_names(self.sparse)]
 
     def extents(self, sizes: Sizes) -> dict[str, int]:
-        """The extents of index variables, as far as they are known."""
+        """The known extents of index variables."""
         found: dict[str, int] = {}
         for access in (self.sparse, *self.dense, self.result):
             shape = self.declarations[access.tensor].extents
@@ -149,11 +150,11 @@ class TransposedCopies:
         return {name for name, s in zip(self.levels(), stored, strict=True) if not s.level.is_full}
 
     def is_across(self, name: str) -> bool:
-        """Whether neighbours along `name` lie apart in the result."""
+        """Whether the result is strided along `name`."""
         return index_names(self.target)[-1] != name or index_names(self.result)[-1] != name
 
     def schedule(self, way: Lanes, lanes: int, *, in_registers: bool = True) -> d.Schedule:
-        """The directives; `in_registers` transposes square tiles there."""
+        """The directives; `in_registers` transposes square tiles in registers."""
         outer, inner = self._name(f"{way.name}o"), self._name(f"{way.name}i")
         tiled = {way.name: outer}
         first, leading = [tiled.get(n, n) for n in way.first], list(way.leading)
@@ -214,7 +215,7 @@ class TransposedCopies:
         tiled: Mapping[str, str],
         in_registers: bool,
     ) -> list[d.Directive]:
-        """An operand copied inside the loops `first`, in the order in which it is read there."""
+        """An operand copied inside the loops `first`, in its reading order."""
         names = [tiled.get(n, n) for n in index_names(access) if n != way.name]
         inside = [n for n in loops if n in names and n not in first]
         copy, scope = self._name(f"{access.tensor}_copy"), "memory" if way.is_shared else "thread"
@@ -227,13 +228,13 @@ class TransposedCopies:
         return steps
 
     def _parallel(self, outermost: str) -> d.Parallel:
-        """Threads over the outermost loop, by stored entries where that is the first level."""
+        """Threads over the outermost loop, balanced by stored entries for the first level."""
         if outermost == self.levels()[0]:
             return d.Parallel(outermost, "dynamic", self.sparse.tensor)
         return d.Parallel(outermost, "dynamic", chunks=4)
 
     def _name(self, text: str) -> str:
-        """A name that nothing has."""
+        """An unused name."""
         while text in self.taken:
             text += "_"
         return text
@@ -241,14 +242,14 @@ class TransposedCopies:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """The number of times the loops run, and what that costs.
+    """The iteration counts of the loops, and their costs.
 
     Attributes:
-        product: the sum.
-        extents: of all index variables.
+        product: matched sum.
+        extents: extents of all index variables.
         stored: entries of the sparse operand.
-        lanes: of a vector.
-        item_bytes: of a lane.
+        lanes: lanes of a vector.
+        item_bytes: bytes of a lane.
     """
 
     product: TransposedCopies
@@ -258,7 +259,7 @@ class _Counts:
     item_bytes: int
 
     def without_copies(self) -> float:
-        """The cost of the loops as they run without copies, in vectors' times."""
+        """The cost of the loops without copies, in vectors' times."""
         lane = self.product.lane
         entries = self.iterations(lane or "")
         if lane is None:
@@ -270,12 +271,12 @@ class _Counts:
         return entries * (STORED + vectors * (VECTOR + apart * GATHERED * self.lanes))
 
     def iterations(self, lane: str) -> float:
-        """Iterations of the loops without `lane`: one for each stored entry and all other index variables."""
+        """Iterations of the loops without `lane`: stored entries times the extents of other index variables."""
         own = {*index_names(self.product.sparse), lane}
         return float(self.stored * prod(self.extents[name] for name in self.product.order if name not in own))
 
     def lanes_along(self, name: str) -> Lanes | None:
-        """Lanes along an index variable; `None` where nothing is to be copied or copies would not stay near."""
+        """Lanes along an index variable; `None` if nothing is to be copied or copies exceed the caches."""
         product = self.product
         copied = tuple(a for a in product.dense if name in index_names(a)[:-1])
         across = product.is_across(name)
@@ -314,7 +315,7 @@ class _Counts:
         return Lanes(name, size, copied, *loops, part, is_shared, cost)
 
     def tile(self, name: str, copied: Sequence[Access], first: Sequence[str], across: bool) -> int:
-        """The lanes of a tile, 0 where its copies would not stay near."""
+        """The lanes of a tile, 0 if its copies exceed the caches."""
         around = {*first, name}
         row = sum(prod(self.extents[n] for n in index_names(a) if n not in around) for a in copied)
         row += across * prod(self.extents[n] for n in index_names(self.product.target) if n not in around)
@@ -322,11 +323,11 @@ class _Counts:
         return min(most, tile_rows(self.extents[name], self.lanes, self.item_bytes))
 
     def has_few(self, first: Sequence[str], tiles: int) -> bool:
-        """Whether the outermost loop has too few iterations for threads to share."""
+        """Whether the outermost loop has too few iterations for threads."""
         return (tiles if len(first) == 1 else self.extents[first[0]]) < FEW
 
     def part(self, first: Sequence[str], leading: Sequence[str], tiles: int, worth: float) -> tuple[int, int]:
-        """The size of the parts of a loop that threads share, and how many there are: 0 and 1 for none."""
+        """The size and number of the parts of a loop shared by threads: 0 and 1 for none."""
         if not self.has_few(first, tiles) or not leading or leading[0] in self.product.listed():
             return 0, 1
         parts = min(PARTS, int(worth * COPIED_SHARE) or 1, self.extents[leading[0]] // 2)
@@ -336,12 +337,12 @@ class _Counts:
 
 
 def transposed_copies(program: Notation, order: Sequence[str], lane: str | None) -> TransposedCopies | None:
-    """The sum that `program` is, `None` when it is anything else.
+    """`program` as a sum with candidates for copies, `None` for other programs.
 
     Args:
-        program: before its schedule.
-        order: the loops of the sum as they run without copies.
-        lane: the one of them that has the lanes then.
+        program: notation before its schedule.
+        order: loop order of the sum without copies.
+        lane: lane loop without copies.
     """
     declared = {declaration.name: declaration for declaration in program.declarations}
     assigns = find(program.body, Assign)
@@ -370,7 +371,7 @@ def transposed_copies(program: Notation, order: Sequence[str], lane: str | None)
 
 
 def factors(value: Expr, declared: Mapping[str, Declaration]) -> list[Access] | None:
-    """The accesses of a product of sparse operands and what is computed of dense ones; `None` for other values."""
+    """The accesses of a product of sparse operands and functions of dense ones; `None` for other values."""
     match value:
         case Call("mul", (left, right)):
             parts = factors(left, declared), factors(right, declared)
@@ -383,7 +384,7 @@ def factors(value: Expr, declared: Mapping[str, Declaration]) -> list[Access] | 
 
 
 def _is_plain(access: Access) -> bool:
-    """Whether every index is an index variable, and each another one."""
+    """Whether all indices are distinct index variables."""
     names = [index.name for index in access.indices if isinstance(index, Index)]
     return len(set(names)) == len(access.indices)
 

@@ -1,11 +1,11 @@
-"""Layers of torch that look at the entries of a mask to choose a way, as `nn.TransformerEncoder` does.
+"""Layers of torch that branch on the entries of a mask, such as `nn.TransformerEncoder`.
 
 In: `encoder(x, mask)`, which compares the mask with a causal one; `encoder(x, src_key_padding_mask=padding)`, which
-packs texts that are padded at their ends, where no gradients are wanted.
-Out: the same without these choices: under export, and where the encoder is compared with what was captured.
+packs texts padded at their ends, where no gradients are wanted.
+Out: the same layers without these branches: under export, and in comparisons of the encoder with its capture.
 
-A mask has the same entries whether it is told to be causal or not. Tokens of padding that are packed away have zeros as
-results, others what follows from them: no graph can do both, and a capture, like torch's own, packs nothing.
+The entries of a mask are independent of the causal hint. Packing gives padding tokens zero results, no packing gives
+computed ones: no graph can do both, and a capture, like torch's own, packs nothing.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ DETECT: Final = "_detect_is_causal_mask"
 
 @contextmanager
 def unasked() -> Iterator[None]:
-    """Within this context torch's layers take attention for causal only where they are told so."""
+    """A context in which torch's layers treat attention as causal only if the caller passes `is_causal`."""
     if not hasattr(transformer, DETECT):
         yield
         return
@@ -32,11 +32,11 @@ def unasked() -> Iterator[None]:
 
 @contextmanager
 def unpacked_texts() -> Iterator[None]:
-    """Within this context encoders compute all tokens, those of padding too, as they do where gradients are wanted."""
+    """A context in which encoders compute all tokens, padding included, as with gradients."""
     with substituted(mha, "get_fastpath_enabled", lambda: False):
         yield
 
 
 def told(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Whether a caller says that a mask is causal."""
+    """Whether a caller declares a mask as causal."""
     return is_causal is True

@@ -1,11 +1,11 @@
-"""Numbers that torch-geometric reads from indices, which export would take for the same in all calls.
+"""Numbers read from indices by torch-geometric, which export would fix for all calls.
 
-In: `global_mean_pool(x, batch)`, with as many graphs as a batch names, `int(batch.max()) + 1`; `RGCNConv(12, 8, 3)`,
+In: `global_mean_pool(x, batch)`, with the number of graphs from a batch, `int(batch.max()) + 1`; `RGCNConv(12, 8, 3)`,
 which counts the edges of each relation to choose between two ways to multiply, `int(count.max())`.
-Out: the same under export, with a number that the data chooses; without the choice.
+Out: the same layers under export, with a data-dependent number; without the choice.
 
-The choice is whether pyg-lib multiplies, which torch-geometric leaves out of every graph that is captured; so a capture
-that does not ask has the same operators, and no number that depends on the edges.
+The choice concerns pyg-lib's multiplication, which torch-geometric leaves out of every captured graph: a capture
+without the choice has the same operators, and no number that depends on the edges.
 """
 
 import sys
@@ -18,7 +18,7 @@ import torch
 
 from sparsify.runtime.confined import Here
 
-# Packages whose modules read numbers from indices.
+# Packages with modules that read numbers from indices.
 PACKAGES: Final = ("torch_geometric.nn.", "torch_geometric.utils.")
 
 
@@ -26,17 +26,17 @@ _here: Final = Here()
 
 
 class Kind(type):
-    """The metaclass of `Number`, whose instances are those of `int`."""
+    """The metaclass of `Number`, which makes every `int` an instance."""
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, int)
 
 
 class Number(metaclass=Kind):
-    """`int` for modules under export, in the thread that exports."""
+    """`int` for modules under export, in the exporting thread."""
 
     def __new__(cls, *args: Any) -> Any:
-        """The entry of a tensor and a number that follows from it, which may be symbols; other values as integers."""
+        """The entry of a tensor, or a number derived from one, possibly symbolic; other values as integers."""
         if _here.inside and args:
             value = args[0].item() if isinstance(args[0], torch.Tensor) else args[0]
             if isinstance(value, torch.SymInt | torch.SymFloat):
@@ -46,7 +46,7 @@ class Number(metaclass=Kind):
 
 @contextmanager
 def chosen_by_data() -> Iterator[None]:
-    """Within this context the numbers that torch-geometric reads from indices may be symbols."""
+    """A context in which torch-geometric's numbers read from indices may be symbols."""
     with ExitStack() as changes:
         changes.enter_context(_here.entered())
         for name in [name for name in sys.modules if name.startswith(PACKAGES)]:
@@ -59,7 +59,7 @@ BACKEND: Final = "torch_geometric.backend"
 
 @contextmanager
 def without_choice() -> Iterator[None]:
-    """Within this context torch-geometric chooses nothing by the edges; a choice of the user's stays."""
+    """A context in which torch-geometric makes no choice by the edges; a choice of the user is kept."""
     backend: Any = sys.modules.get(BACKEND)
     if getattr(backend, "use_segment_matmul", False) is not None:
         yield
@@ -72,7 +72,7 @@ def without_choice() -> Iterator[None]:
 
 
 LAYERS: Final = "torch_geometric.nn.conv.message_passing"
-# The attribute by which explainers say that a layer computes with masks of edges.
+# Attribute set by explainers on layers that compute with edge masks.
 EXPLAINED: Final = "explain"
 
 

@@ -1,10 +1,10 @@
-"""Graphs of torch-geometric as nodes of trees: `Data`, `HeteroData` and batches of them as arguments of a model.
+"""Graphs of torch-geometric as pytree nodes: `Data`, `HeteroData` and batches as model arguments.
 
 In: `model(batch)`, `batch` a `DataBatch(x=[75, 12], edge_index=[2, 300], batch=[75], ptr=[4], name=[3])`.
 Out: the leaves `batch.x`, `batch.edge_index`, `batch.batch` and `batch.ptr`.
 
-Texts and other objects, such as `name`, are no leaves: graphs of other names share a capture. A model that reads them
-cannot be captured.
+Texts and other objects, such as `name`, are no leaves: graphs with other names share a capture. A model that reads
+`name` cannot be captured.
 """
 
 import copy
@@ -20,24 +20,24 @@ from sparsify.errors import CaptureError
 from sparsify.runtime.confined import Here
 
 HOMES: Final = (("torch_geometric.data.data", "Data"), ("torch_geometric.data.hetero_data", "HeteroData"))
-# What batches know of their graphs beside tensors.
+# Facts of a batch about its graphs, stored outside of its tensors.
 COUNT: Final = "_num_graphs"
 HIDDEN: Final = (COUNT, "_num_nodes", "_slice_dict", "_inc_dict")
 LEAVES: Final = (torch.Tensor, bool, int, float, type(None))
-# The thread that captures.
+# The capturing thread.
 capturing: Final = Here()
 Place = tuple[int, str]
 
 
 @dataclass(frozen=True)
 class Form:
-    """The structure that graphs of one capture share.
+    """The structure shared by graphs of one capture.
 
     Attributes:
-        kind: their class.
-        stores: the names of their parts: of nodes and edges of each type.
-        places: of the leaves, by the number of a part and the name of an attribute.
-        template: one of these graphs without its leaves.
+        kind: class of the graphs.
+        stores: names of the parts: nodes and edges of each type.
+        places: positions of the leaves, by part number and attribute name.
+        template: one of the graphs without its leaves.
     """
 
     kind: type
@@ -64,13 +64,13 @@ def register(values: Iterable[Any]) -> bool:
 
 
 def require_unchanged(before: Iterable[tuple[Any, list[Any]]]) -> None:
-    """Raises where a model has changed a graph that it was called with.
+    """Raises where a model has changed a graph argument.
 
     Args:
-        before: graphs with the leaves that they had.
+        before: graphs with their leaves before the call.
 
     Raises:
-        CaptureError: the attributes of one are others now.
+        CaptureError: the attributes of a graph have changed.
     """
     for graph, leaves in before:
         now = _leaves(graph)[0]
@@ -88,8 +88,8 @@ def graphs_in(value: Any) -> list[tuple[Any, list[Any]]]:
 
 
 def _places(stores: list[Any]) -> Iterator[Place]:
-    """The attributes of a graph that are leaves of a tree."""
-    has_count = any("ptr" in store._mapping for store in stores)  # as many graphs as it says
+    """The attributes of a graph that are leaves of its tree."""
+    has_count = any("ptr" in store._mapping for store in stores)  # `ptr` gives the number of graphs
     for number, store in enumerate(stores):
         for name, value in sorted(store._mapping.items()):
             if isinstance(value, LEAVES) or all(
@@ -101,7 +101,7 @@ def _places(stores: list[Any]) -> Iterator[Place]:
 
 
 def _leaves(graph: Any) -> tuple[list[Any], tuple[Place, ...], tuple[str, ...]]:
-    """The leaves of a graph with their places, and the names of its parts."""
+    """The leaves of a graph with their positions, and the names of its parts."""
     stores = graph.stores
     places = tuple(_places(stores))
     leaves = [_owner(stores[number], name)[name] for number, name in places]
@@ -109,7 +109,7 @@ def _leaves(graph: Any) -> tuple[list[Any], tuple[Place, ...], tuple[str, ...]]:
 
 
 def _flatten(graph: Any) -> tuple[list[Any], Form]:
-    """The leaves of a graph, and all else that it is."""
+    """The leaves of a graph, and the rest of the graph as a `Form`."""
     leaves, places, names = _leaves(graph)
     template = copy.copy(graph)
     parts = template.stores
@@ -119,7 +119,7 @@ def _flatten(graph: Any) -> tuple[list[Any], Form]:
 
 
 def _flatten_with_keys(graph: Any) -> tuple[list[tuple[Any, Any]], Form]:
-    """The same, each leaf with its name; whoever asks for names has asked for the rest already."""
+    """The leaves with their names; without a stripped template, which torch takes from `_flatten`."""
     leaves, places, stores = _leaves(graph)
     names = [".".join(filter(None, (stores[number], name))) for number, name in places]
     keyed: list[tuple[Any, Any]] = [
@@ -129,7 +129,7 @@ def _flatten_with_keys(graph: Any) -> tuple[list[tuple[Any, Any]], Form]:
 
 
 def _unflatten(leaves: Iterable[Any], form: Form) -> Any:
-    """A graph with these leaves; while a model is captured it has nothing else."""
+    """A graph with some leaves; no other attributes while a model is captured."""
     graph = copy.copy(form.template)
     stores = graph.stores
     if capturing.inside:
@@ -143,7 +143,7 @@ def _unflatten(leaves: Iterable[Any], form: Form) -> Any:
 
 
 def _owner(store: Any, name: str) -> Any:
-    """The mapping of a part that has an attribute."""
+    """The mapping of a part with a given attribute."""
     return vars(store) if name == COUNT else store._mapping
 
 

@@ -1,10 +1,9 @@
-"""Attention that has a pattern itself: Hugging Face's BigBird with `attention_type="block_sparse"`.
+"""Attention with a built-in pattern: Hugging Face's BigBird with `attention_type="block_sparse"`.
 
-In: a model, for the time of its capture. Out: within `shown(model)` such a layer computes torch's operator,
-`scaled_dot_product_attention`, of all keys, on the texts as they are; `own_pattern(layer)` is what it attends to.
-
-The layer's own way cuts texts into blocks, pads them to whole ones, and has another layer for short texts; as a pattern
-it is one program for all lengths.
+In: a model, during its capture. Out: within `shown(model)` such a layer computes torch's operator,
+`scaled_dot_product_attention`, over all keys, on unpadded texts; `own_pattern(layer)` is its attention pattern. The
+layer's own code cuts texts into blocks, pads them to whole blocks, and has another layer for short texts; as a pattern
+the layer is one program for all lengths.
 """
 
 import copy
@@ -17,16 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsify.errors import CaptureError
-from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.sparsification.masks.mask_spec import MaskSpec
 
 LAYER: Final = "BigBirdBlockSparseAttention"
 MODEL: Final = "BigBirdModel"
-# With so many random blocks the model finds no text too short, whatever its length.
+# A number of random blocks for which no text is too short.
 NONE_TOO_SHORT: Final = -3
 
 
 def own_pattern(module: nn.Module) -> MaskSpec | None:
-    """The pattern that a module's attention has itself."""
+    """The built-in attention pattern of a module."""
     if not _is(module, LAYER):
         return None
     layer: Any = module
@@ -39,7 +38,7 @@ def own_pattern(module: nn.Module) -> MaskSpec | None:
 
 @contextmanager
 def shown(model: nn.Module) -> Iterator[None]:
-    """Within this context layers with patterns of their own attend to all keys, by torch's operator."""
+    """A context in which layers with built-in patterns attend to all keys, by torch's operator."""
     with ExitStack() as changes:
         for module in model.modules():
             if _is(module, LAYER):
@@ -63,16 +62,16 @@ def attend(
     output_attentions: bool = False,
     **__: Any,
 ) -> tuple[Tensor, None]:
-    """The layer's result, without its weights, where it attends to all keys; 0 for padded queries.
+    """The layer's result with attention to all keys, without attention weights; 0 for padded queries.
 
     Args:
-        layer: that computes it.
+        layer: the attention layer.
         hidden_states: [batch, tokens, hidden].
         from_mask, to_mask: 0 for padding, [batch, 1, tokens, 1] and [batch, 1, 1, tokens].
         output_attentions: whether the model wants the weights.
 
     Raises:
-        CaptureError: it does.
+        CaptureError: the model wants the weights.
     """
     if output_attentions:
         raise CaptureError("under a pattern no weights of attention are kept: leave out output_attentions")
@@ -88,18 +87,18 @@ def attend(
 def unpadded(
     input_ids: Any, attention_mask: Any, token_type_ids: Any, position_ids: Any, inputs_embeds: Any, **_: Any
 ) -> tuple[Any, ...]:
-    """Lengths of padding, 0, and the inputs as they are."""
+    """Lengths of padding, 0, and the unchanged inputs."""
     return 0, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
 
 
 def masks(attention_mask: Tensor, block_size: int) -> tuple[None, None, Tensor, Tensor]:
-    """No masks in blocks, and those of queries and keys."""
+    """No block masks, and the masks of queries and keys."""
     return None, None, attention_mask[:, None, :, None], attention_mask[:, None, None, :]
 
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within this context an object has another attribute of its own."""
+    """A context in which an object's own attribute is replaced."""
     own = vars(owner)
     is_own, before = name in own, own.get(name)
     own[name] = value
@@ -112,5 +111,5 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _is(module: nn.Module, name: str) -> bool:
-    """Whether a module is transformers' class of this name."""
+    """Whether a module is the transformers class of a name."""
     return type(module).__name__ == name and type(module).__module__.startswith("transformers.")

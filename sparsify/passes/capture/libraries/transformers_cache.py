@@ -1,14 +1,12 @@
-"""Caches of transformers' decoders: the keys and values that a call returns, and calls that bring some.
+"""KV caches of transformers' decoders, returned by calls and passed to later calls.
 
-In:  the output of a model, `{"logits": %l, "past_key_values": DynamicCache(..)}`. Out: `shown(output)`, the same with
-the tensors of the cache as leaves of a tree, which a graph can return; the tree puts a cache together again.
+In:  the output of a model, `{"logits": %l, "past_key_values": DynamicCache(..)}`. Out: `shown(output)`, the output with
+the tensors of the cache as leaves of a tree, which a graph can return; unflattening rebuilds a cache.
 
-A call that brings an empty cache is like one that brings none, fills it with the keys that it computes and returns it.
-Of a cache that holds keys of earlier calls these are inputs of the graph, `opened`. A pattern of attention does not
-say where queries stand among them: under patterns such calls are computed as the model does.
-
-Layers of attention to a window keep its keys alone, and count all that they saw: the number is the extent of a tensor
-without entries.
+A call with an empty cache is like a call without one; the model fills the cache with the computed keys and returns it.
+Keys of earlier calls in a cache are inputs of the graph, `opened`. An attention pattern does not give the positions of
+queries among earlier keys: under patterns the source model computes such calls. Layers with window attention keep only
+the keys of the window, and count all keys seen: the count is the extent of a tensor without entries.
 """
 
 import copy
@@ -22,20 +20,19 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import SequenceKey
 
 MODULE: Final = "transformers.cache_utils"
-# The lengths of the windows of layers, None for those without, for each part: one part, or that of attention to its
-# own text and that to the other.
+# Window lengths of layers, None for layers without, per part: one part, or self-attention and cross-attention.
 Layers = tuple[tuple[int | None, ...], ...]
 
 
 class Kept:
-    """A cache as a node of a tree, its keys and values the leaves."""
+    """A cache as a node of a tree, with keys and values as leaves."""
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
 
 
 def shown(output: Any) -> Any:
-    """An output with `Kept` in place of caches that consist of keys and values alone; others stay as they are."""
+    """An output with `Kept` in place of caches made of keys and values alone; other caches are unchanged."""
     if MODULE not in sys.modules:
         return output
     return pytree.tree_map(lambda leaf: Kept(leaf) if _parts(leaf) else leaf, output, is_leaf=is_cache)
@@ -52,23 +49,23 @@ def is_cache(value: Any) -> bool:
 
 
 def opened(value: Any) -> Any:
-    """`Kept` in place of a cache with keys of earlier calls and nothing else; other values as they are."""
+    """`Kept` in place of a cache with nothing but keys of earlier calls; other values are unchanged."""
     return Kept(value) if is_plain(value) and has_past(value) else value
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a cache that consists of keys and values alone."""
+    """Whether a value is a cache made of keys and values alone."""
     return bool(_parts(value))
 
 
 def has_past(cache: Any) -> bool:
-    """Whether a cache holds keys of earlier calls, or is of a kind whose contents are not known."""
+    """Whether a cache holds keys of earlier calls, or is of an unknown kind."""
     parts = _parts(cache)
     return not parts or any(part.get_seq_length() for part in parts)
 
 
 def fresh(value: Any) -> Any:
-    """A copy of an empty cache, which whoever runs a model with it fills; other values as they are."""
+    """A copy of an empty cache, to be filled by a run of the model; other values are unchanged."""
     if not is_cache(value) or has_past(value):
         return value
     found = copy.copy(value)
@@ -82,13 +79,13 @@ def fresh(value: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a cache, which whoever runs a model with it changes; other values as they are."""
+    """A copy of a cache, to be changed by a run of the model; other values are unchanged."""
     kept = opened(value)
     return fresh(value) if kept is value else _unflatten(*_flatten(kept))
 
 
 def filled(cache: Any, output: Any) -> Any:
-    """An output whose cache is the one that the call brought, with the keys and values of the one that was returned."""
+    """An output with the call's cache in place of the returned one, updated to the returned contents."""
     leaves = pytree.tree_leaves(output, is_leaf=is_cache)
     returned = next((leaf for leaf in leaves if is_cache(leaf)), None)
     if returned is None or type(returned) is not type(cache):
@@ -98,7 +95,7 @@ def filled(cache: Any, output: Any) -> Any:
 
 
 def _parts(cache: Any) -> list[Any]:
-    """The caches of plain layers that a cache consists of; none where it is of another kind."""
+    """The plain-layer caches that make up a cache; none for a cache of another kind."""
     if not is_cache(cache):
         return []
     module: Any = sys.modules[MODULE]
@@ -112,14 +109,14 @@ def _parts(cache: Any) -> list[Any]:
 
 
 def _is_plain_layer(layer: Any) -> bool:
-    """Whether a layer consists of keys and values, all of them or those of a window."""
+    """Whether a layer consists of keys and values, complete or of a window."""
     module: Any = sys.modules[MODULE]
     is_window = type(layer) is module.DynamicSlidingWindowLayer and not layer.record_past
     return type(layer) is module.DynamicLayer or is_window
 
 
 def _flatten(kept: Kept) -> tuple[list[torch.Tensor], Layers]:
-    """Keys and values, layer by layer, with how many keys layers of windows saw, and these windows."""
+    """Keys and values by layer, with the number of keys seen by window layers, and the windows."""
     parts = [[layer for layer in part.layers if layer.is_initialized] for part in _parts(kept.cache)]
     tensors = list[torch.Tensor]()
     for layer in (layer for layers in parts for layer in layers):
@@ -131,13 +128,13 @@ def _flatten(kept: Kept) -> tuple[list[torch.Tensor], Layers]:
 
 
 def _flatten_with_keys(kept: Kept) -> tuple[list[tuple[Any, torch.Tensor]], Layers]:
-    """The same, each tensor with its place."""
+    """The flattened tensors, each with its position."""
     tensors, layers = _flatten(kept)
     return [(SequenceKey(place), tensor) for place, tensor in enumerate(tensors)], layers
 
 
 def _unflatten(tensors: Any, layers: Layers) -> Any:
-    """A cache of these keys and values."""
+    """A cache of given keys and values."""
     module: Any = sys.modules[MODULE]
     left = iter(tensors)
     parts = []
@@ -152,13 +149,13 @@ def _unflatten(tensors: Any, layers: Layers) -> Any:
 
 
 def _layer(keys: Any, values: Any) -> Any:
-    """A layer that holds keys and values."""
+    """A layer with given keys and values."""
     module: Any = sys.modules[MODULE]
     return _filled(module.DynamicLayer(), keys, values)
 
 
 def _window_layer(window: int, keys: Any, values: Any, seen: Any) -> Any:
-    """A layer that holds the keys and values of a window, and saw as many keys as `seen` has rows."""
+    """A layer with the keys and values of a window; `seen` has one row per key seen."""
     module: Any = sys.modules[MODULE]
     layer = _filled(module.DynamicSlidingWindowLayer(sliding_window=window), keys, values)
     if isinstance(seen, torch.Tensor):
@@ -167,7 +164,7 @@ def _window_layer(window: int, keys: Any, values: Any, seen: Any) -> Any:
 
 
 def _empty(layer: Any) -> Any:
-    """A layer like another one, without keys; a copy would hold its tensors, which traces do not copy."""
+    """An empty layer of the same kind; a copy would hold the tensors, which traces do not copy."""
     return type(layer)(sliding_window=layer.sliding_window) if layer.is_sliding else type(layer)()
 
 

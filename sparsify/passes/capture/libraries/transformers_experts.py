@@ -1,11 +1,11 @@
-"""Experts of transformers' models, captured as einsums over all of them, which a rule for gates makes sparse again.
+"""Experts of transformers models, captured as einsums over all experts, sparse again by gate rules.
 
-In:  a Mixtral, whose experts run one after the other on the tokens that chose them: no graph can hold that.
-Out: while it is captured, `einsum("te,teo->to", gate, results)` with a gate that is 0 for experts that are not chosen.
+In:  a Mixtral with experts that run one after the other on their chosen tokens: no graph can hold the loop.
+Out: during capture, `einsum("te,teo->to", gate, results)` with a gate that is 0 for unchosen experts.
 
-transformers' experts with stacked matrices all ask one table for their implementation, those of Switch are a layer of
-their own each. The table and the modules stay as they were. Experts that no kernel computes afterwards are captured
-once more with an implementation of transformers, since all of them would take longer than the chosen ones.
+transformers' experts with stacked matrices look their implementation up in one table; Switch's experts are one layer
+each. The table and the modules are restored. Experts without a kernel afterwards are captured once more with an
+implementation of transformers, since all experts would take longer than the chosen ones.
 """
 
 import copy
@@ -23,16 +23,16 @@ from sparsify.passes.graph.operators import operator_name, scope
 
 MODULE: Final = "transformers.integrations.moe"
 NAME: Final = "sparsify_all_experts"
-# The implementation that graphs can hold.
+# The implementation of transformers that graphs can hold.
 OWN: Final = "grouped_mm"
 
 
 @contextmanager
 def spelled_out(model: nn.Module, without: Collection[str] = ()) -> Iterator[None]:
-    """Within this context experts of transformers compute all results and weight them.
+    """A context in which experts of transformers compute all results and weight them.
 
     Args:
-        without: names of those that run as transformers has them, in a form that graphs can hold.
+        without: names of experts that run an implementation of transformers, in a form that graphs can hold.
     """
     table: Any = getattr(sys.modules.get(MODULE), "ALL_EXPERTS_FUNCTIONS", None)
     named = dict(model.named_modules())
@@ -59,7 +59,7 @@ def spelled_out(model: nn.Module, without: Collection[str] = ()) -> Iterator[Non
 
 
 def left_over(graph: fx.Graph, model: nn.Module) -> list[str]:
-    """The names of experts that a graph computes for all tokens, after what kernels compute was taken out of it."""
+    """The names of experts still computed for all tokens in a graph, after regions replaced the others."""
     named = model.named_modules()
     known = {name for name, m in named if (is_stacked(m) and is_known(m)) or is_layers(m)}
     scopes = (scope(n).partition("@")[0] for n in graph.nodes if operator_name(n) == "einsum")
@@ -67,21 +67,21 @@ def left_over(graph: fx.Graph, model: nn.Module) -> list[str]:
 
 
 def is_stacked(module: Any) -> bool:
-    """Whether a module asks the table of transformers for an implementation of its experts."""
+    """Whether a module looks its experts' implementation up in the table of transformers."""
     return hasattr(module, "_apply_gate") and hasattr(
         getattr(module, "config", None), "_experts_implementation"
     )
 
 
 def is_known(module: Any) -> bool:
-    """Whether stacked experts have the matrices `gate_up_proj` or `up_proj` and `down_proj`, biases of both or none."""
+    """Whether stacked experts have matrices `gate_up_proj` or `up_proj`, and `down_proj`, with both biases or none."""
     if any(getattr(module, name, False) for name in ("has_post_expert_norm", "_is_expert_parallel")):
         return False
     return all(isinstance(getattr(module, name, None), Tensor) for name in weight_names(module))
 
 
 def weight_names(module: Any) -> list[str]:
-    """The names of the matrices of stacked experts, and of their biases."""
+    """The names of the matrices of stacked experts, and of the biases."""
     names = [first_name(module), "down_proj"]
     return [*names, *(f"{name}_bias" for name in names if getattr(module, "has_bias", False))]
 
@@ -97,7 +97,7 @@ def is_shown(module: Any) -> bool:
 
 
 def is_layers(module: Any) -> bool:
-    """Whether a module has two linear layers `wi` and `wo` without biases for each expert, as Switch has."""
+    """Whether a module has two linear layers `wi` and `wo` without biases per expert, as in Switch."""
     if not isinstance(module, nn.ModuleDict) or not hasattr(module, "num_experts") or not len(module):
         return False
     for expert in module.values():
@@ -113,7 +113,7 @@ def is_layers(module: Any) -> bool:
 
 
 def is_router(module: Any) -> bool:
-    """Whether a module converts its classifier to a dtype that it has already, which no graph can hold."""
+    """Whether a router converts its classifier to the classifier's own dtype, which no graph can hold."""
     classifier = getattr(module, "classifier", None)
     if not hasattr(module, "expert_capacity") or not isinstance(classifier, nn.Linear):
         return False
@@ -121,7 +121,7 @@ def is_router(module: Any) -> bool:
 
 
 def _as_it_is(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A module that has this dtype."""
+    """The module unchanged, as its dtype is right already."""
     return module
 
 
@@ -145,10 +145,10 @@ def all_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -
     """The results of all experts, weighted by a gate.
 
     Args:
-        experts: the module that has their matrices.
+        experts: module with the matrices.
         hidden: [tokens, channels].
-        chosen: the experts of each token, [tokens, k].
-        weights: theirs, of the same shape.
+        chosen: experts of each token, [tokens, k].
+        weights: weights of the chosen experts, [tokens, k].
     """
     gate = hidden.new_zeros(hidden.shape[0], experts.num_experts)
     gate = gate.scatter_add(1, chosen, weights.to(gate.dtype))
@@ -165,13 +165,13 @@ def all_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -
 
 
 def all_layers(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """The results of all experts that are layers of their own, weighted by a gate.
+    """The results of all experts with separate layers, weighted by a gate.
 
     Args:
-        experts: the layers by name.
+        experts: layers by name.
         hidden: [tokens, channels].
-        chosen: 1 for the expert of a token and 0 for all others, and for tokens that are dropped, [tokens, 1, experts].
-        weights: of the chosen experts, [tokens, 1].
+        chosen: 1 for the expert of a token and 0 for all others, all 0 for dropped tokens, [tokens, 1, experts].
+        weights: weights of the chosen experts, [tokens, 1].
     """
     layers = list(experts.values())
     gate = chosen.squeeze(1).to(hidden.dtype) * weights

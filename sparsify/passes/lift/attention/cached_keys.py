@@ -1,4 +1,4 @@
-"""Attention to keys of earlier calls, which a call brings: patterns do not say where its queries stand among them.
+"""Attention to keys of earlier calls, passed as inputs: the positions of queries are unknown to patterns.
 
 In: `%k = cat([%past, %new], -2) * 2; %y = scaled_dot_product_attention(%q, %k, %v)`, `%past` an input of the graph.
 Out: `pasts(graph, [%y]) == {%y}`.
@@ -13,7 +13,7 @@ from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import VIEWS, argument, is_mutating, operator_name, tensor_value
 
 WHY: Final = "a pattern does not say where queries stand among keys of earlier calls, which are inputs"
-# Operators that put the entries of one operand beside or in place of those of others.
+# Operators that combine the entries of several operands side by side or by replacement.
 JOINED: Final = frozenset(
     {
         "cat",
@@ -33,7 +33,7 @@ JOINED: Final = frozenset(
         "where",
     }
 )
-# The operand whose rows are those of the result; each row is made from rows of others.
+# Operand with the rows of the result; each result row is computed from rows of the other operands.
 ROWS: Final = {
     "matmul": 0,
     "mm": 0,
@@ -49,8 +49,8 @@ class Origin(NamedTuple):
     """Source of the rows of a tensor.
 
     Attributes:
-        inputs: of the graph, those whose rows became its rows.
-        joined: of these, those whose rows are beside or in place of rows of others.
+        inputs: graph inputs that became rows of the tensor.
+        joined: subset of `inputs` with rows next to, or in place of, rows of other inputs.
     """
 
     inputs: frozenset[fx.Node] = frozenset()
@@ -60,8 +60,8 @@ class Origin(NamedTuple):
 def pasts(graph: fx.Graph, attention: Iterable[fx.Node]) -> set[fx.Node]:
     """The attention nodes that read keys of earlier calls.
 
-    These are keys which join an input to others, an input that no query comes from; as many keys as queries stand
-    where the queries do.
+    Keys count as past if an input joins other keys, and no query comes from the input; with equal numbers of keys and
+    queries, positions are equal.
     """
     asked = set(attention)
     if not asked:
@@ -70,9 +70,9 @@ def pasts(graph: fx.Graph, attention: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 class _Origins:
-    """The origins of all nodes of a graph, from its first to its last; `pasts`, what was asked about them.
+    """The origins of all nodes of a graph, in order; `pasts` holds the attention nodes with past keys.
 
-    A tensor and its views have one origin, which operators that write into one of them change.
+    A tensor and its views have one origin, updated by in-place operators on either.
     """
 
     def __init__(self, graph: fx.Graph, asked: set[fx.Node]) -> None:
@@ -85,7 +85,7 @@ class _Origins:
             self.add(node)
 
     def add(self, node: fx.Node) -> None:
-        """Notes the origin of a node, or how it changes that of what it writes into."""
+        """Records the origin of a node, or the changed origin of its overwritten operand."""
         name, operands = operator_name(node), _tensors(node)
         is_written = is_mutating(node) or name == "setitem"
         base = self.bases[operands[0]] if operands and (is_written or name in VIEWS) else node
@@ -93,20 +93,20 @@ class _Origins:
         if node.op == "placeholder" or (node.op == "get_attr" and _is_state(node)):
             self.known[node] = Origin(frozenset({node}))
         elif is_written and operands:
-            # What is written may be a part of the tensor.
+            # The write may cover a part of the tensor.
             self.known[base] = self.of(operands, is_joined=True)
         elif base is node:
             rows = ROWS.get(name)
             if rows is not None and rows < len(operands):
                 operands = [operands[rows]]
             if (spelled := info(node).attention) is not None:
-                operands = [spelled.query]  # masks and keys are no rows of it
+                operands = [spelled.query]  # masks and keys contribute no rows
             self.known[node] = self.of(
                 operands, is_joined=name in JOINED or (name == "add" and _is_alike(operands))
             )
 
     def of(self, operands: Iterable[fx.Node], *, is_joined: bool) -> Origin:
-        """The origin of what is made of operands."""
+        """The origin of a result of some operands."""
         origins = [self.known[self.bases[operand]] for operand in operands]
         inputs = frozenset[fx.Node]().union(*[origin.inputs for origin in origins])
         joined = frozenset[fx.Node]().union(*[origin.joined for origin in origins])
@@ -117,7 +117,7 @@ class _Origins:
         return Origin(inputs, joined)
 
     def is_past(self, attention: fx.Node) -> bool:
-        """Whether keys join an input that no query comes from to others."""
+        """Whether keys combine other rows with an input from which no query comes."""
         spelled = info(attention).attention
         if spelled is None:
             query, key = argument(attention, 0, "query"), argument(attention, 1, "key")
@@ -131,7 +131,7 @@ class _Origins:
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
-    """The operands of a node that are tensors; sizes of tensors and which entries are chosen are none of its rows."""
+    """The tensor operands of a node that contribute rows; sizes and selections of entries do not."""
     name = operator_name(node)
     if name == "sym_size":
         return []
@@ -144,13 +144,13 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_state(node: fx.Node) -> bool:
-    """Whether an operator writes into a tensor of the model or a view of it, as caches of a fixed length are filled."""
+    """Whether an operator writes into a model tensor or a view of it, as with caches of fixed length."""
     own = [user for user in node.users if user.args and user.args[0] is node]
     return any(is_mutating(user) or (operator_name(user) in VIEWS and _is_state(user)) for user in own)
 
 
 def _is_alike(operands: Iterable[fx.Node]) -> bool:
-    """Whether operands have the same extents: none of them is repeated along others."""
+    """Whether operands have the same extents, without broadcasting."""
     values = [tensor_value(operand) for operand in operands]
     return len({str(None if value is None else tuple(value.shape)) for value in values}) == 1
 

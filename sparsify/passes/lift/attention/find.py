@@ -1,10 +1,10 @@
-"""Attention that a model spells out, noted at its softmax for rules.
+"""Attention written out by a model, noted at its softmax for rules.
 
 In: `%s = matmul(%q, transpose(%k, -1, -2)); %x = div(%s, 8.0); %p = softmax(%x, -1); %y = matmul(%p, %v)`. Out:
-`info(%p).attention`, by which rules name it as `op:scaled_dot_product_attention`.
+`info(%p).attention`, by which rules name the node as `op:scaled_dot_product_attention`.
 
-The operator table has the rest: attention is a softmax between two products of the graph's program, with entrywise
-operators between them, and nothing else reads the scores or the weights.
+The operator table does the rest: attention is a softmax between two products of the graph's program, with entrywise
+operators between them, and with no other readers of the scores or the weights.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 def attention(draft: Draft) -> Draft:
-    """The draft with notes on the softmaxes of attention, where rules put patterns into attention."""
+    """The draft with notes on the softmaxes of attention, for rules with attention patterns."""
     if any(rule.origin == "mask" for rule in draft.recipe.rules):
         softmaxes = [node for node in draft.graph.nodes if operator_name(node) == "softmax"]
         for node in softmaxes:
@@ -42,7 +42,7 @@ def attention(draft: Draft) -> Draft:
             found = nodes_of(program, node)
             known = {"no_attention": found} if isinstance(found, str) else {"attention": found}
             set_info(node, **known)
-        modules = dict(draft.model.named_modules())  # a graph of Dynamo's has none of those that it names
+        modules = dict(draft.model.named_modules())  # a graph of Dynamo names modules missing in its model
         for node in draft.graph.find_nodes(
             op="call_function", target=aten.scaled_dot_product_attention.default
         ):
@@ -58,10 +58,10 @@ class AttentionNodes:
     """The nodes of attention around a softmax.
 
     Attributes:
-        scores: what the softmax is taken of.
-        query, key: of the scores.
-        extents: of the scores: numbers, or operands with their modes.
-        dropout: of the weights, None without.
+        scores: operand of the softmax.
+        query, key: operands of the scores.
+        extents: extents of the scores: numbers, or operands with their modes.
+        dropout: dropout of the weights, None without.
     """
 
     scores: fx.Node
@@ -72,11 +72,11 @@ class AttentionNodes:
 
     @property
     def reader(self) -> fx.Node:
-        """The first node that reads the scores."""
+        """The first reader of the scores."""
         return min(self.scores.users)
 
     def moved(self, nodes: Callable[[fx.Node], fx.Node]) -> "AttentionNodes":
-        """The same of other nodes."""
+        """A copy in which every node is replaced by `nodes(node)`."""
         extents = tuple(
             [part if isinstance(part, int) else (nodes(part[0]), part[1]) for part in self.extents]
         )
@@ -85,7 +85,7 @@ class AttentionNodes:
 
 
 def nodes_of(program: ModelProgram, softmax: fx.Node) -> AttentionNodes | str:
-    """The attention around a softmax; why there is none."""
+    """The attention around a softmax, or the refusal."""
     weights = tensor_value(softmax)
     if weights is None or argument(softmax, 1, "dim") not in (-1, weights.dim() - 1):
         return "it is not taken along the last mode"
@@ -111,7 +111,7 @@ def nodes_of(program: ModelProgram, softmax: fx.Node) -> AttentionNodes | str:
 
 
 def operands_of(program: ModelProgram, found: Attention) -> list[fx.Node]:
-    """The tensors that attention reads."""
+    """The operands of attention."""
     own = {found.softmax, *found.path}
     parts = (found.value, found.mean, *([] if found.sink is None else [found.sink]))
     read = [access.tensor for value in parts for access in find(value, Access)]
@@ -119,7 +119,7 @@ def operands_of(program: ModelProgram, found: Attention) -> list[fx.Node]:
 
 
 def extents_of(program: ModelProgram, found: Attention) -> tuple[Any, ...]:
-    """The extents of scores as numbers, or as operands of their product with the modes that have them."""
+    """The extents of scores as numbers, or as factors of their product with modes."""
     indices = iter(program.statements[found.scores].target.indices)
     made: list[Any] = []
     for size in sizes_of(program.nodes[found.scores].meta["val"]):

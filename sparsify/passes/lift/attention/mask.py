@@ -1,8 +1,8 @@
-"""Attention under the pattern of a rule: what the pattern leaves out is masked, densely at first.
+"""Attention under the pattern of a rule: masked densely at first.
 
 In: `%p = softmax(%x, -1)` of attention, marked `bigbird(block=64)`.
-Out: `%m = attention_mask(bigbird, (block, 64), %n, %n); %p = safe_softmax(where(%m, %x, -inf), -1)`, which is what the
-kernel is compared with, and what runs where none can be built.
+Out: `%m = attention_mask(bigbird, (block, 64), %n, %n); %p = safe_softmax(where(%m, %x, -inf), -1)`, the reference of
+the kernel, and the fallback where no kernel can be built.
 """
 
 from typing import Any, Final
@@ -26,17 +26,17 @@ from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.program.translate import translate
 from sparsify.passes.rewrite.attention import attention_of
 from sparsify.passes.rewrite.masks import from_factors, in_order
-from sparsify.sparsification.mask_spec import MaskSpec, Stamp
+from sparsify.sparsification.masks.mask_spec import MaskSpec, Stamp
 
-# How a rule calls the pattern that a model has itself.
+# Kind in a rule for the model's built-in pattern.
 GIVEN: Final = "given"
 
 
 def masked(draft: Draft) -> Draft:
-    """The draft with the patterns of rules in its attention, and as the graph to compare with.
+    """The draft with the patterns of rules in its attention, and in the reference graph.
 
     Raises:
-        CaptureError: with `strict`, attention to keys of earlier calls, which stays as it is.
+        CaptureError: with `strict`, attention to keys of earlier calls, which is left unchanged.
     """
     has_masks = draft.asked.has_masks
     chosen = [node for node in draft.graph.nodes if _chosen(node) is not None]
@@ -75,7 +75,7 @@ def masked(draft: Draft) -> Draft:
 
 
 def is_causal(program: ModelProgram, softmax: fx.Node) -> bool:
-    """Whether a model leaves out keys behind the query: `where(logical_and(j <= i, c), s, -inf)`."""
+    """Whether a model masks keys after the query: `where(logical_and(j <= i, c), s, -inf)`."""
     found = attention_of(program, softmax.name)
     if isinstance(found, str):
         return False
@@ -88,7 +88,7 @@ def is_causal(program: ModelProgram, softmax: fx.Node) -> bool:
 
 
 def conjuncts(condition: Expr) -> list[Expr]:
-    """The truth values that must all hold."""
+    """The conjuncts of a condition."""
     match condition:
         case Call("logical_and", (left, right)):
             return [*conjuncts(left), *conjuncts(right)]
@@ -96,13 +96,13 @@ def conjuncts(condition: Expr) -> list[Expr]:
 
 
 def _chosen(node: fx.Node) -> MaskSpec | None:
-    """The pattern that a rule gives to a node."""
+    """The pattern given to a node by a rule."""
     mark = info(node).mark
     return mark.mask if isinstance(mark, Mark) else None
 
 
 def leave(node: fx.Node, draft: Draft) -> None:
-    """Leaves attention to keys of earlier calls as the model has it, and says so."""
+    """Leaves attention to keys of earlier calls unchanged, with a report entry."""
     if draft.is_strict:
         raise CaptureError(f"{WHY}: {node.name}", "calls without a cache, or without strict")
     set_info(node, mark=None)
@@ -111,7 +111,7 @@ def leave(node: fx.Node, draft: Draft) -> None:
 
 
 def put_into_operator(node: fx.Node, spec: MaskSpec) -> None:
-    """Gives torch's operator of attention the mask of a pattern beside its own."""
+    """Adds the mask of a pattern to torch's attention operator, combined with its own mask."""
     given = arguments(node)
     query, key = given["query"], given["key"]
     rows, columns = (extent((n, n.meta["val"].dim() - 2), node) for n in (query, key))
@@ -132,17 +132,17 @@ def put_into_operator(node: fx.Node, spec: MaskSpec) -> None:
 
 
 def put_into_scores(softmax: fx.Node, known: AttentionNodes, spec: MaskSpec) -> None:
-    """Gives spelled attention the mask of a pattern."""
+    """Adds the mask of a pattern to the scores of written-out attention."""
     user = known.reader
     extents = (extent(known.extents[-2], user), extent(known.extents[-1], user))
     put_pattern(softmax, known, _mask_node(user, spec, extents, known.scores.meta["val"]))
 
 
 def put_pattern(softmax: fx.Node, known: AttentionNodes, mask: fx.Node) -> None:
-    """Puts the mask of a pattern into the scores of a softmax, and what is dropped of its weights by seeds.
+    """Adds the mask of a pattern to the scores of a softmax, and seeds to the dropout of its weights.
 
     Args:
-        mask: truth values, or what is added to scores.
+        mask: truth values, or numbers added to scores.
     """
     before, user = known.scores.meta["val"], known.reader
     if mask.meta["val"].dtype == torch.bool:
@@ -174,7 +174,7 @@ def extent(part: Any, user: fx.Node) -> Any:
 
 
 def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any], query: Tensor | None) -> fx.Node:
-    """The mask of a pattern before an attention node, of which no mask is made to know what it is."""
+    """The mask of a pattern before an attention node; its fake value is built without a mask."""
     assert query is not None, "attention is of tensors"
     device: dict[str, Any] = {} if query.is_cpu else {"device": query.device}
     with user.graph.inserting_before(user):
@@ -197,6 +197,6 @@ def attention_mask(
     stamp: Stamp | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The dense mask of a pattern, [rows, columns] or [heads, rows, columns]: truth values, or what is added."""
+    """The dense mask of a pattern, [rows, columns] or [heads, rows, columns]: truth values, or summands."""
     spec = MaskSpec(kind, tuple((name, value) for name, value in arguments), stamp)
     return spec.mask(rows, columns).to_dense().to(device)

@@ -28,17 +28,17 @@ POINTWISE: Final = COPIES | {
 }  # fmt: skip
 OF_TWO: Final = ("min", "max")
 FILLED: Final = ("full", "ones", "zeros")
-# Comparisons of keys with queries as those of distances with 0, and of queries with keys.
+# Comparisons of keys with queries as comparisons of distances with 0, and their reverses.
 COMPARED: Final = {"le": "ge", "ge": "le", "lt": "gt", "gt": "lt", "eq": "eq", "ne": "ne"}
-# Where queries and keys are among the modes of what is the difference of both.
+# The mode of queries, before the mode of keys, in a difference of both.
 PAIRS: Final = -2
 
 
 class Distances:
-    """The tensors of a graph that are of distances alone, each as a vector over them; both are found once.
+    """The tensors of a graph that depend on distances alone, as vectors over distances; memoized.
 
     Args:
-        are_looked_for: whether there are such tensors; else none is one.
+        are_looked_for: whether the search is enabled; otherwise no tensor qualifies.
     """
 
     def __init__(self, graph: fx.Graph, *, are_looked_for: bool = True) -> None:
@@ -48,7 +48,7 @@ class Distances:
         self.vectors: dict[fx.Node, fx.Node] = {}
 
     def mode(self, node: Any) -> int | None:
-        """The mode of queries, from the last one, that of keys being the next one; `None` for other tensors."""
+        """The mode of queries, counted from the end and followed by keys; `None` for other tensors."""
         if not self.are_looked_for or not isinstance(node, fx.Node) or tensor_value(node) is None:
             return None
         if node not in self.places:
@@ -56,7 +56,7 @@ class Distances:
         return self.places[node]
 
     def along(self, node: fx.Node) -> fx.Node:
-        """The vector of a node that is of distances, from `1 - queries` to `keys - 1`, in place of both modes."""
+        """The vector of a node over distances, from `1 - queries` to `keys - 1`, in place of both modes."""
         if node not in self.vectors:
             self.vectors[node] = self._along(node)
         return self.vectors[node]
@@ -124,7 +124,7 @@ class Distances:
         return put_before(node, node.target, tuple(args), node.kwargs)
 
     def _entry(self, part: Any, node: fx.Node, place: int) -> Any:
-        """An argument of a node that computes each entry alone, for distances."""
+        """An argument of an entrywise node, over distances."""
         value = tensor_value(part) if isinstance(part, fx.Node) else None
         if value is None:
             return part
@@ -166,7 +166,7 @@ def spread(vector: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def _pair(node: fx.Node) -> tuple[Any, Any] | None:
-    """The numbers of queries and keys where a node is the distance of each pair, or compares their places."""
+    """The numbers of queries and keys for a node of pairwise distances or position comparisons."""
     name, value = operator_name(node), tensor_value(node)
     if name not in ("sub", *COMPARED) or value is None or len(node.args) != 2 or node.kwargs:
         return None
@@ -180,15 +180,17 @@ def _pair(node: fx.Node) -> tuple[Any, Any] | None:
 
 
 def _count(node: Any) -> Any:
-    """How far a counted tensor counts, as the number or node that its `arange` has."""
+    """The end of a counted tensor, as the number or node of its `arange`."""
     while operator_name(node) != "arange":
         mode = counted_mode(node.args[0]) if operator_name(node) == "index" else None
-        node = node.args[0] if mode is None else node.args[1][mode]  # what is picked is as long as what picks
+        node = (
+            node.args[0] if mode is None else node.args[1][mode]
+        )  # an indexing result is as long as its index
     return node.args[0]
 
 
 def _is_filled(node: fx.Node, place: int) -> bool:
-    """Whether a node is one number everywhere, given as such, and what it has beside queries and keys is known."""
+    """Whether a node is a constant fill, with numeric extents in the modes other than queries and keys."""
     value = tensor_value(node)
     if operator_name(node) not in FILLED or value is None:
         return False
@@ -206,7 +208,7 @@ def _along_shape(value: Tensor, place: int) -> list[Any]:
 
 
 def _is_same(node: fx.Node, place: int) -> bool:
-    """Whether a tensor is the same for all queries and keys: it lacks these modes, or has them once."""
+    """Whether a tensor is constant along queries and keys: without these modes, or with extent 1."""
     value = tensor_value(node)
     if value is None:
         return False
@@ -216,7 +218,7 @@ def _is_same(node: fx.Node, place: int) -> bool:
 def put_before(
     node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Any = None, value: Tensor | None = None
 ) -> fx.Node:
-    """A new node before another one, in its module, with what it computes, or as if it were `value`."""
+    """A new node before another one, in its module, with its fake result computed, or given as `value`."""
     with node.graph.inserting_before(node):
         made = node.graph.call_function(target, args, dict(kwargs or {}))
     if value is None:
@@ -229,7 +231,7 @@ def put_before(
 
 
 def is_bias(node: Any, distances: Distances, extents: tuple[str, ...]) -> bool:
-    """Whether a node is a bias of each distance between so many queries and keys, the same for all of a batch."""
+    """Whether a node is a bias per distance between queries and keys of some extents, equal over the batch."""
     if distances.mode(node) != PAIRS:
         return False
     value = tensor_value(node)
@@ -239,7 +241,7 @@ def is_bias(node: Any, distances: Distances, extents: tuple[str, ...]) -> bool:
 
 
 def plain(vector: fx.Node, user: fx.Node) -> fx.Node:
-    """A vector without modes of extent 1 before that of distances."""
+    """A vector without modes of extent 1 before the mode of distances."""
     value = tensor_value(vector)
     assert value is not None, "biases are tensors"
     for mode in reversed(range(value.dim() - 1)):

@@ -1,4 +1,4 @@
-"""Torch's operator of attention as the operators that it stands for, where a rule gives it a pattern.
+"""Decomposition of torch's attention operator, for the pattern of a rule.
 
 In: `%y = scaled_dot_product_attention(%q, %k, %v, attn_mask=%m)`. Out: `%s = mul(matmul(%q, transpose(%k, -1, -2)),
 0.125); %p = softmax(where(%m, %s, -inf), -1); %y = matmul(%p, %v)`.
@@ -29,7 +29,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def reason_against(node: fx.Node) -> str:
-    """Why attention is not spelled out; empty where it is."""
+    """The reason why attention is not decomposed; empty if it is."""
     given = arguments(node)
     query, key = (sizes_of(given[name].meta["val"]) for name in ("query", "key"))
     if not given.get("enable_gqa") or (isinstance(query[HEADS], int) and isinstance(key[HEADS], int)):
@@ -41,7 +41,7 @@ def reason_against(node: fx.Node) -> str:
 
 
 def spell_out(node: fx.Node) -> fx.Node:
-    """Puts the operators of attention in its place; its softmax, with a note on what it is taken of."""
+    """Decomposes attention in place; returns its softmax, annotated with the nodes of the scores."""
     given = arguments(node)
     operands = [given[name] for name in ("query", "key", "value")]
     before = node.prev
@@ -87,7 +87,7 @@ def spell_out(node: fx.Node) -> fx.Node:
 
 
 def repeated(operand: fx.Node, query: fx.Node) -> fx.Node:
-    """Keys or values for each head of queries; one head of them is broadcast."""
+    """Keys or values for each head of queries; a single head is broadcast."""
     heads, few = (sizes_of(n.meta["val"])[HEADS] for n in (query, operand))
     mode = operand.meta["val"].dim() + HEADS
     return (
@@ -96,7 +96,7 @@ def repeated(operand: fx.Node, query: fx.Node) -> fx.Node:
 
 
 def widened(operand: fx.Node) -> fx.Node:
-    """An operand in float32 where it is in half precision, as torch's operator computes with it."""
+    """An operand, converted to float32 if in half precision, as inside torch's operator."""
     value = tensor_value(operand)
     assert value is not None, "attention is of tensors"
     return call(aten.to.dtype, operand, torch.float32) if value.dtype in HALVES else operand

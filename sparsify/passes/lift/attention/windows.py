@@ -1,9 +1,9 @@
-"""Attention in windows of several pictures, whose scores have pictures and windows apart for a while to add masks.
+"""Window attention over several images, with scores split into images and windows to add masks.
 
-In: `%s = matmul(%q, %k); %y = add(view(%s, [b, w, h, n, n]), %m); %p = softmax(view(%y, [b * w, h, n, n]), -1);
-%o = matmul(%p, %v)`.
+In: `%s = matmul(%q, %k); %y = add(view(%s, [b, w, h, n, n]), %m); %p = softmax(view(%y, [b * w, h, n, n]), -1); %o =
+matmul(%p, %v)`.
 Out: `%s = matmul(view(%q, [b, w, ..]), view(%k, [b, w, ..])); %p = softmax(add(%s, %m), -1); %o = flatten(matmul(%p,
-view(%v, [b, w, ..])), 0, 1)`: views of leading modes move through products and what computes each entry by itself.
+view(%v, [b, w, ..])), 0, 1)`: views of leading modes move through products and entrywise operators.
 
 Source: Liu, Lin, Cao, Hu, Wei, Zhang, Lin and Guo, Swin transformer, 2021, section 3.2.
 """
@@ -20,12 +20,12 @@ from sparsify.passes.graph.operators import COPIES, argument, operator_name, ten
 
 aten = torch.ops.aten
 PRODUCTS: Final = ("matmul", "bmm")
-# What computes each entry of the scores or weights by itself.
+# Entrywise operators on scores or weights.
 ENTRYWISE: Final = COPIES | {"add", "sub", "mul", "div", "masked_fill", "where", "tanh", "dropout"}
 
 
 def keep_apart(softmax: fx.Node) -> None:
-    """Computes attention of pictures and windows apart from its operands on, where its scores are so for a while."""
+    """Splits images and windows at the operands of attention, if its scores are split temporarily."""
     (whole,) = softmax.all_input_nodes
     if (
         operator_name(whole) != "view"
@@ -66,7 +66,7 @@ def values_in_parts(mean: fx.Node, split: fx.Node) -> fx.Node:
 
 
 def chain(node: Any, is_last: Callable[[fx.Node], bool]) -> list[fx.Node] | None:
-    """Nodes that compute each entry by itself, each read by the one before alone, down to a last one."""
+    """A chain of entrywise nodes, each with a single reader, down to a last one."""
     if not isinstance(node, fx.Node) or tensor_value(node) is None or len(node.users) != 1:
         return None
     if is_last(node):
@@ -79,7 +79,7 @@ def chain(node: Any, is_last: Callable[[fx.Node], bool]) -> list[fx.Node] | None
 
 
 def is_view_of_parts(node: fx.Node) -> bool:
-    """Whether a node is a view that has the first mode of its operand as two."""
+    """Whether a node is a view that splits the first mode of its operand in two."""
     return operator_name(node) == "view" and is_split(node, node.args[0])
 
 
@@ -94,7 +94,7 @@ def is_split(parts: Any, whole: Any) -> bool:
 
 
 def is_same_for_all(node: fx.Node, below: list[fx.Node]) -> bool:
-    """Whether what scores meet in a node is the same along their first mode."""
+    """Whether the other operands of a node are constant along the scores' first mode."""
     others = [part for part in node.all_input_nodes if part not in below]
     return not node.kwargs and all(
         len(shape(part)) < len(shape(node)) or shape(part)[0] == "1" for part in others
@@ -102,7 +102,7 @@ def is_same_for_all(node: fx.Node, below: list[fx.Node]) -> bool:
 
 
 def weighted(softmax: fx.Node) -> list[fx.Node]:
-    """The nodes from what reads the weights to their product with values; none where something else reads them."""
+    """The nodes from the weights' reader to the product with values; none with other readers in between."""
     node, path = softmax, list[fx.Node]()
     while len(node.users) == 1:
         (user,) = node.users
@@ -116,7 +116,7 @@ def weighted(softmax: fx.Node) -> list[fx.Node]:
 
 
 def in_parts(node: Any, split: fx.Node) -> fx.Node:
-    """A tensor with its first mode as two, as a view has it; the transposition of matrices stays the last view."""
+    """A tensor with its first mode split as in a view; a matrix transposition stays the last view."""
     modes = (argument(node, 1, "dim0"), argument(node, 2, "dim1"))
     if operator_name(node) in ("transpose", "mT") and set(modes) <= {
         -1,

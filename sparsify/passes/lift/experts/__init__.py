@@ -1,5 +1,5 @@
-"""Mixtures of experts in a graph: which tensors are their gates, and where these choose.
+"""Mixtures of experts in a graph: their gates, and the positions chosen by gates.
 
-In: the operators of a mixture. Out: the gate that rules name, the node that says where it chooses, and for slots of
+In: the operators of a mixture. Out: the gate named by rules, the node with the chosen positions, and for slots of
 experts the gate over tokens. Read `mixture.py`, `gate.py`, `capacity.py`.
 """

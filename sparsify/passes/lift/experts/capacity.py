@@ -22,11 +22,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Decided:
-    """Where a gate of slots chooses.
+    """The choices of a gate of slots.
 
     Attributes:
-        places: a node that says so, of its shape.
-        parts: the nodes that the gate and its places are computed from.
+        places: node with the chosen positions, of the gate's shape.
+        parts: source nodes of the gate and its positions.
     """
 
     places: fx.Node
@@ -36,13 +36,13 @@ class Decided:
 def gate_of_slots(
     weights: fx.Node, choice: fx.Node, order: list[int], choice_order: list[int]
 ) -> fx.Node | str:
-    """The gate of slots, added to the graph with the mark of their weights; or why there is none.
+    """The gate of slots, added to the graph with the mark of their weights; or the refusal.
 
     Args:
-        weights: of slots; 0 where a token is in none.
+        weights: weights of slots; 0 for a token in none.
         choice: 1 where a token is in a slot.
-        order: the modes of the weights as [groups.., tokens, experts, slots].
-        choice_order: those of the choice.
+        order: modes of the weights in the order [groups.., tokens, experts, slots].
+        choice_order: modes of the choice in the same order.
     """
     if not is_choice(choice):
         return f"{choice.name} may have gradients, which single slots have none of"
@@ -64,26 +64,26 @@ def gate_of_slots(
 
 
 def in_groups(rows: Tensor, weights: Tensor, modes: list[int]) -> Tensor:
-    """Rows of tokens [tokens, ..] in groups: [groups.., tokens, ..], as these modes of weights are."""
+    """Rows of tokens [tokens, ..] in groups: [groups.., tokens, ..], with some modes of the weights."""
     return rows.reshape([*(weights.shape[mode] for mode in modes), *rows.shape[1:]])
 
 
 def tokens_of_slots(
     weights: Tensor, choice: Tensor, chosen: Tensor, order: list[int], choice_order: list[int]
 ) -> Tensor:
-    """The mask of the experts that compute a token, bool [groups.., tokens, experts].
+    """The mask of the experts of each token, bool [groups.., tokens, experts].
 
-    A token with a weight that is not a number takes no slot from others; experts compute it, and its result is NaN.
+    A token with a NaN weight takes no slot from others; experts compute the token, with the result NaN.
 
     Args:
-        weights: of slots; 0 where a token is in none.
+        weights: weights of slots; 0 for a token in none.
         choice: 1 where a token is in a slot.
-        chosen: of the shape of the weights, 0 where these are 0 whatever they are.
-        order: the modes of the weights as [groups.., tokens, experts, slots].
-        choice_order: those of the choice.
+        chosen: tensor of the weights' shape, 0 where weights are always 0.
+        order: modes of the weights in the order [groups.., tokens, experts, slots].
+        choice_order: modes of the choice in the same order.
 
     Raises:
-        SparsifyError: a slot that has a weight holds several tokens, or not the one that it is weighted for.
+        SparsifyError: a slot with a weight holds several tokens, or a token other than the weighted one.
     """
     with torch.no_grad():
         weights, chosen = weights.permute(order), chosen.permute(order)

@@ -1,9 +1,9 @@
-"""Zeros of a gate: what decides them, apart from its weights.
+"""The pattern of a gate, independent of its weights.
 
 In:  `%gate = scatter(%zeros, 1, %chosen, %weights)`. Out: `%places = scatter(%zeros, 1, %chosen, 1)`.
 
-Gradients of a gate reach what it is made of only there. A weight that happens to be 0 has one all the same, so that
-places are not where a gate is 0.
+Gradients reach the sources of a gate only at the pattern. A weight with the value 0 has a gradient nevertheless: the
+pattern is not just the nonzeros of a gate.
 """
 
 from typing import Any, Final
@@ -16,17 +16,17 @@ from sparsify.passes.graph.insert import call_before
 from sparsify.passes.graph.operators import COPIES, argument, operator_name, tensor_value
 
 ZEROS: Final = frozenset({"zeros", "new_zeros", "zeros_like"})
-# Of these the places are those of the first operand.
+# Operators with the pattern of the first operand.
 KEEPING: Final = COPIES | {"type_as", "div", "neg"}
-# Of these they are turned as the operand is.
+# Operators with the pattern transformed as the operand.
 TURNING: Final = frozenset({"unsqueeze", "permute", "transpose", "expand"})
 
 
 def places(gate: Any) -> fx.Node | None:
-    """A tensor that is 0 where a gate is 0 whatever its weights are; `None` where nothing says so.
+    """A tensor that is 0 where a gate is always 0, for any weights; `None` if unknown.
 
     Args:
-        gate: a node; what the tensor needs is added to its graph.
+        gate: a node; auxiliary nodes are added to its graph.
     """
     value = tensor_value(gate)
     if value is None:
@@ -56,7 +56,7 @@ def places(gate: Any) -> fx.Node | None:
 
 
 def _of_factors(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
-    """`places(x * y) = places(x) * places(y)`, of which each may have modes of 1."""
+    """`places(x * y) = places(x) * places(y)`, with broadcast factors."""
     found = [places(side) for side in gate.args[:2]]
     if any(node is None for node in found):
         return None
@@ -64,7 +64,7 @@ def _of_factors(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
 
 
 def _of_terms(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
-    """`places(x + y)`, where one of both has some."""
+    """`places(x + y)`, if all terms have a pattern."""
     sides = [side for side in gate.args[:2] if isinstance(side, fx.Node) or side != 0]
     found = [_of_shape(side, value) for side in sides]
     if len(found) == 1:
@@ -75,7 +75,7 @@ def _of_terms(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
 
 
 def _of_product(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
-    """`places(einsum("te,tc->tec", x, y)) = einsum("te,tc->tec", places(x), places(y))`, where nothing is summed."""
+    """`places(einsum("te,tc->tec", x, y)) = einsum("te,tc->tec", places(x), places(y))` without sums."""
     product = einsum_of(gate)
     if product is None or {letter for _, at in product.operands for letter in at} - set(product.output):
         return None
@@ -92,7 +92,7 @@ def _truth(gate: fx.Node, node: Any) -> fx.Node:
 
 
 def is_choice(node: Any) -> bool:
-    """Whether a tensor has no gradients: it is made of comparisons, whole numbers or one-hot rows."""
+    """Whether a tensor has no gradients: made of comparisons, integers or one-hot rows."""
     value = tensor_value(node)
     if value is None:
         return False
@@ -108,7 +108,7 @@ def is_choice(node: Any) -> bool:
 
 
 def is_decided(node: Any) -> bool:
-    """Whether a tensor is 0 whatever its weights are: it is a choice, scattered, or multiplied with a choice."""
+    """Whether a tensor has fixed zeros: a choice, a scatter, or a product with a choice."""
     if not isinstance(node, fx.Node):
         return False
     name = operator_name(node)
@@ -125,7 +125,7 @@ def is_like(node: Any, value: torch.Tensor) -> bool:
 
 
 def _of_shape(node: Any, value: torch.Tensor) -> fx.Node | None:
-    """The places of a factor of a gate, which says of each of its entries whether it is 0."""
+    """The pattern of a factor with the gate's shape, None for broadcast factors."""
     return places(node) if is_like(node, value) else None
 
 
@@ -140,6 +140,6 @@ def _is_zero(node: Any) -> bool:
 
 
 def _scattered(gate: fx.Node) -> fx.Node:
-    """Ones where weights are scattered to."""
+    """Ones at the scattered positions of weights."""
     zeros, dim, index = gate.args[:3]
     return call_before(gate, torch.ops.aten.scatter.value, zeros, dim, index, 1)

@@ -1,7 +1,7 @@
-"""Gates of mixtures of experts in a graph, which rules name `op:experts`.
+"""Gates of mixtures of experts in a graph, named `op:experts` by rules.
 
-In: `%y = einsum("te,teo->to", %gate, %z)`, or `%y = einsum("sec,ecm->sm", %combine, %z)` over slots of experts.
-Out: `%gate`, `%combine`. The front end makes regions of them once a rule marks them.
+In: `%y = einsum("te,teo->to", %gate, %z)`, or `%y = einsum("sec,ecm->sm", %combine, %z)` over slots of experts. Out:
+`%gate`, `%combine`. The front end makes regions of marked gates.
 """
 
 from typing import Any, Final
@@ -16,16 +16,16 @@ from sparsify.storage.format import Format
 
 HALVES: Final = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 DTYPES: Final = {torch.float32, torch.float64, *HALVES}
-# How experts list their tokens.
+# Storage of gates: tokens listed by expert.
 BY_EXPERT: Final = Format("csc")
-# The note of their regions.
+# The note of mixture regions.
 MIXTURE: Final = "mixture of experts"
-# The modes of what has a row for each token, without groups.
+# Number of modes of a tensor with a row per token, without groups.
 ROWS: Final = 2
 
 
 def gate_of(node: fx.Node) -> fx.Node | None:
-    """The gate of the mixture of which `node` is the weighted sum, `None` for other nodes."""
+    """The gate of the mixture whose weighted sum is `node`, `None` for other nodes."""
     value = tensor_value(node)
     if value is None or value.dtype not in DTYPES:
         return None

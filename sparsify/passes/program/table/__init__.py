@@ -1,8 +1,8 @@
-"""The operator table: every core ATen operator in index notation, or why it has none.
+"""The operator table: every core ATen operator in index notation, or the reason for none.
 
-In: a canonical operator name, `linear`. Out: `ROWS["linear"]`, whose notation is `sum(f, input[..,f] * weight[k,f]) +
-bias[k]`, or `OPAQUE["sort"]`, the reason why torch's operator computes it. `row` says what a row is; each other file is
-a section of the table.
+In: a canonical operator name, `linear`. Out: `ROWS["linear"]`, with the notation `sum(f, input[..,f] * weight[k,f]) +
+bias[k]`, or `OPAQUE["sort"]`, the reason why torch computes the operator. `row` defines rows; each other file is a
+section of the table.
 """
 
 from sparsify.passes.program.table import (

@@ -1,4 +1,4 @@
-"""Attention: a softmax under two products, its masks and dropout."""
+"""Attention: a softmax between two products, with masks and dropout."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def scaled_dot_product_attention(view: OperatorView) -> str:
     entry = [*lead, i, j]
     s = view.let("scores", entry, scores(view, entry, d))
     _, weights, total = exponentials(view, s, entry, len(lead) + 1)
-    # A row without keys has the weights 0, where a softmax by itself has 0 / 0.
+    # A row without keys has the weights 0; a plain softmax would be 0 / 0.
     return view.reduce(
         "sum", [j], f"{weights} * {view.at(v, [*lead, j, column])} / where({total} == 0, 1, {total})"
     )
@@ -73,7 +73,7 @@ def dropped_weights(view: OperatorView) -> str:
 
 
 def require_fitting(view: OperatorView, mask: fx.Node, entry: Sequence[str]) -> None:
-    """Notes that a mask has as many rows, columns, heads as scores, where it has more than one."""
+    """Records that each non-unit mode of a mask has the extent of the scores."""
     sizes = zip(reversed(view.shape(mask)), reversed(entry), strict=False)
     view.require_equal(*[(size, view.program.extents[index]) for size, index in sizes if size != 1])
 

@@ -181,7 +181,7 @@ def einsum(view: OperatorView) -> str:
     leading = max(
         view.rank(t) - len(term.replace("...", "")) for term, t in zip(terms, operands, strict=True)
     )
-    letters = [chr(0x100 + number) for number in range(leading)]  # none that an equation has
+    letters = [chr(0x100 + number) for number in range(leading)]  # letters distinct from those of equations
     terms = [
         term.replace("...", "".join(letters[leading - view.rank(t) + len(term) - 3 :]))
         for term, t in zip(terms, operands, strict=True)

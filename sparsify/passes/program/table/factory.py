@@ -1,4 +1,4 @@
-"""Tensors of numbers that follow from coordinates alone."""
+"""Tensors determined by coordinates alone."""
 
 from sparsify.passes.program.operator_view import OperatorView, literal
 from sparsify.passes.program.table.row import require, row

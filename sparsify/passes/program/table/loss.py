@@ -1,4 +1,4 @@
-"""Losses: a function of each entry, reduced as the call says."""
+"""Losses: a function of each entry, with the reduction given by the call."""
 
 from sparsify.passes.program.operator_view import OperatorView, literal
 from sparsify.passes.program.table.row import is_boolean, require, row
@@ -7,7 +7,7 @@ MEAN, SUM = 1, 2
 
 
 def reduced(view: OperatorView, text: str) -> str:
-    """A function of entries, its sum or its mean; `{x}` and `{y}` are the operands' entries."""
+    """A function of entries, its sum or its mean; `{x}` and `{y}` stand for the operands' entries."""
     x, y, how = view["self"], view["target"], view.number("reduction", MEAN)
     require(view.shape(x) == view.shape(y), "broadcast operands")
     require(not is_boolean(x) and not is_boolean(y), "truth values are not subtracted")

@@ -14,7 +14,7 @@ def moments(view: OperatorView, x: str, kept: Sequence[str], over: Sequence[str]
 
 
 def affine(view: OperatorView, text: str, names: Sequence[str]) -> str:
-    """`text * weight[names] + bias[names]`, as far as they are given."""
+    """`text * weight[names] + bias[names]`, without a missing factor or summand."""
     text = f"{text} * {view.at(view['weight'], names)}" if "weight" in view else text
     return f"{text} + {view.at(view['bias'], names)}" if "bias" in view else text
 

@@ -1,4 +1,4 @@
-"""Operators that stay torch's, as nodes between regions, and why."""
+"""Operators left to torch, as nodes between regions, with reasons."""
 
 from sparsify.passes.program.table.row import opaque
 

@@ -9,7 +9,7 @@ from sparsify.passes.program.table.row import require, row
 
 
 def modes_of(view: OperatorView, tensor: fx.Node) -> list[int]:
-    """The modes that a reduction is over; all where the operator names none."""
+    """The modes of a reduction; all by default."""
     rank, dims = view.rank(tensor), view.get("dim", "dims")
     if dims is None or dims == []:
         return list(range(rank))
@@ -21,7 +21,7 @@ def modes_of(view: OperatorView, tensor: fx.Node) -> list[int]:
 def split(
     view: OperatorView, tensor: fx.Node, modes: Sequence[int]
 ) -> tuple[list[str], list[str], list[str]]:
-    """The index variables of a tensor, those among them that are reduced, and those that stay."""
+    """The index variables of a tensor, the reduced ones among them, and the remaining ones."""
     rank, out = view.rank(tensor), list(view.out)
     keeps = len(out) == rank
     names, reduced = [], []
@@ -81,7 +81,7 @@ def _extremum(view: OperatorView, monoid: str) -> str:
     place, over, entry = _place(view, f"arg{monoid}")
     if view.result.args[1] == 1 or not over:
         return place if view.result.args[1] == 1 else entry
-    # The gradient goes to this entry alone, also among equal ones: that of `max(j, ..)` goes to all of them.
+    # The gradient goes to one entry alone, also among equal ones: the gradient of `max(j, ..)` goes to all maxima.
     at = view.let("place", [name for name in view.out if name not in over], place)
     return view.reduce("sum", over, f"where({over[0]} == {at}, {entry}, 0)")
 
@@ -99,7 +99,7 @@ def argmin(view: OperatorView) -> str:
 
 
 def _place(view: OperatorView, name: str) -> tuple[str, list[str], str]:
-    """The first place of an extremum, the index variable it is a coordinate of, none of one entry, and the entry."""
+    """The first position of an extremum, its index variable (none for a single entry), and the entry."""
     tensor = view["self"]
     names, over, _ = split(view, tensor, modes_of(view, tensor))
     over = [index for index in over if view.program.extents[index] != 1]
@@ -233,7 +233,7 @@ def exponentials(view: OperatorView, x: str, names: Sequence[str], mode: int) ->
     """`m[i] = max(j, x[i,j])`, `e[i,j] = exp(x[i,j] - m[i])` and `sum(j, e[i,j])`.
 
     Args:
-        x: read at `names`, j its mode `mode`.
+        x: access at `names`, with j as its mode `mode`.
     """
     kept, over = [*names[:mode], *names[mode + 1 :]], names[mode : mode + 1]
     m = view.let("max", kept, view.reduce("max", over, x))

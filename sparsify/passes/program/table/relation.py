@@ -1,7 +1,7 @@
-"""Reads and writes at places that a tensor holds: `index[e] == j` says where.
+"""Gathers and scatters at indices held by a tensor, written as conditions `index[e] == j`.
 
-The place is a condition of index notation like any other, so that all spellings of a gather or a scatter meet:
-`rewrite/relation` makes an adjacency of it, and what it does not lift stays torch's operator.
+The index is an ordinary condition of index notation, so that all spellings of a gather or a scatter have one form:
+`rewrite/relation` turns the condition into an adjacency, and torch computes the unlifted rest.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from sparsify.passes.program.model import Refusal, size_of
 from sparsify.passes.program.operator_view import OperatorView, literal
 from sparsify.passes.program.table.row import is_boolean, require, row
 
-# By the name of a reduction of torch the monoid and what it starts with.
+# Monoid and initial value of each torch reduction, by name.
 MONOIDS = {"sum": ("sum", "0"), "mean": ("sum", "0"), "amax": ("max", "-inf"), "amin": ("min", "inf")}
 
 
@@ -31,10 +31,10 @@ def read(view: OperatorView, tensor: fx.Node, mode: int, places: str, names: Seq
 
 
 def require_places(view: OperatorView, index: Any) -> fx.Node:
-    """The tensor of whole numbers that names places.
+    """The integer tensor of indices.
 
     Raises:
-        Refusal: the argument is something else.
+        Refusal: the argument is no integer tensor.
     """
     if not isinstance(index, fx.Node) or is_boolean(index) or index.meta["val"].is_floating_point():
         raise Refusal("places are whole numbers")
@@ -179,10 +179,10 @@ def index_put(view: OperatorView) -> str:
 
 
 def put_where(view: OperatorView, mask: fx.Node) -> str:
-    """`where(mask[i], values[k], self[i,k])`, the values the same at all places.
+    """`where(mask[i], values[k], self[i,k])`, with values independent of the position.
 
     Raises:
-        Refusal: each place has a value of its own, in the order of the places.
+        Refusal: each position has a separate value, in the order of positions.
     """
     chosen, rest = view.out[: view.rank(mask)], view.out[view.rank(mask) :]
     require(view.rank(view["values"]) <= len(rest), "values in the order of the places that a mask names")
@@ -225,15 +225,15 @@ def written(
     *,
     is_included: bool,
 ) -> str:
-    """The tensor `self` with entries reduced into it, those that name the same place together.
+    """The tensor `self` with entries reduced into it; entries with equal indices are combined.
 
     Args:
-        mode: along which places are named.
-        places: the place of an entry.
-        edges: the index variables of entries.
-        entry: what is written.
+        mode: mode of the indices.
+        places: index of an entry.
+        edges: index variables of entries.
+        entry: written value.
         how: `sum`, `mean`, `amax` or `amin`.
-        is_included: whether the value that was there counts.
+        is_included: whether the old value takes part in the reduction.
     """
     i, base = view.out[mode], view.at(view["self"])
     require(view.sizes[mode] not in (0, 1) and not is_boolean(view["self"]), "a mode of extent 0 or 1")
@@ -264,15 +264,15 @@ def without(sizes: Sequence[Any], mode: int) -> list[Any]:
 
 
 def extents(tensor: fx.Node) -> list[Any]:
-    """The extents of a tensor as numbers and symbols of the capture, which know those of the example."""
+    """The extents of a tensor as numbers and symbols of the capture, with hints from the example."""
     return list(tensor.meta["val"].shape)
 
 
 def require_same(view: OperatorView, first: Sequence[Any], second: Sequence[Any]) -> None:
-    """Raises a refusal where places are named of a part of a tensor alone; extents that a call knows are equal.
+    """Requires equal extents, refusing indices into a part of a tensor; records symbolic equalities.
 
     Raises:
-        Refusal: they differ in the example.
+        Refusal: the extents differ in the example.
     """
     require(len(first) == len(second), "the places of a part alone")
     for one, other in zip(first, second, strict=True):

@@ -1,11 +1,11 @@
-"""Rows of the operator table: what an operator means in index notation.
+"""Rows of the operator table: the meaning of an operator in index notation.
 
-A pointwise row is its notation alone, over the arguments of the operator's schema:
+A pointwise row is a notation over the arguments of the operator's schema:
 
     pointwise("leaky_relu", "where(self > 0, self, negative_slope * self)", "leaky_relu(x[m,n], 0.1)")
 
 Other rows are functions from an `OperatorView` to the value of the result at `view.out`; the first line of the
-docstring is the notation that `sparsify explain --ops` prints:
+docstring is the notation printed by `sparsify explain --ops`:
 
     @row("mv(a[m,n], x[n])")
     def mv(view): "`y[i] = sum(j, self[i,j] * vec[j])`"
@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr
-from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.ir.node import Node, map_children
 from sparsify.passes.program.model import Refusal
 from sparsify.passes.program.operator_view import OperatorView
@@ -37,11 +37,11 @@ class Row:
     """An operator in index notation.
 
     Attributes:
-        operator: the canonical name, `leaky_relu`.
-        notation: the meaning as text, for people.
-        translate: the value of the result; raises `Refusal` for arguments that have no meaning.
-        examples: calls that have one.
-        section: of the table.
+        operator: canonical name, `leaky_relu`.
+        notation: meaning as text, for people.
+        translate: function that returns the value of the result; raises `Refusal` for unsupported arguments.
+        examples: supported calls.
+        section: section of the table.
     """
 
     operator: str
@@ -52,12 +52,12 @@ class Row:
 
 
 ROWS: dict[str, Row] = {}
-# Operators between regions, and why index notation does not have them.
+# Operators between regions, with the reasons why index notation lacks them.
 OPAQUE: dict[str, str] = {}
 
 
 def opaque(reason: str, *names: str) -> None:
-    """Adds operators that stay torch's."""
+    """Adds operators that are left to torch."""
     OPAQUE.update(dict.fromkeys(names, reason))
 
 
@@ -69,7 +69,7 @@ def pointwise(name: str, notation: str, *examples: str) -> None:
 
 
 def row(*examples: str, names: tuple[str, ...] = ()) -> Callable[[Translate], Translate]:
-    """Adds rows for a function: under its own name, less a trailing underscore, and further ones."""
+    """A decorator that adds rows for a function: under its name without a trailing underscore, and `names`."""
 
     def put(function: Translate) -> Translate:
         notation = (function.__doc__ or "").partition("\n")[0].strip().rstrip(".").replace("`", "")
@@ -109,12 +109,12 @@ def simplify_number(node: Node) -> Node:
 
 
 def is_one(value: Any) -> bool:
-    """Whether a number is the integer 1, which changes no dtype, or 1.0 in its place."""
+    """Whether a number is the integer 1, which changes no dtype, or 1.0."""
     return not isinstance(value, bool) and not isinf(value) and value == 1
 
 
 def require(condition: bool, reason: str) -> None:
-    """Raises a refusal where a row does not hold.
+    """Raises a refusal if a condition does not hold.
 
     Raises:
         Refusal: with the reason.

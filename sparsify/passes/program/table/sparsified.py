@@ -1,4 +1,4 @@
-"""Entries that a sparsifier keeps: conditions of streaming ones are part of the kernel that computes a tensor.
+"""Entries kept by a sparsifier: streaming conditions are fused into the kernel of the tensor.
 
 In: `%k = kept_entries(%h, '["ScalarThreshold", {"threshold": 0.1}]')`. Out: `k[i,j] = logical_not(abs(h[i,j]) < 0.1)`.
 """

@@ -76,7 +76,7 @@ def view_(view: OperatorView) -> str:
 
 
 def part_of(view: OperatorView, size: Size, left: list[tuple[Size, str]]) -> str:
-    """The index of a mode of this extent by the first of the index variables that are left, which are taken."""
+    """The index of a mode by the first remaining index variables, which are removed from `left`."""
     parts: list[tuple[Size, str]] = []
     total: Any = 1
     while total != size:
@@ -228,7 +228,7 @@ def triangle(view: OperatorView, comparison: str) -> str:
 
 
 def reading(view: OperatorView, tensor: fx.Node, mode: int, start: int) -> str:
-    """`tensor[.., i - start, ..]`, 0 outside of it."""
+    """`tensor[.., i - start, ..]`, 0 outside of the tensor."""
     i = view.out[mode]
     at = "0" if view.program.extents[i] == 1 else f"{i} - {start}" if start else f"{i} + 0"
     text = view.at(tensor, [*view.out[:mode], at, *view.out[mode + 1 :]])

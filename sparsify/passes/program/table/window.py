@@ -1,4 +1,4 @@
-"""Windows: convolutions and pooling, where indices are sums of index variables."""
+"""Windows: convolutions and pooling, with indices that are sums of index variables."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -32,7 +32,7 @@ def windows(
     for y, r, s, before, wide in zip(out, inside, *settings, strict=True):
         parts = [] if view.program.extents[y] == 1 else [y if s == 1 else f"{s} * {y}"]
         parts += [] if view.program.extents[r] == 1 else [r if wide == 1 else f"{wide} * {r}"]
-        # Padded or not, an image is larger than what one variable runs over.
+        # With or without padding, an image is larger than the range of one variable.
         found.append(
             f"{' + '.join(parts) or '0'} - {before}" if before else f"{' + '.join(parts) or '0'} + 0"
         )
@@ -56,14 +56,14 @@ def convolution(view: OperatorView) -> str:
     at = windows(view.out[len(lead) + 1 :], inside, view, view["stride"], padding, view["dilation"])
     weight, image = view.at(w, [k, c, *inside]), view.at(x, [*lead, c, *at])
     for place, size in zip(at, view.shape(x)[len(lead) + 1 :], strict=True):
-        if size == 1 and place != "0 + 0":  # programs leave out the mode: its only coordinate is 0
+        if size == 1 and place != "0 + 0":  # programs omit the mode: its only coordinate is 0
             image = f"where({place} == 0, {image}, 0)"
     text = view.reduce("sum", [c, *inside], f"{weight} * {image}")
     return f"{text} + {view.at(view['bias'], [k])}" if "bias" in view else text
 
 
 def padding_of(view: OperatorView) -> Any:
-    """The padding before an image: a number or one for each mode; more may lie behind it."""
+    """The padding before an image: a number or one for each mode; more padding may follow the image."""
     if not isinstance(view["padding"], str):
         return view["padding"]
     sizes, rank = view.shape(view["weight"])[2:], view.rank(view["weight"]) - 2

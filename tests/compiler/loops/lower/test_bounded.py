@@ -1,4 +1,4 @@
-"""Sums of rows filled below a bound: right with any number of threads, and cut to what is stored."""
+"""Sums of sparse rows in memory of an upper bound: correct with any number of threads, trimmed to stored entries."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def random(shape, seed, density):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", [(300, 40), (1, 1), (0, 4), (4, 0)], ids=str)
 def test_sums_are_right_and_sorted(shape, threads):
-    """Rows without entries, equal patterns and disjoint ones, so that gaps are closed and rows stay where they are."""
+    """Empty rows, equal patterns and disjoint patterns: gaps between rows must be closed."""
     a, b = random(shape, 0, 0.2), random(shape, 1, 0.2)
     a[shape[0] // 2 :] = 0
     with options.override(threads=threads, serial_threshold=0):
@@ -31,7 +31,7 @@ def test_sums_are_right_and_sorted(shape, threads):
 
 
 def test_an_intersection_takes_the_room_of_one_operand():
-    """Few entries in much room are copied to memory of their own."""
+    """A result far below its upper bound is copied to memory of its exact size."""
     a, b = random((400, 300), 0, 0.5), random((400, 300), 1, 0.01)
     A, B = sparsify.tensor(a, "csr"), sparsify.tensor(b, "csr")
     found = sparsify.evaluate("Y[i,j] = A[i,j] * B[i,j]", A=A, B=B, format="csr")

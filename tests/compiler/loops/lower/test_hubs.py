@@ -1,4 +1,4 @@
-"""Rows that threads share: sums are right, and rounded alike on any number of threads, whatever is summed and how."""
+"""Heavy rows shared by threads: sums are correct, and rounded equally on any number of threads."""
 
 import re
 
@@ -38,7 +38,7 @@ def star(rows: int, columns: int, *, dtype: torch.dtype = torch.float32) -> torc
 
 
 def operands(text: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """What a text reads, `A` and `B` dense."""
+    """Random operands of a program, `A` and `B` dense."""
     drawn = torch.Generator().manual_seed(7)
     found = {
         "A": star(20, 150, dtype=dtype),
@@ -65,7 +65,7 @@ GIVEN = {
 
 
 def in_hubs(text: str, given: dict[str, torch.Tensor], entries: int) -> str:
-    """The schedule that is chosen for these operands, with rows of more than so many entries shared."""
+    """Chosen schedule for the operands, with rows of more than `entries` entries shared."""
     steps = evaluate_kernel(text, **given).generated
     chosen = str(steps[0].stages.schedule)
     if len(steps) > 1 or "precompute" not in chosen or "Z[" in text:
@@ -94,7 +94,7 @@ def test_rows_in_parts_are_right_on_any_number_of_threads(text: str, width: int)
 
 @pytest.mark.parametrize("width", [width for width in WIDTHS if width])
 def test_sums_of_several_lets_in_one_loop_are_shared(width: int) -> None:
-    """A count, a mean and a maximum of the neighbours, whose entries are read once."""
+    """A count, a mean and a maximum over the neighbours, whose entries are read once."""
     text = """c[i] += A[i,j]
         s[i,k] += A[i,j] * X[j,k]
         M[i,k] max= where(stored(A[i,j]), X[j,k], -inf)
@@ -144,7 +144,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_empty_and_long_matrices() -> None:
-    """No rows, no columns; hubs at both ends of the blocks of rows that are passed by."""
+    """No rows, no columns; heavy rows at both ends of skipped blocks of rows."""
     text = "Y[i,k] = A[i,j] * X[j,k]"
     schedule = in_hubs(text, sparse(operands(text)), 3)
     for rows, columns, hubs in ((0, 5, ()), (4, 0, ()), (300, 9, (0, 63, 64, 127, 299))):

@@ -1,4 +1,4 @@
-"""Loops whose variables are recovered from others: what is known of a block then."""
+"""Loops with index variables recovered from others."""
 
 import pytest
 import torch

@@ -1,11 +1,11 @@
-"""Lattices: at which stored operands a statement has something to do."""
+"""Iteration lattices: the lattice points at which a statement has an effect."""
 
 from collections import defaultdict
 
 import pytest
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.ir.dtypes import Kind
 from sparsify.compiler.ir.node import walk
 from sparsify.compiler.loops.lower.lattice import prune, statement_points
@@ -13,7 +13,7 @@ from sparsify.compiler.notation.nodes import Let, Sequence, Temporary
 
 
 class Fills:
-    """Tensors with patterns of their own and these fills, 0 where none is given."""
+    """Tensors with patterns of their own and given fills, 0 by default."""
 
     def __init__(self, **fills: float) -> None:
         self.fills = fills
@@ -60,7 +60,7 @@ def test_points(text, sparse, expected):
 
 
 def test_sums_that_are_rescaled_change_where_the_factor_is_not_one_and_something_is_added():
-    """`y = y * s + w` in a `let` of `s = where(A == 0, 1, x)` and `w += A`."""
+    """In `y = y * s + w`, `y` changes if `s` is not 1 or `w` is not 0: `s = where(A == 0, 1, x)`, `w += A`."""
     text = "s[i] = where(A[i] == 0, {}, x[i])\nw[i] += A[i]\ny[i] = y[i] * s[i] + w[i]"
     for factor, expected in ((1, ["A"]), (2, ["", "A"])):
         body = parse(text.format(factor))

@@ -1,10 +1,10 @@
-"""Entries whose place the loops give: vectors that may reach over the end of their mode."""
+"""Entries located by coordinates: vectors that may exceed the end of their mode."""
 
 import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.infer.format import dense_format
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan.plan import Step
 

@@ -1,9 +1,9 @@
-"""Tails, blocks at the edge, parallel loops and assembly: what code they become, and what is refused."""
+"""Code of tails, edge blocks, parallel loops and assembly, and refusals."""
 
 import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.compiler.loops.lower import lower
 from sparsify.compiler.loops.lower.lowering import MOST_RECENT

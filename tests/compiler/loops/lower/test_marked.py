@@ -1,4 +1,4 @@
-"""Marked workspaces: marks in every order and number, the three phases, and what is refused."""
+"""Marked workspaces: marks in every order and number, the three phases, and refusals."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_products_are_right_and_sorted(shape, density):
 
 @pytest.mark.parametrize("form", ["csr", "coo", "dcsr"])
 def test_threads_begin_where_their_first_row_does(form):
-    """A part of the stored rows does not begin at the row of its number: two of three rows are empty."""
+    """The row number of a thread's first stored row differs from its position: two of three rows are empty."""
     a, b = random(90, 40, 0, 0.4), random(40, 50, 1, 0.3)
     a[1::3] = a[2::3] = 0
     with options.override(threads=2, serial_threshold=0):
@@ -101,7 +101,7 @@ def test_results_without_rows_are_refused():
 
 
 def test_rows_repeat_those_before_them():
-    """Groups of equal columns, empty rows among them, and lengths that agree where columns do not."""
+    """Groups of rows with equal columns, empty rows among them, and rows of equal length with other columns."""
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]])
     a = (random(6, 4, 0, 1.0) * mask).repeat(40, 1)
     b = random(4, 90, 1, 0.3)

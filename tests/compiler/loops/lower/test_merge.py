@@ -1,4 +1,4 @@
-"""Merged operands: two step on case by case, more by flags; what only counts has no cases."""
+"""Co-iteration of operands: two by cases, more by flags; counting needs no cases."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_three_operands_are_told_apart_by_flags():
 
 
 def test_where_all_cases_are_alike_there_are_none():
-    """Entries that are counted, in whatever operand they are."""
+    """Counting entries needs no case distinction between operands."""
     text = code("Y[i,j] = A[i,j] + B[i,j]", "order i, j", "csr", A="csr", B="dcsr")
     counted = text[: text.index("allocate, then fill")]
     assert "has_A" in counted and "if jA" not in counted
@@ -45,7 +45,7 @@ def test_where_all_cases_are_alike_there_are_none():
     ],
 )
 def test_merges_are_right(text, expected, form):
-    """Rows of which one operand, both or none are empty, and operands that end before the other."""
+    """Rows in which one operand, both or none are empty, and operands of different lengths."""
     a, b = random((40, 40), 0, 0.3), random((40, 40), 1, 0.3)
     a[3:9], b[6:12], a[20, 15:], b[21, :15] = 0, 0, 0, 0
     found = sparsify.evaluate(text, A=sparsify.tensor(a, form), B=sparsify.tensor(b, form), format=form)

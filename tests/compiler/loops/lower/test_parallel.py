@@ -1,4 +1,4 @@
-"""Loops over threads: parts of what runs in a tile that the edge cuts."""
+"""Parallel loops over tiles that the edge of a matrix cuts."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_threads_share_no_more_of_a_block_than_the_edge_leaves(rest):
 
 @pytest.mark.parametrize("rows", [9, 11])
 def test_threads_without_blocks_leave_the_cut_one_to_others(rows):
-    """All work is in the last block, at which most of the chunks begin and end."""
+    """All work is in the last block, at which most of the threads' chunks begin and end."""
     a = torch.zeros(rows, 300)
     a[8:] = torch.randn(rows - 8, 300, generator=torch.Generator().manual_seed(0))
     stored = sparsify.tensor(a, "i/4: dense, j: compressed, i%4: dense")
@@ -56,7 +56,7 @@ def test_what_a_row_costs_is_counted_in_what_positions_are(form, cost):
     [("thread", "i", True), ("memory", "i", False), ("thread", "j in P", False)],
 )
 def test_copies_that_each_thread_makes_for_itself(scope, shared, is_own):
-    """In memory of each thread, for a loop whose iterations threads share; other copies are made before it."""
+    """Copies in thread memory are made per thread inside of a parallel loop; other copies before it."""
     A = sparsify.tensor(torch.rand(40, 9, generator=torch.Generator().manual_seed(0)), "csr")
     X = torch.rand(9, 16, generator=torch.Generator().manual_seed(1))
     schedule = f"pack P = X[j, k] at root in {scope}; vector k; parallel {shared}"

@@ -1,4 +1,4 @@
-"""Results whose levels are all appended to, made by threads in parts of the outermost loop."""
+"""Results with only appended levels, assembled by threads in parts of the outermost loop."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def random(shape: tuple[int, ...], density: float, seed: int) -> torch.Tensor:
 )
 @pytest.mark.parametrize(("rows", "density"), [(200, 0.1), (3, 0.5), (200, 0.0), (1, 1.0)])
 def test_parts_are_those_of_one_thread(form, text, rows, density):
-    """Fewer rows than parts, none, and all of them full."""
+    """Fewer rows than parts, no rows, and only full rows."""
     dense = [random((rows, 4, 3), density, seed) for seed in (0, 1)]
     form = Format(form, rank=3)
     given = {name: sparsify.tensor(x, form) for name, x in zip("AB", dense) if name in text}
@@ -73,7 +73,7 @@ def test_inner_loops_stay_in_order():
 
 
 def test_merged_coordinates_are_shared_where_the_result_is_dense():
-    """What threads find where their coordinates begin is searched for in each operand."""
+    """Each thread searches the first coordinate of its part in each operand."""
     a, b = random((300,), 0.3, 0), random((300,), 0.3, 1)
     A, B = sparsify.tensor(a, "compressed"), sparsify.tensor(b, "compressed")
     found = sparsify.evaluate("y[i] = A[i] * B[i]", A=A, B=B, format="dense", schedule="parallel i")

@@ -7,7 +7,7 @@ import torch
 import sparsify
 from experiments.coverage.subjects import SIZES, TEXT, hugging_face, texts
 from sparsify.errors import CaptureError, RecipeError, ShapeError
-from sparsify.sparsification.block_sparse import block_sparse, draws
+from sparsify.sparsification.masks.block_sparse import block_sparse, draws
 
 GIVEN = {"targets": ["op:scaled_dot_product_attention"], "mask": {"kind": "given"}}
 RECIPE = {"schema": 1, "name": "given", "sparsify": [GIVEN]}

@@ -1,6 +1,7 @@
 """Experts of transformers' models: captured, computed where they are chosen, and left as they were."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,29 +86,39 @@ def test_experts_without_a_kernel_are_those_of_the_model():
 
 
 @pytest.mark.model
+@pytest.mark.parametrize(
+    ("shape", "others"), [((1, 1), ()), ((1, 9), ((1, 14),)), ((3, 1), ((7, 1), (1, 1)))], ids=str
+)
+def test_one_text_or_one_token_each_is_a_mixture_too(shape, others):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    model = transformers.MixtralModel(transformers.MixtralConfig(**SIZES, num_local_experts=5)).eval()
+    with override(compiler_flags=("-O1",), tune_seconds=0), torch.no_grad():
+        sparse = sparsify.apply(model, RECIPE, torch.randint(50, shape), trainable=False)
+        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+        for size in (shape, *others):
+            ids = torch.randint(50, size)
+            expected, found = model(ids).last_hidden_state, sparse(ids).last_hidden_state
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.model
 @pytest.mark.parametrize(("us", "wins"), [(99.0, True), (200.0, False)])
-@pytest.mark.parametrize("is_training", [False, True])
-def test_halves_meet_experts_of_transformers(us, wins, is_training, monkeypatch):
+def test_kernels_in_training_meet_experts_of_transformers(us, wins, monkeypatch):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
     config = transformers.MixtralConfig(**SIZES, num_local_experts=5)
-    model, ids = transformers.MixtralModel(config).bfloat16().train(is_training), torch.randint(50, (2, 9))
+    model, ids = transformers.MixtralModel(config).to(torch.bfloat16), torch.randint(50, (2, 9))
     times = []
 
     def race(calls, seconds):
         results = [call() for call in calls]
-        assert all(
-            isinstance(result, tuple) == is_training for result in results
-        )  # gradients of all that is read
+        assert all(isinstance(result, tuple) for result in results)  # gradients of all that is read
         times.append(seconds)
-        found = [Least(1, 0.1) for _ in calls]
-        for one, time in zip(found, (us, 100.0), strict=True):
-            one.add(time)
-        return found
+        return least(us, 100.0)
 
-    monkeypatch.setattr(autotune, "race", race)
-    monkeypatch.setattr(autotune, "recall", lambda question, sizes, measured, options, kept, **_: measured())
-    with override(compiler_flags=("-O1",), tune_seconds=1), torch.set_grad_enabled(is_training):
+    untimed(monkeypatch, race)
+    with override(compiler_flags=("-O1",), tune_seconds=1):
         sparse = sparsify.apply(model, RECIPE, ids)
         found = sparse(ids).last_hidden_state
     assert times == [1]
@@ -118,3 +129,61 @@ def test_halves_meet_experts_of_transformers(us, wins, is_training, monkeypatch)
     )
     # Of numbers about 3, rounded to 8 bits many times.
     assert (found - model(ids).last_hidden_state).abs().max() < 0.1
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_torch_computes_experts_of_few_tokens(dtype, monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=5)
+    model = transformers.MixtralModel(config).to(dtype).eval()
+    timed = []
+
+    def race(calls, seconds):
+        kernel, products = [call() for call in calls]
+        assert kernel.shape == products.shape
+        timed.append(kernel.shape[0])
+        return least(*((300.0, 100.0) if kernel.shape[0] < 30 else (100.0, 300.0)))
+
+    untimed(monkeypatch, race)
+    with override(compiler_flags=("-O1",), tune_seconds=1), torch.no_grad():
+        sparse = sparsify.apply(model, RECIPE, torch.randint(50, (2, 9)))
+        assert timed == [18, 4, 72]
+        (region,) = sparse.report.regions
+        note = "4 rows 300 us, 100; 18 rows 300 us, 100; 72 rows 100 us, 300: torch's products, expert by expert run "
+        assert note + "below 36 rows where no gradients are wanted" in region.notes[-1]
+        assert "below 36 rows" in str(sparsify.explain(sparse))
+        (call,) = next(iter(sparse.variants)).regions
+        ran = []
+        products = call.preferred.alternative.run
+        alternative = replace(
+            call.preferred.alternative, run=lambda *given: ran.append(1) or products(*given)
+        )
+        call.preferred = replace(call.preferred, alternative=alternative)
+        for shape, is_few in (((3, 9), True), ((5, 9), False), ((1, 9), True), ((2, 30), False)):
+            ids, before = torch.randint(50, shape), len(ran)
+            expected, found = model(ids).last_hidden_state, sparse(ids).last_hidden_state
+            tolerance = 0.1 if dtype == torch.bfloat16 else 1e-4
+            torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+            if shape[0] > 1:  # one text is a capture of its own
+                assert (len(ran) > before) == is_few
+    if dtype == torch.float32:
+        ids = torch.randint(50, (3, 9))
+        wide = copy.deepcopy(model).double()
+        wide.config._experts_implementation = "eager"
+        compare_gradients(sparse(ids).last_hidden_state, wide(ids).last_hidden_state, model, wide)
+
+
+def least(*times: float) -> list[Least]:
+    """The measured times of candidates."""
+    found = [Least(1, 0.1) for _ in times]
+    for one, time in zip(found, times, strict=True):
+        one.add(time)
+    return found
+
+
+def untimed(monkeypatch, race) -> None:
+    """Candidates have the times that `race` says, which are kept nowhere."""
+    monkeypatch.setattr(autotune, "race", race)
+    monkeypatch.setattr(autotune, "recall", lambda question, sizes, measured, options, kept, **_: measured())

@@ -1,1 +1,1 @@
-"""Results whose pattern the kernel finds: workspaces, bounds, positions and coordinates."""
+"""Assembly of results with unknown patterns: workspaces, bounds, positions and coordinates."""

@@ -1,7 +1,8 @@
-"""Sparse results whose pattern is not known: a counting phase, allocation, a filling phase.
+"""Sparse results with an unknown pattern: a counting phase, allocation, a filling phase.
 
 In: `C[i,j] = A[i,j] + B[i,j]` with C stored `dcsr`. Out: the merge twice, first counting entries, then, behind
-allocated arrays, writing coordinates and values. Rows that their operands bound are written at once (`bounded.py`).
+allocated arrays, writing coordinates and values. Rows bounded by their operands are written at once
+(`upper_bound.py`).
 
 Source: Chou, Kjolstad and Amarasinghe, Automatic Generation of Efficient Sparse Tensor Format Conversion
 Routines, 2020 (append, edge insertion); phases as in two-pass SpGEMM.
@@ -15,7 +16,15 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, convert, integer, plus, product
-from sparsify.compiler.loops.lower.assemble import bitset_workspace, dropped, parts, repeated, upper_bound
+from sparsify.compiler.loops.lower import temporaries
+from sparsify.compiler.loops.lower.assemble import (
+    bitset_workspace,
+    dropped,
+    hash_workspace,
+    parts,
+    repeated,
+    upper_bound,
+)
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.level_access import level_variable
 from sparsify.compiler.notation import nodes as notation
@@ -31,7 +40,7 @@ LARGEST = {"int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
 
 
 def is_assembled(declaration: Declaration) -> bool:
-    """Whether the kernel finds out which entries of a result are stored."""
+    """Whether the kernel computes the pattern of a result."""
     return declaration.pattern_of is None and not declaration.format.is_dense
 
 
@@ -78,11 +87,11 @@ def loops_around(node: notation.Statement | Assign, name: str) -> list[notation.
 
 
 class Assembly:
-    """The result under construction: which phase it is in, and the next free position of each level.
+    """The result under construction: the current phase, and the next free position of each level.
 
-    With dense levels above one compressed level, rows are independent: each counts its entries into `pos`, which
-    is then summed up. Otherwise entries are appended in order, one counter a level; threads append to parts of the
-    outermost level, which are counted before (`parts.py`).
+    With dense levels above one compressed level, rows are independent: each writes its count into `pos`,
+    followed by a prefix sum. Otherwise entries are appended in order, one counter a level; threads append to parts of
+    the outermost level, counted before (`parts.py`).
     """
 
     def __init__(self, low: Lowering, name: str) -> None:
@@ -112,6 +121,7 @@ class Assembly:
         self._check_loops()
         self.bounds: tuple[str, ...] = ()
         self.is_running = False
+        self.keeps_workspace = False
         self.first: loops.Var = loops.Var(low.fresh(f"{name}_begin"), loops.INT)
         self.total: loops.Var = loops.Var("", loops.INT)
         self.place: loops.Expr = ZERO
@@ -134,7 +144,7 @@ class Assembly:
         return self.read(self.coordinates, place)
 
     def put_coordinate(self, place: loops.Expr, coordinate: loops.Expr) -> loops.Stmt:
-        """The coordinate of the last level at a position written."""
+        """Stores the coordinate of the last level at a position."""
         return self._put(len(self.levels) - 1, "crd", place, coordinate)
 
     def position(self, row: loops.Expr) -> loops.Expr:
@@ -142,11 +152,11 @@ class Assembly:
         return self._read_pos(len(self.levels) - 1, row)
 
     def put_count(self, row: loops.Expr, count: loops.Expr) -> loops.Stmt:
-        """The number of entries of a row, or where it ends."""
+        """Stores the number of entries of a row, or its end."""
         return self._put(len(self.levels) - 1, "pos", plus(row, ONE), count)
 
     def lowered_body(self) -> Lowered:
-        """The whole program in the phase at hand."""
+        """The whole program in the current phase."""
         self.filling = self.phase in (bitset_workspace.FILL, bitset_workspace.VALUES)
         self.is_running = self.phase == bitset_workspace.FILL
         self.first = loops.Var(self.low.fresh(self.first.name), loops.INT)
@@ -154,30 +164,46 @@ class Assembly:
         return self.low.located(self.low.program.body, Environment())
 
     def counted(self) -> Lowered:
-        """Entries counted, and then, behind allocated arrays, written."""
+        """Two phases: counts the entries, allocates the arrays, then writes the entries."""
         low = self.low
+        if (whole := hash_workspace.around_all(low.program.body)) is not None:
+            return self._counted_once(*whole)
         counted = low.located(low.program.body, Environment())
         allocated = self.allocate()
         self.filling = True
         filled = low.located(low.program.body, Environment())
         return [*self.before(), *counted, *allocated, *filled, *self.close()]
 
+    def _counted_once(
+        self, let: notation.Let, made: notation.Statement | Assign, read: notation.Statement | Assign
+    ) -> Lowered:
+        """Fills a workspace of the whole kernel once; the entries are counted, then written."""
+        low, env = self.low, Environment()
+        self.keeps_workspace = True
+        opened = temporaries.listed(low, let, let.temporaries[0])
+        summed, counted = low.located(made, env), low.located(read, env)
+        allocated = self.allocate()
+        self.filling = True
+        filled = low.located(read, env)
+        closed = hash_workspace.end(low, let.temporaries[0])
+        return [*opened, *summed, *self.before(), *counted, *allocated, *filled, *closed, *self.close()]
+
     def renew(self) -> None:
-        """Back before the first phase, with variables of other names."""
+        """Resets to the state before the first phase, with fresh variables."""
         self.filling = self.is_running = False
         self.first = loops.Var(self.low.fresh(self.first.name), loops.INT)
         self.renew_counters()
 
     def renew_counters(self) -> None:
-        """Counters of other names."""
+        """Fresh counter variables."""
         self.counters = [loops.Var(self.low.fresh(counter.name), loops.INT) for counter in self.counters]
 
     def _check_loops(self) -> None:
-        """Entries are appended: the loops around them are those of the levels, in their order, one after the other.
+        """Checks that entries are appended in order: the loops around must be the loops of the levels, in level order.
 
         Raises:
             DiscordantError: another order.
-            ScheduleError: a loop whose iterations are not in order, or one that is none of a level.
+            ScheduleError: a loop with unordered iterations, or a loop over no level.
         """
         found = loops_around(self.low.program.body, self.name)
         by_position = next((loop.index for loop in found if loop.index in self.low.positions), None)
@@ -219,16 +245,16 @@ class Assembly:
         return loops.Store(buffer, index, stored)
 
     def row_count(self) -> loops.Expr:
-        """The number of rows the dense levels make."""
+        """The number of rows of the dense levels."""
         modes = [stored.expression.mode for stored in self.levels[:-1]]
         return product([self.low.extent(self.declaration.extents[mode]) for mode in modes])
 
     def row_room(self) -> loops.Expr:
-        """The number of the coordinates of a row."""
+        """The number of coordinates of a row."""
         return self.low.bound(self.variables[-1])
 
     def whole_room(self) -> loops.Expr:
-        """The number of all coordinates."""
+        """The number of coordinates of all rows."""
         return product([self.row_count(), self.row_room()])
 
     def _allocate(self, level: int, array: str, count: loops.Expr) -> loops.Stmt:
@@ -236,7 +262,7 @@ class Assembly:
         return loops.AllocateOutput(buffer, self.low.index_dtype(buffer), count)
 
     def allocate_values(self, count: loops.Expr) -> loops.Stmt:
-        """So many values of the result."""
+        """Allocates `count` values of the result."""
         return loops.AllocateOutput(f"{self.name}_vals", self.declaration.dtype, count)
 
     def before(self) -> Lowered:
@@ -248,7 +274,7 @@ class Assembly:
         return [loops.Comment("count the entries of each row"), *self.allocate_positions()]
 
     def allocate_positions(self) -> Lowered:
-        """The positions of rows that have no entries yet."""
+        """The positions of rows, all empty."""
         last, rows = len(self.levels) - 1, self.row_count()
         buffer = self._buffer(last, "pos")
         nothing = loops.Literal(0, loops.Type(self.low.index_dtype(buffer)))
@@ -258,11 +284,11 @@ class Assembly:
         ]
 
     def allocate_entries(self, count: loops.Expr) -> Lowered:
-        """The coordinates of the last level, and values."""
+        """Allocates the coordinates of the last level, and the values."""
         return [self._allocate(len(self.levels) - 1, "crd", count), self.allocate_values(count)]
 
     def allocate(self) -> Lowered:
-        """Between the phases: positions summed up, arrays allocated, counters back at the start."""
+        """Between the phases: prefix sums of the positions, allocation of the arrays, reset of the counters."""
         last = len(self.levels) - 1
         lowered: Lowered = [loops.Comment("allocate, then fill")]
         if self.by_rows:
@@ -282,7 +308,7 @@ class Assembly:
         return lowered
 
     def positions(self) -> Lowered:
-        """The counts of rows summed up, `total` of them, and the coordinates allocated."""
+        """Prefix sum of the row counts, `total` at the end, and allocation of the coordinates."""
         last = len(self.levels) - 1
         total = self.total = loops.Var(self.low.fresh(f"{self.name}_total"), loops.INT)
         row = loops.Var(self.low.fresh(f"{self.name}_row"), loops.INT)
@@ -298,7 +324,7 @@ class Assembly:
         ]
 
     def check_positions(self) -> loops.Stmt:
-        """The end of the kernel where the sum of the rows up to here passes the range of the positions."""
+        """Ends the kernel if the running sum of the rows exceeds the range of the positions."""
         largest = LARGEST[self.low.index_dtype(self._buffer(len(self.levels) - 1, "pos"))]
         return loops.If(compare("gt", self.total, integer(largest)), loops.Return(POSITION_OVERFLOW))
 
@@ -311,7 +337,7 @@ class Assembly:
         return value if self.low.index_dtype(buffer) == "int64" else loops.Convert(value, loops.INT)
 
     def _allocate_levels(self) -> Lowered:
-        """The arrays of levels that are appended to."""
+        """The arrays of appended levels."""
         last = len(self.levels) - 1
         limit = compare(
             "gt", self.counters[last], integer(LARGEST[self.low.index_dtype(self._buffer(0, "pos"))])
@@ -327,7 +353,7 @@ class Assembly:
         return lowered
 
     def append(self, target: Access, value: loops.Expr, env: Environment) -> Lowered:
-        """The entry at the current coordinates."""
+        """Appends the entry at the current coordinates."""
         if self.phase in (bitset_workspace.FILL, bitset_workspace.VALUES):
             return [loops.Store(f"{self.name}_vals", self.place, convert(value, self.declaration.dtype))]
         if self.declaration.drops:
@@ -337,7 +363,7 @@ class Assembly:
         return self._entry(value, env)
 
     def _entry(self, value: loops.Expr, env: Environment) -> Lowered:
-        """An entry that is stored, or counted, and the next place."""
+        """Stores or counts an entry, and advances the position."""
         last = len(self.levels) - 1
         counter = self.counters[last]
         step = loops.Set(counter, plus(counter, ONE))
@@ -353,7 +379,7 @@ class Assembly:
         ]
 
     def check_parallel(self, loop: notation.Forall) -> None:
-        """Refuses threads that would append to the same level: only rows that dense levels make are apart."""
+        """Refuses threads that append to the same level: only rows of dense levels are independent."""
         rows = {
             leaf
             for name in self.variables[:-1]
@@ -373,7 +399,7 @@ class Assembly:
         if not body or self.repeating or loop.index not in self.variables[:-1]:
             return body
         if not any(n.target.tensor == self.name for n in find(loop, Assign)):
-            return body  # of a temporary that is computed before
+            return body  # for a temporary computed before
         level = self.variables.index(loop.index)
         if not self.by_rows:
             return self._around_parent(level, body, env)
@@ -382,7 +408,7 @@ class Assembly:
         return self._around_row(repeated.rows(self, loop, body, env) if self.phase else body, env)
 
     def _around_row(self, body: Lowered, env: Environment) -> Lowered:
-        """A row starts at its position and, while counting, leaves its number of entries."""
+        """Starts a row at its position and, while counting, stores the number of entries."""
         last, row = len(self.levels) - 1, self.row(env)
         if self.phase == bitset_workspace.VALUES:
             return body
@@ -396,7 +422,7 @@ class Assembly:
         return [loops.Declare(counter, ZERO, True), *body, self._put(last, "pos", plus(row, ONE), counter)]
 
     def row(self, env: Environment) -> loops.Expr:
-        """The number of the row at hand."""
+        """The number of the current row."""
         row: loops.Expr = ZERO
         for level in range(len(self.levels) - 1):
             extent = self.low.extent(self.declaration.extents[self.levels[level].expression.mode])
@@ -407,14 +433,14 @@ class Assembly:
         return row
 
     def row_range(self, env: Environment) -> tuple[loops.Expr, loops.Expr]:
-        """The positions of the row at hand, where they are known or it has been filled."""
+        """The positions of the current row, if known or already filled."""
         if self.is_running:
             return self.first, self.counters[-1]
         row = self.row(env)
         return self.position(row), self.position(plus(row, ONE))
 
     def _around_parent(self, level: int, body: Lowered, env: Environment) -> Lowered:
-        """A coordinate is appended to its level when something was appended below it."""
+        """Appends a coordinate to a level if the level below gained entries."""
         below, counter, first = self.counters[level + 1], self.counters[level], self.starts[level + 1]
         start = loops.Var(self.low.fresh(first.name), loops.INT)
         then: Lowered = []
@@ -426,7 +452,7 @@ class Assembly:
         return [loops.Declare(start, below), *body, added]
 
     def close(self) -> Lowered:
-        """The end of the outermost level."""
+        """Stores the end of the outermost level."""
         if self.by_rows:
             return []
         counters = self.totals if self.by_parts else self.counters

@@ -1,9 +1,9 @@
-"""Marked workspaces: the pattern of rows is made of marks, which are counted first.
+"""Marked workspaces: the pattern of rows is collected as marks, counted first.
 
 In: `let w[k] in thread marked: (forall j: forall k: w[k] += A[i,j] * B[j,k]); forall k: Y[i,k] = w[k]`.
-Out: two loops over the rows. Marks are counted, unless there is room for all products; then marks and sums are made
-together, marks become coordinates, and `Y[p] = w[k]; w[k] = 0` for each coordinate k of the row. Neither branches on
-what is in use. Where the pattern of the result is known, one loop makes the sums alone.
+Out: two loops over the rows. Marks are counted, unless all products fit in the available room; then marks and sums are
+made together, marks become coordinates, and `Y[p] = w[k]; w[k] = 0` for each coordinate k of the row. Neither loop
+branches on the entries in use. For a known pattern of the result, one loop computes the sums alone.
 
 Source: two-phase Gustavson, as in Nagasaka et al., Performance optimization, modeling and analysis of sparse
 matrix-matrix products on multi-core and many-core processors, 2019.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Lowered = list[loops.Stmt]
 BOUND, COUNT, FILL, VALUES = "bound", "count", "fill", "values"
-# Entries up to which there is room for every product: no row is counted then, and gaps between threads are closed.
+# Maximum entries with room for every product: no row is counted then, and gaps between threads are closed.
 MOST_ROOM: Final = 2**23
 NO_MARKS: Final = 0
 
@@ -57,7 +57,7 @@ def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
     if name not in low.memory:
         extent = low.bound(temporary.indices[0])
         low.memory[name] = temporary
-        # Products are counted without it.
+        # The counting of products needs no workspace.
         low.setups[-1] += (
             []
             if low.assembly.phase == BOUND
@@ -71,7 +71,7 @@ def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
 
 
 def add(low: Lowering, target: Access, combined: loops.Expr, env: Environment) -> Lowered:
-    """A mark where the pattern is made, the sum where values are."""
+    """Sets a mark in the pattern phases, adds to the sum in the value phases."""
     index = target.indices[0]
     assert isinstance(index, Index)
     coordinate = env.coordinates[index.name]
@@ -89,7 +89,7 @@ def add(low: Lowering, target: Access, combined: loops.Expr, env: Environment) -
 
 
 def read_by(low: Lowering, loop: notation.Forall) -> str | None:
-    """The workspace whose marked entries are what `loop` runs over."""
+    """The workspace with marked entries read by `loop`."""
     written = {n.target.tensor for n in find(loop.body, Assign)}
     for access in find(loop.body, Access):
         is_marked = access.tensor in low.marked and access.tensor not in written
@@ -99,7 +99,7 @@ def read_by(low: Lowering, loop: notation.Forall) -> str | None:
 
 
 def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -> Lowered:
-    """The marks of a row counted or taken, and the values at its coordinates, which leaves the identity there."""
+    """Counts or takes the marks of a row, and moves the values at the coordinates, leaving the identity."""
     access, assembly = Access(name, (Index(loop.index),)), low.assembly
     points = statement_points(loop.body, frozenset({access}), low, env.absent)
     is_row = isinstance(loop.body, Assign) and isinstance(loop.kind, notation.Serial)
@@ -133,7 +133,7 @@ def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -
 
 
 def phases(low: Lowering, assembly: Assembly) -> Lowered:
-    """Bound, count where that is too much, and fill; or values alone where the pattern of the result is given."""
+    """Bound, count if the bound is too large, and fill; or values alone if the pattern of the result is given."""
     known = loops.Var(f"{assembly.name}_nnz", loops.INT)
     bodies = {}
     for assembly.phase in (BOUND, COUNT, FILL):

@@ -1,9 +1,12 @@
-"""Results that do not store what equals their fill: values decide the pattern.
+"""Results without stored fill values: the pattern depends on values.
 
 In: `forall i: let w[k]: (forall k: w[k] = relu(T[i,k])); forall k: Y[i,k] = w[k]` with Y stored csr, dropping fills.
-Out: a row of w, and `Y2_crd, Y_vals[next ..] and next += entries of w[0 ..k_extent] that are not 0.0`. There is room
-for all coordinates of each row, and gaps between the rows of threads are closed; a result that is too large for that is
-counted first. Other loops compare entries one by one.
+Out: a row of w, and `Y2_crd, Y_vals[next ..] and next += entries of w[0 ..k_extent] that are not 0.0`. The arrays have
+room for all coordinates of each row, and gaps between the rows of threads are closed; a result too large for full
+rows is counted first. Other loops compare entries one by one.
+
+A result with the largest entries of each row, or of blocks of a row, is compressed in the same way: `next +=
+largest 2 of 4 entries of w[0 ..k_extent]`. Rows of half precision are computed in float32 and rounded first.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.ir.dtypes import STORED_HALVES
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, minus, plus, times
@@ -19,18 +23,19 @@ from sparsify.compiler.loops.lower.environment import Environment, Range, scalar
 from sparsify.compiler.loops.lower.iterate import search
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
+from sparsify.errors import ScheduleError
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.assemble.assemble import Assembly
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 Lowered = list[loops.Stmt]
-# Entries up to which there is room for all coordinates; memory that is not written takes no space.
+# Maximum entries with room for all coordinates; unwritten memory takes no space.
 MOST_ROOM: Final = 2**28
 
 
 def phases(assembly: Assembly) -> Lowered:
-    """One pass where there is room for whole rows, else the rows counted before."""
+    """One pass if whole rows have room, else two passes with a count of the rows."""
     assembly.is_running = True
     once = upper_bound.phases(assembly)
     assembly.renew()
@@ -40,13 +45,18 @@ def phases(assembly: Assembly) -> Lowered:
 
 
 def kept(assembly: Assembly, value: loops.Expr, entry: Lowered) -> Lowered:
-    """An entry that is stored where it differs from the fill."""
+    """Stores an entry only if different from the fill."""
+    if (selection := assembly.declaration.selection) is not None:
+        raise ScheduleError(
+            f"{assembly.name} appends entries one by one, and stores the {selection} of a row",
+            "a row at once: `precompute row_Y = Y at i in thread`",
+        )
     fill = loops.Literal(assembly.declaration.fill, loops.type_of(value))
     return [loops.If(compare("ne", value, fill), loops.Block(tuple(entry)))]
 
 
 def row_of(low: Lowering, loop: notation.Forall) -> Access | None:
-    """The row, one number behind the other, whose entries a loop appends as they are; `None` for other loops."""
+    """The contiguous row copied by a loop; `None` for other loops."""
     assembly = low.assembly
     if assembly is None or not assembly.declaration.drops or not assembly.by_rows or assembly.bounds:
         return None
@@ -61,7 +71,13 @@ def row_of(low: Lowering, loop: notation.Forall) -> Access | None:
     is_whole = index == assembly.variables[-1] and name == assembly.name and not assembly.phase
     is_whole = is_whole and not any(index in relations for relations in derived)
     dtype = low.dtype(tensor)
-    if not is_whole or dtype != assembly.declaration.dtype or dtype not in upper_bound.WHOLE:
+    wanted = assembly.declaration.dtype
+    if assembly.declaration.selection is not None:
+        is_known = wanted in upper_bound.WHOLE or wanted in STORED_HALVES
+        is_known = is_known and dtype == ("float32" if wanted in STORED_HALVES else wanted)
+    else:
+        is_known = wanted in upper_bound.WHOLE and dtype == wanted
+    if not is_whole or not is_known:
         return None
     if tensor in low.memory:
         last = len(indices) - 1
@@ -77,7 +93,7 @@ def row_of(low: Lowering, loop: notation.Forall) -> Access | None:
 
 
 def append(low: Lowering, loop: notation.Forall, row: Access, env: Environment) -> Lowered:
-    """The entries of a row that differ from the fill, written or counted."""
+    """Writes or counts the entries of a row different from the fill."""
     assembly = low.assembly
     assert assembly is not None, "rows are those of an assembled result"
     reach = env.ranges.get(loop.index, Range(ZERO, low.bound(loop.index)))
@@ -101,11 +117,12 @@ def append(low: Lowering, loop: notation.Forall, row: Access, env: Environment) 
             reach.begin,
             loops.Literal(assembly.declaration.fill, loops.Type(assembly.declaration.dtype)),
             end,
+            assembly.declaration.selection,
         ),
     ]
 
 
 def is_known_by_rows(assembly: Assembly) -> bool:
-    """Whether a result has rows that are written in one pass though no operand bounds them."""
+    """Whether rows of a result are written in one pass although no operand bounds the number of entries."""
     temporaries = [t for n in find(assembly.low.program.body, notation.Let) for t in n.temporaries]
     return assembly.declaration.drops and assembly.by_rows and not any(t.marked for t in temporaries)

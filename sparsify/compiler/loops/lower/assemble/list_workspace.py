@@ -1,4 +1,4 @@
-"""Workspaces: dense rows in scratch memory that list which of their entries are in use.
+"""Workspaces: dense rows in scratch memory with a list of the entries in use.
 
 In: `let w[k] in thread listed: (forall j: forall k: w[k] += A[i,j] * B[j,k]); forall k: Y[i,k] = w[k]`.
 Out: `if w_seen[k]: w[k] += ..; else: w_seen[k] = 1; w_list[w_count++] = k; w[k] = ..`, then a loop over the list in
@@ -29,12 +29,12 @@ Lowered = list[loops.Stmt]
 FLAG: Final = loops.Type("int8")
 UNSEEN: Final = loops.Literal(0, FLAG)
 SEEN: Final = loops.Literal(1, FLAG)
-# Above one entry in so many, reading all flags in order is cheaper than sorting the list.
+# Above one entry in this number, reading all flags in order is cheaper than sorting the list.
 SPARSE: Final = 128
 
 
 def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
-    """An empty workspace; its memory is allocated, and its flags are cleared, once a thread."""
+    """An empty workspace; allocated once a thread, with cleared flags."""
     name = temporary.name
     if name not in low.memory:
         extent = low.bound(temporary.indices[0])
@@ -49,7 +49,7 @@ def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
 
 
 def end(low: Lowering, temporary: notation.Temporary) -> Lowered:
-    """The flags of the entries in use cleared."""
+    """Clears the flags of the entries in use."""
     name = temporary.name
     place = loops.Var(low.fresh(f"p{name}"), loops.INT)
     clear = loops.Store(f"{name}_seen", loops.Load(f"{name}_list", place, loops.INT), UNSEEN)
@@ -57,9 +57,9 @@ def end(low: Lowering, temporary: notation.Temporary) -> Lowered:
 
 
 def add(low: Lowering, target: Access, added: loops.Expr, combined: loops.Expr, env: Environment) -> Lowered:
-    """`added` becomes the entry when it is not in use yet, else `combined` does.
+    """Stores `added` in an entry not in use yet, else `combined`.
 
-    While the entries of a result are counted, only whether they are in use matters.
+    While the entries of a result are counted, values are not stored.
     """
     name = target.tensor
     index = target.indices[0]
@@ -82,7 +82,7 @@ def add(low: Lowering, target: Access, added: loops.Expr, combined: loops.Expr, 
 
 
 def read_by(low: Lowering, loop: notation.Forall) -> str | None:
-    """The workspace whose entries in use are what `loop` runs over."""
+    """The workspace with listed entries read by `loop`."""
     written = {n.target.tensor for n in find(loop.body, Assign)}
     for access in find(loop.body, Access):
         listed = access.tensor in low.listed and access.tensor not in written
@@ -92,7 +92,7 @@ def read_by(low: Lowering, loop: notation.Forall) -> str | None:
 
 
 def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -> Lowered:
-    """`for p in 0..w_count: k = w_list[p]; body`, the list in order where entries are written."""
+    """`for p in 0..w_count: k = w_list[p]; body`, with a sorted list if entries are written."""
     access = Access(name, (Index(loop.index),))
     points = statement_points(loop.body, frozenset({access}), low, env.absent)
     if points != frozenset({frozenset({access})}) or not isinstance(loop.kind, notation.Serial):
@@ -112,7 +112,7 @@ def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -
 
 
 def _sorted(low: Lowering, loop: notation.Forall, name: str) -> Lowered:
-    """The list in ascending order: sorted, or where it is long, written anew from the flags."""
+    """The list in ascending order: sorted, or if long, rewritten from the flags."""
     count, extent = low.listed[name], low.bound(loop.index)
     is_long = compare("gt", times(count, integer(SPARSE)), extent)
     again = loops.Enumerate(f"{name}_list", f"{name}_seen", extent)

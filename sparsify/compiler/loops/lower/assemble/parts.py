@@ -1,8 +1,8 @@
-"""Results whose levels are all appended to, made by threads: parts of the outermost loop, counted, then filled.
+"""Results appended at all levels by several threads: parts of the outermost loop, counted, then filled.
 
 In: `parallel forall i: forall j: C[i,j] = A[i,j] + B[i,j]`, all stored `dcsr`. Out: a parallel loop over 64 parts of
-coordinates of i, which counts the entries of each level in each part; the counts summed up to where a part begins;
-the arrays; and the same loop again, which writes each part from there on.
+coordinates of i, counting the entries of each level in each part; a prefix sum of the counts to the start of each part;
+the arrays; and the same loop again, writing each part from its start on.
 
 Source: Blelloch, Prefix sums and their applications, 1990; phases as in two-pass SpGEMM.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.assemble.assemble import Assembly
 
 Lowered = list[loops.Stmt]
-# Parts of the outermost loop: enough for threads that end at different times, few enough to sum up in no time.
+# Parts of the outermost loop: enough to balance threads, few enough for a cheap prefix sum.
 PARTS: Final = integer(64)
 
 
@@ -34,7 +34,7 @@ def memory(assembly: Assembly) -> Lowered:
 
 
 def sum_up(assembly: Assembly) -> Lowered:
-    """Counts become beginnings; the counters, new variables, are the numbers of all entries."""
+    """Prefix sum of the counts to starts; fresh counters hold the numbers of all entries."""
     lowered: Lowered = []
     for level in _counted(assembly):
         begins = _begins(assembly, level)
@@ -54,7 +54,7 @@ def sum_up(assembly: Assembly) -> Lowered:
 def each(
     assembly: Assembly, begin: loops.Var, end: loops.Var, extent: loops.Expr, body: Lowered
 ) -> tuple[loops.Var, loops.Var, loops.Stmt]:
-    """A loop over the parts that a thread takes, and its ends; `body` is that of the iterations `begin` to `end`."""
+    """A loop over the parts of a thread, and its ends; `body` covers the iterations `begin` to `end`."""
     fresh = assembly.low.fresh
     first, last, part = (
         loops.Var(fresh(f"{assembly.name}_{name}"), loops.INT)
@@ -86,11 +86,11 @@ def each(
 
 
 def _counted(assembly: Assembly) -> list[int]:
-    """The levels that have a counter: of coordinates that repeat, the last alone."""
+    """The levels with a counter; only the last level for repeated coordinates."""
     last = len(assembly.levels) - 1
     return [last] if assembly.repeating else list(range(last + 1))
 
 
 def _begins(assembly: Assembly, level: int) -> str:
-    """The name of the array of where parts begin in a level."""
+    """The name of the array with the starts of the parts in a level."""
     return f"{assembly.name}{level + 1}_parts"

@@ -1,7 +1,7 @@
-"""Rows of the right operand that repeat the columns of the row before them: they are marked once.
+"""Rows of the right operand with the columns of the previous row: marked once.
 
 In: rows j - 1 and j of B in `Y[i,k] += A[i,j] * B[j,k]`, with equal columns, and A has both in row i.
-Out: the marks of row j are left out, its sums are made. Unknowns of one node of a mesh have equal columns.
+Out: the marks of row j are left out, only the sums are made. Unknowns of one node of a mesh have equal columns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def once(
     made: Lowered,
     values: Callable[[], Lowered],
 ) -> Lowered:
-    """`made`, the loop over a row of `access` that marks its columns, for rows that are not marked already.
+    """The loop `made` marks the columns of a row of `access`; skipped for rows already marked.
 
     Args:
         values: lowers the loop without marks.
@@ -54,9 +54,9 @@ def once(
 
 
 def _is_marked(low: Lowering, loop: notation.Forall, access: Access, env: Environment) -> loops.Expr | None:
-    """`again[j] and pA > begin and crd[pA - 1] == j - 1`; `None` where it takes more than the rows of one operand.
+    """`again[j] and pA > begin and crd[pA - 1] == j - 1`; `None` if more than the rows of one operand matters.
 
-    Nothing but `A[i,j]` decides which rows are visited, and nothing but the row which columns are marked.
+    Only `A[i,j]` determines the visited rows, and only the row determines the marked columns.
     """
     target = loop.body.target if isinstance(loop.body, Assign) else None
     if target is None or target.tensor not in low.marked or target.indices != (Index(loop.index),):
@@ -90,7 +90,7 @@ def _is_marked(low: Lowering, loop: notation.Forall, access: Access, env: Enviro
 
 
 def flags(low: Lowering) -> Lowered:
-    """For each row of the operands whose rows are marked once, whether it has the columns of the row before."""
+    """For each row of the operands with rows marked once: whether the columns equal the columns of the previous row."""
     return [stmt for tensor in sorted(low.repeating) for stmt in _flagged(low, tensor)]
 
 

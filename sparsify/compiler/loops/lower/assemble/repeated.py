@@ -1,8 +1,8 @@
-"""Rows of a marked workspace that repeat the pattern of the row before them.
+"""Rows of a marked workspace with the same pattern as the previous row.
 
-In: rows of `Y[i,k] += A[i,j] * B[j,k]`, and A has the same columns in this row as in the last one of this thread.
-Out: the count of that row, or its coordinates and this row's values: no marks are made. Unknowns of one node of a
-mesh have equal columns.
+In: rows of `Y[i,k] += A[i,j] * B[j,k]`, and A has the same columns in this row as in the previous one of the thread.
+Out: the count of the previous row, or its coordinates with the values of this row: no marks are made. Unknowns of one
+node of a mesh have equal columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Lowered = list[loops.Stmt]
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The last row that a thread made: its number, and the place of its columns in the operand."""
+    """The previous row of a thread: its number, and the place of its columns in the operand."""
 
     row: loops.Var
     begin: loops.Var
@@ -38,7 +38,7 @@ class Before:
 
     @classmethod
     def nothing(cls, low: Lowering, operand: str) -> Before:
-        """Declared once a thread, for columns that no row has."""
+        """Declared once a thread, with columns different from every row."""
         row, begin, end = (
             loops.Var(low.fresh(f"{operand}_{name}"), loops.INT)
             for name in ("row_before", "begin_before", "end_before")
@@ -51,7 +51,7 @@ class Before:
         return cls(row, begin, end)
 
     def now(self, row: loops.Expr, reach: Range) -> Lowered:
-        """This row is the last one."""
+        """Makes the current row the previous one."""
         return [
             loops.Set(self.row, row),
             loops.Set(self.begin, reach.begin),
@@ -60,7 +60,7 @@ class Before:
 
 
 def rows(assembly: Assembly, loop: notation.Forall, made: Lowered, env: Environment) -> Lowered:
-    """`made`, the row while it is counted or filled, or where the row before has the same columns, that one again."""
+    """The row: `made`, counted or filled, or a repetition of the previous row if the columns are equal."""
     low, phase = assembly.low, assembly.phase
     access = columns_of(low, assembly, loop, env)
     if phase in (bitset_workspace.BOUND, bitset_workspace.VALUES) or access is None:
@@ -95,7 +95,7 @@ def rows(assembly: Assembly, loop: notation.Forall, made: Lowered, env: Environm
 
 
 def _again(assembly: Assembly, loop: notation.Forall, before: loops.Expr, env: Environment) -> Lowered:
-    """The count of the row before, or its coordinates and then the values on them."""
+    """The count of the previous row, or its coordinates and then the values at the coordinates."""
     low, counter = assembly.low, assembly.counters[-1]
     if assembly.phase == bitset_workspace.COUNT:
         return [loops.Set(counter, upper_bound.needed_room(assembly, before))]
@@ -111,10 +111,10 @@ def _again(assembly: Assembly, loop: notation.Forall, before: loops.Expr, env: E
 
 
 def columns_of(low: Lowering, assembly: Assembly, loop: notation.Forall, env: Environment) -> Access | None:
-    """The operand whose columns in a row are all that the pattern of the result's row depends on; `None` without one.
+    """The operand whose columns in a row alone determine the pattern of the result's row; `None` without one.
 
-    It is the only one with a pattern that a variable of the rows addresses, and has one level below its rows, for
-    another variable. Windows that move with the rows may leave their tensors.
+    The operand must be the only one with a pattern addressed by a row variable, and have one level below the rows, for
+    another variable. Windows moving with the rows are excluded, because they may leave the bounds of a tensor.
     """
     names = set(assembly.variables[:-1])
     if loop.index != assembly.variables[-2]:

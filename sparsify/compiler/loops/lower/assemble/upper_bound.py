@@ -1,8 +1,8 @@
-"""Rows that have at most as many entries as their operands: filled at once, where there is room, then moved together.
+"""Rows bounded by the entries of their operands: filled at once into the upper bounds, then compacted.
 
-In: `Y[i,j] = A[i,j] + B[i,j]`, all compressed by row. Out: arrays for `A_nnz + B_nnz` entries, one merge that writes a
-row behind the one before it, from `A2_pos[i] + B2_pos[i]` on where a thread begins, and a loop that closes the gaps
-between the parts of threads. The arrays may be longer than the positions say; who asked for them cuts them.
+In: `Y[i,j] = A[i,j] + B[i,j]`, all compressed by row. Out: arrays for `A_nnz + B_nnz` entries, one merge that appends
+each row to the previous one, from `A2_pos[i] + B2_pos[i]` on at the first row of a thread, and a loop that closes the
+gaps between the parts of threads. The arrays may be longer than the positions require; the caller cuts them.
 
 Source: numeric-first assembly into upper bounds, as in Liu and Vinter, An efficient GPU general sparse matrix-matrix
 multiplication for irregular data, 2014.
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 Lowered = list[loops.Stmt]
 NOWHERE: Final = integer(-1)
-# What fills a vector with numbers that are stored as they are.
+# Dtypes stored unconverted in vectors.
 WHOLE: Final = ("float32", "float64", "int32", "int64")
 
 
 def bounding(assembly: Assembly, column: notation.Forall) -> tuple[str, ...]:
-    """The operands that together have at least as many entries in each row as the result; none where that is unknown.
+    """The operands with together at least as many entries in each row as the result; none if unknown.
 
     Args:
         assembly: the result under construction.
-        column: the loop over its last level.
+        column: the loop over the last level of the result.
     """
     low, body = assembly.low, assembly.low.program.body
     if not assembly.by_rows or holds(body, notation.Let, notation.Sequence):
@@ -64,7 +64,7 @@ def bounding(assembly: Assembly, column: notation.Forall) -> tuple[str, ...]:
 
 
 def _has_rows_of(low: Lowering, access: Access, variables: list[str]) -> bool:
-    """Whether an operand has the rows of the result, each with sorted coordinates of its own below it."""
+    """Whether an operand has the rows of the result, with sorted coordinates per row."""
     *above, last = low.declaration(access.tensor).format.levels
     plain = all(isinstance(index, Index) for index in access.indices)
     if (
@@ -77,7 +77,7 @@ def _has_rows_of(low: Lowering, access: Access, variables: list[str]) -> bool:
 
 
 def phases(assembly: Assembly) -> Lowered:
-    """Room for all, one pass over the rows, and what brings them together."""
+    """Allocation of the bound, one pass over the rows, and compaction."""
     low = assembly.low
     room: loops.Expr = ZERO if assembly.bounds else assembly.whole_room()
     for tensor in assembly.bounds:
@@ -88,7 +88,7 @@ def phases(assembly: Assembly) -> Lowered:
 
 
 def filled(assembly: Assembly, body: Lowered) -> Lowered:
-    """The rows one behind the other in each part, then all together."""
+    """Filling of consecutive rows in each part, then compaction of all."""
     counter = assembly.counters[-1]
     alone = [] if assembly.low.is_parallel else [loops.Declare(counter, ZERO, True)]
     return [
@@ -101,17 +101,17 @@ def filled(assembly: Assembly, body: Lowered) -> Lowered:
 
 
 def memory(assembly: Assembly) -> loops.Stmt:
-    """The number of entries rows can have, counted; row `i` at `i + 1`."""
+    """Allocates the row bounds, zeroed; row `i` at `i + 1`."""
     return loops.Allocate(_room(assembly), "int64", plus(assembly.row_count(), ONE), 0)
 
 
 def no_room(assembly: Assembly) -> loops.Stmt:
-    """The rooms of rows are counted anew."""
+    """Resets the row bounds to zero."""
     return loops.Fill(_room(assembly), ZERO, plus(assembly.row_count(), ONE), ZERO)
 
 
 def sum_up(assembly: Assembly) -> tuple[loops.Var, Lowered]:
-    """Statements that sum the rooms of rows to places, and the room of all."""
+    """Statements for the prefix sum of the row bounds, and the total bound."""
     low, name, room = assembly.low, assembly.name, _room(assembly)
     total, row = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("room_total", "room_row"))
     after = plus(row, ONE)
@@ -126,27 +126,27 @@ def sum_up(assembly: Assembly) -> tuple[loops.Var, Lowered]:
 
 
 def put_room(assembly: Assembly, row: loops.Expr, count: loops.Expr) -> loops.Stmt:
-    """The room that a row needs."""
+    """Stores the bound of a row."""
     return loops.Store(_room(assembly), plus(row, ONE), count)
 
 
 def needed_room(assembly: Assembly, row: loops.Expr) -> loops.Expr:
-    """The room that a row needs, before all are summed up."""
+    """The bound of a row, before the prefix sum."""
     return loops.Load(_room(assembly), plus(row, ONE), loops.INT)
 
 
 def row_room(assembly: Assembly, row: loops.Expr) -> loops.Expr:
-    """The room that a row has, once they are summed up."""
+    """The bound of a row, after the prefix sum."""
     return minus(needed_room(assembly, row), loops.Load(_room(assembly), row, loops.INT))
 
 
 def part(assembly: Assembly) -> loops.Stmt:
-    """A part of the rows, which one thread makes, starts where its first row does."""
+    """Marks the start of a thread's part: the counter is set at the first row."""
     return loops.Declare(assembly.counters[-1], NOWHERE, True)
 
 
 def _start(assembly: Assembly, row: loops.Expr) -> loops.Expr:
-    """The place behind all entries that the rows before can have."""
+    """The position behind the bounds of all earlier rows."""
     if not assembly.bounds and not assembly.phase:
         return times(row, assembly.row_room())
     if not assembly.bounds:
@@ -159,7 +159,7 @@ def _start(assembly: Assembly, row: loops.Expr) -> loops.Expr:
 
 
 def around_row(assembly: Assembly, body: Lowered, env: Environment) -> Lowered:
-    """A row leaves where it begins, and its number of entries."""
+    """Stores the start and the number of entries of a row."""
     counter, first, row = assembly.counters[-1], assembly.first, assembly.row(env)
     is_first = compare("lt", counter, ZERO)
     return [
@@ -172,22 +172,22 @@ def around_row(assembly: Assembly, body: Lowered, env: Environment) -> Lowered:
 
 
 def begin_of(assembly: Assembly, row: loops.Expr) -> loops.Expr:
-    """The start of a row that has been filled."""
+    """The start of a filled row."""
     return loops.Load(_first(assembly), row, loops.INT)
 
 
 def _first(assembly: Assembly) -> str:
-    """The name of the array of where rows begin."""
+    """The name of the array of row starts."""
     return f"{assembly.name}_first"
 
 
 def _room(assembly: Assembly) -> str:
-    """The name of the array of where rows may begin."""
+    """The name of the array of row bounds."""
     return f"{assembly.name}_room"
 
 
 def _together(assembly: Assembly) -> Lowered:
-    """Counts become positions, and runs of rows that lie behind one another are moved to them."""
+    """Compaction: counts become positions, and runs of adjacent rows are moved to their positions."""
     low, name = assembly.low, assembly.name
     row, count, begin = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("row", "count", "found"))
     source, target, length = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("from", "to", "run"))
@@ -209,7 +209,7 @@ def _together(assembly: Assembly) -> Lowered:
 
 
 def _move(assembly: Assembly, source: loops.Var, target: loops.Var, length: loops.Var) -> Lowered:
-    """`length` entries move down; the first ones first, since both places may overlap."""
+    """Moves `length` entries down; the first ones first, since both ranges may overlap."""
     low = assembly.low
     values, coordinates = f"{assembly.name}_vals", assembly.coordinates
     copies: Lowered = []
@@ -222,7 +222,7 @@ def _move(assembly: Assembly, source: loops.Var, target: loops.Var, length: loop
 def _copied(
     low: Lowering, buffer: str, kind: loops.Type, source: loops.Var, target: loops.Var, length: loops.Var
 ) -> Lowered:
-    """`length` entries of an array, a vector at a time; what is left of them one by one."""
+    """Copies `length` entries of an array, a vector at a time; the remainder one by one."""
     last, place = (loops.Var(low.fresh(name), loops.INT) for name in (f"{buffer}_last", f"p{buffer}"))
 
     def move(type_: loops.Type) -> loops.Stmt:

@@ -1,8 +1,8 @@
-"""Loops over the bits of a level: the set ones one after the other, or all in the lanes of vectors.
+"""Loops over the bits of a level: set bits one after the other, or all bits in the lanes of vectors.
 
 In: `forall j: y[i] += A[i,j] * x[j]`, a bit for each `j`. Out: for every eight bytes of row `i` the number of the
-lowest bit, which is dropped, until none is left. In: `vector forall ji: ...`, `ji` in tiles of 64. Out: for every
-vector of `ji` its bits, the entries of A expanded to the lanes that have one, and a sum under their mask.
+lowest bit, then dropped, until none is left. In: `vector forall ji: ...`, `ji` in tiles of 64. Out: for every
+vector of `ji` the bits, the entries of A expanded to the lanes with a set bit, and a sum under the mask.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _one_by_one(
 def _lanes(
     low: Lowering, loop: notation.Forall, cursor: Cursor, first: loops.Expr, env: Environment
 ) -> Lowered:
-    """The body for each vector of coordinates, under the mask of its bits."""
+    """The body for each vector of coordinates, masked by the bits."""
     if env.lane is not None:
         raise ScheduleError(f"vector {loop.index} inside vector {env.lane.index}", "vector one of them")
     lanes, reach = low.lanes, ranges.range_of(low, loop.index, loop.body, env)

@@ -1,7 +1,6 @@
-"""Loops over stored coordinates: one operand, several merged, or all coordinates with cursors beside.
+"""Loops over stored coordinates: one operand, several merged, or all coordinates with cursors alongside.
 
-In: `forall j: C[i,j] = A[i,j] + B[i,j]`, both compressed. Out: a cursor on each, which `merge.py` moves along
-both.
+In: `forall j: C[i,j] = A[i,j] + B[i,j]`, both compressed. Out: a cursor on each, advanced by `merge.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Lowered = list[loops.Stmt]
 
 
 def drivers(low: Lowering, loop: notation.Forall, env: Environment) -> list[Access]:
-    """The accesses in the loop whose next level stores coordinates of the loop's variable."""
+    """The accesses in the loop with stored coordinates of the loop variable in the next level."""
     found: dict[Access, None] = {}
     for access in stored_accesses(low, loop.body, env):
         place = place_of(low, access, env)
@@ -64,9 +63,9 @@ def drivers(low: Lowering, loop: notation.Forall, env: Environment) -> list[Acce
 
 
 def stored_accesses(low: Lowering, node: Node, env: Environment) -> list[Access]:
-    """The accesses to operands with a pattern of their own that may be stored here, those that others follow too.
+    """The accesses to operands with separate patterns, also if shared, possibly stored at this point.
 
-    A window that no value depends on here is none of them: nothing has asked whether it is inside of its tensor.
+    A window without values depending on it is excluded: its bounds have not been checked.
     """
     read = {low.root_of(access) for access in locate.accesses_read(low, node, env)}
     targets = {n.target.tensor for n in find(node, Assign)}
@@ -83,7 +82,7 @@ def stored_accesses(low: Lowering, node: Node, env: Environment) -> list[Access]
 
 
 def level_range(low: Lowering, access: Access, place: Place, *, in_lanes: bool = False) -> Range:
-    """The positions of the level that `access` has reached; of the parent in the first lane, where they differ."""
+    """The positions of the current level of `access`; for differing parents, of the parent in the first lane."""
     if not (place.position.is_uniform or in_lanes):
         raise ScheduleError(
             f"the lanes of a vector loop reach different rows of {access}", "vector an inner loop"
@@ -100,9 +99,9 @@ def level_range(low: Lowering, access: Access, place: Place, *, in_lanes: bool =
 def iterate(
     low: Lowering, loop: notation.Forall, found: list[Access], env: Environment, limits: Range | None = None
 ) -> Lowered:
-    """The loop over what `found` stores, by the points where its body has something to do.
+    """The loop over the coordinates stored in `found`, by the lattice points of the body.
 
-    `limits`: the part of the positions (one operand) or coordinates (several, cursors) that a thread takes.
+    `limits`: the thread's part of the positions (one operand) or coordinates (several, cursors).
     """
     points = statement_points(loop.body, frozenset(found), low, env.absent)
     if frozenset() in points:
@@ -119,9 +118,9 @@ def iterate(
 
 
 def note_skipping(low: Lowering, body: Node, found: list[Access]) -> None:
-    """Results in a loop over what `found` stores start filled, but those that are stored where it is.
+    """Marks results of a loop over `found` as prefilled, except results on the pattern of `found`.
 
-    Loops leave out the padding of blocks, which then has to be filled.
+    Loops leave out the padding of blocks, so padding has to be prefilled.
     """
     low.prefilled.update(
         n.target.tensor
@@ -131,7 +130,7 @@ def note_skipping(low: Lowering, body: Node, found: list[Access]) -> None:
 
 
 def repeats(low: Lowering, access: Access, level: int) -> bool:
-    """Whether a level holds a coordinate once for each entry below it, as all levels of COO but the last."""
+    """Whether a level stores a coordinate once for each entry below, as all levels of COO but the last."""
     levels = [stored.level for stored in low.declaration(access.tensor).format.levels]
     if level + 1 == len(levels) or not levels[level + 1].is_branchless:
         return False
@@ -192,10 +191,10 @@ def _segments(
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """An operand that is walked along a level: variable `var`, from `reach.begin` to `end`.
+    """An operand traversed along a level: variable `var`, from `reach.begin` to `end`.
 
-    In a window its coordinates are those of the loop's variable plus `shift`. `in_lanes`: `parent` and `reach` are
-    those of the first lane, and each lane has a parent of its own.
+    In a window, coordinates are the loop variable plus `shift`. `in_lanes`: `parent` and `reach` belong to the first
+    lane, and each lane has a separate parent.
     """
 
     access: Access
@@ -212,7 +211,7 @@ class Cursor:
 
     @classmethod
     def start(cls, low: Lowering, access: Access, env: Environment) -> Cursor:
-        """The cursor of `access` on the level that it has reached."""
+        """The cursor of `access` on its current level."""
         place = place_of(low, access, env)
         in_lanes = sliced.is_in_lanes(low, access, place, env)
         reach = level_range(low, access, place, in_lanes=in_lanes)
@@ -226,7 +225,7 @@ class Cursor:
         return cursor if isinstance(index, Index) else cursor._in_window(low, mode, env)
 
     def _in_window(self, low: Lowering, mode: int, env: Environment) -> Cursor:
-        """With the positions alone whose coordinates, less the known part of the index, are those of the loop."""
+        """Restricted to positions with coordinates, minus the known part of the index, equal to the loop variable."""
         stored = low.declaration(self.access.tensor).format.levels[self.level]
         variable = next_variable(low, self.access, stored, env)
         assert variable is not None, "a window is driven along one variable"
@@ -244,7 +243,7 @@ class Cursor:
         return replace(self, reach=Range(begin, end), declarations=(*first, *last), shift=shift)
 
     def between(self, low: Lowering, limits: Range | None) -> Cursor:
-        """With the positions alone whose coordinates lie between limits of the loop's variable."""
+        """Restricted to positions with coordinates between limits of the loop variable."""
         if limits is None:
             return self
         ends = [
@@ -255,14 +254,14 @@ class Cursor:
         return replace(self, reach=Range(begin, end), declarations=(*self.declarations, *first, *last))
 
     def within(self, limits: Range | None) -> Range:
-        """The positions of both; those of a cursor outside of a window are all of its level."""
+        """The intersection of both ranges; a cursor outside of a window covers all positions of its level."""
         if limits is None or not self.declarations:
             return limits or self.reach
         begin, end = larger(limits.begin, self.reach.begin), smaller(limits.end, self.reach.end)
         return Range(begin, end)
 
     def declared(self, low: Lowering, reach: Range | None = None) -> Cursor:
-        """With its two variables declared at the ends of `reach`."""
+        """With the two variables declared at the ends of `reach`."""
         reach = reach or self.reach
         var = loops.Var(low.fresh(self.name), loops.INT)
         end = loops.Var(low.fresh(f"{self.name}_end"), loops.INT)
@@ -279,12 +278,12 @@ class Cursor:
         return self.coordinate_of(low, self.var)
 
     def coordinate_of(self, low: Lowering, position: loops.Expr) -> loops.Expr:
-        """The coordinate at a position, as one of the loop's variable."""
+        """The coordinate at a position, in terms of the loop variable."""
         found = coordinate_at(low, self.access, self.level, self.parent, scalar(position)).start
         return minus(found, self.shift)
 
     def here(self, low: Lowering, env: Environment, coordinate: loops.Expr) -> tuple[Lowered, Environment]:
-        """The operand is at `p`: what finds the end of its segment, and the environment inside."""
+        """The operand at `p`: the search for the end of the segment, and the environment inside."""
         if not self.repeats:
             place = Place(self.level + 1, scalar(self.var), segment=self.reach.begin)
             return [], advance(env, self.access, place)
@@ -307,7 +306,7 @@ class Cursor:
 def _cursors(
     low: Lowering, loop: notation.Forall, found: list[Access], env: Environment, limits: Range | None
 ) -> Lowered:
-    """`for j in 0..extent`: at each coordinate the operands that are stored there, with a cursor on each."""
+    """`for j in 0..extent`: at each coordinate the operands stored at `j`, with a cursor on each."""
     cursors = [Cursor.start(low, access, env).declared(low) for access in found]
     visit = Visit(low, loop, cursors)
     reach = limits or env.ranges.get(loop.index) or Range(ZERO, low.bound(loop.index))

@@ -1,4 +1,4 @@
-"""Entering a stored coordinate: the index variable has its value, and a block its first coordinate and its end.
+"""Entering a stored coordinate: sets the index variable, and for a block the first coordinate and the end.
 
 In: `jo` at `A2_crd[p]`, blocks of 4. Out: `j` begins at `4 * jo`, `ji` runs over 4 coordinates, fewer at the edge.
 """
@@ -25,7 +25,7 @@ Lowered = list[loops.Stmt]
 def at_block(
     low: Lowering, split: notation.Split, value: Coordinate, env: Environment, *, whole: bool = False
 ) -> Environment:
-    """The environment in block `value` of a split: its tile begins there, cut at the edge where it is not `whole`."""
+    """The environment in block `value` of a split: the tile starts there, cut at the edge unless `whole`."""
     reach = _tile_around(low, split, env)
     env, left = _enter_block(low, split, value, env)
     divides = _divides(low, split) if reach is None else reach.exact and (reach.bound or 1) % split.size == 0
@@ -35,14 +35,14 @@ def at_block(
 
 
 def _tile_around(low: Lowering, split: notation.Split, env: Environment) -> Range | None:
-    """The iterations of the tile that a split divides further; `None` for a split of all coordinates."""
+    """The iterations of a tile divided further by a split; `None` for a split of all coordinates."""
     return env.ranges.get(split.index) if split.index in low.split_by_inner else None
 
 
 def _enter_block(
     low: Lowering, split: notation.Split, value: Coordinate, env: Environment
 ) -> tuple[Environment, loops.Expr]:
-    """The environment in block `value`, and how many coordinates are left from its first one on."""
+    """The environment in block `value`, and the number of remaining coordinates from the start of the block."""
     if split.inner in env.coordinates or split.inner in env.bases:
         raise ScheduleError(f"the loop over {split.inner} is around the one over {split.outer}", "order them")
     if not value.is_uniform:
@@ -59,18 +59,18 @@ def _enter_block(
     env = env.with_coordinate(split.outer, value).with_base(split.index, base)
     if reach is None:
         return env, minus(low.bound(split.index), base)
-    # In a tile that is cut there may be no such block.
+    # In a cut tile the block may not exist.
     return env, larger(minus(reach.end, base), ZERO)
 
 
 def _divides(low: Lowering, split: notation.Split) -> bool:
-    """Whether no block reaches over the edge, as far as that is known."""
+    """Whether no block reaches over the edge, as far as known at compile time."""
     extent = constant(low.bound(split.index))
     return low.is_whole(split) or (extent is not None and extent % split.size == 0)
 
 
 def padded_split(low: Lowering, index: str) -> notation.Split | None:
-    """The split of which `index` is the stored coordinate within a block, when some may lie outside of the tensor."""
+    """The split with `index` as the stored coordinate within a block, if coordinates may lie outside of the tensor."""
     split = low.split_by_inner.get(index)
     return split if split is not None and split in low.blocks and not _divides(low, split) else None
 
@@ -82,10 +82,10 @@ def body_at(
     env: Environment,
     ahead: Callable[[Environment], Lowered] = lambda env: [],
 ) -> Lowered:
-    """The body at a stored coordinate, `ahead` in front of it.
+    """The body at a stored coordinate, preceded by `ahead`.
 
-    The body of a block whose loop is written out is lowered twice: for whole blocks, and for one cut by the edge.
-    Where blocks are dense the whole kernel is.
+    The body of a block with an unrolled loop is lowered twice: for whole blocks, and for a block cut by the edge.
+    For dense blocks the whole kernel is lowered twice.
     """
 
     def inside(bound: Lowered, inner: Environment) -> Lowered:

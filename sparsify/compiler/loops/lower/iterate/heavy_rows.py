@@ -1,14 +1,14 @@
-"""Hub rows: the sums of a row that holds a large part of all entries are shared by the threads.
+"""Hub rows: threads share the sums of a row with a large part of all entries.
 
 In:  `parallel forall i dynamic by positions of A hubs 4096: let w: (forall j: w += A[i,j] * x[j]); y[i] = relu(w)`.
-Out: for each row of more than 4096 entries, one after the other, 32 parts of it or more, each of 128 entries:
+Out: for each row of more than 4096 entries, one after the other, 32 parts or more, each of 128 entries:
 
     parallel for part in 0..parts: w_1 = 0; for p in part: w_1 += A_vals[p] * x_vals[A2_crd[p]]; w_parts[part] = w_1
     w = 0; for part in 0..parts: w += w_parts[part]
     y_vals[i] = relu(w)
 
-then the parallel loop over the other rows. Parts are as long however many threads there are, and are added up in their
-order: how a sum is rounded does not depend on the number of threads.
+then the parallel loop over the other rows. The length of parts is independent of the number of threads, and parts are
+added in order: so the rounding of a sum does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 Lowered = list[loops.Stmt]
-# Of the least row that is shared.
+# Minimum number of parts of a shared row.
 PARTS: Final = 32
-# So many neighbouring rows are passed by together where they have too few entries for one hub.
+# Number of neighbouring rows skipped together if they have too few entries for one hub.
 STEP: Final = 64
 
 
 def others(
     low: Lowering, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
 ) -> tuple[loops.Expr, Lowered]:
-    """The number of rows, and the code for those from `begin` to `end` that are no hubs.
+    """The number of rows, and the code for the short rows from `begin` to `end`.
 
     Raises:
         ScheduleError: the rows of the operand are not the iterations of the loop.
@@ -83,10 +83,10 @@ def others(
 
 
 def shared(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
-    """The code for all rows that are hubs, one after the other; rows in between are passed by `STEP` at a time.
+    """The code for all hub rows, one after the other; other rows are skipped by `STEP` at a time.
 
     Raises:
-        ScheduleError: the loop computes nothing that threads can share by the entries of a row.
+        ScheduleError: the loop has no sums over the entries of a row for threads to share.
     """
     assert isinstance(loop.kind, notation.Parallel)
     access = _rows(low, loop, env)
@@ -119,10 +119,10 @@ def shared(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
 def body(
     low: Lowering, let: notation.Let, variables: dict[str, list[loops.Var]], env: Environment
 ) -> Lowered:
-    """The body of a `let` in a hub: sums over its entries are shared by the threads, all else runs as in other rows.
+    """The body of a `let` in a hub: threads share the sums over its entries, all else runs as in other rows.
 
     Args:
-        variables: that hold the temporaries of the `let` which are in registers.
+        variables: variables of the temporaries of the `let` in registers.
     """
     assert env.hub is not None, "rows are shared in hubs"
     own = {t.name: Held(let, t, tuple(variables[t.name])) for t in let.temporaries if t.name in variables}
@@ -136,10 +136,10 @@ def body(
 
 
 def _rows(low: Lowering, loop: notation.Forall, env: Environment) -> Access:
-    """The access to the operand whose rows the iterations of the loop are.
+    """The access to the operand with one row per iteration of the loop.
 
     Raises:
-        ScheduleError: they are no rows of positions one after the other, or assemble a result.
+        ScheduleError: the rows are not consecutive positions, or assemble a result.
     """
     assert isinstance(loop.kind, notation.Parallel)
     name = loop.kind.by
@@ -169,22 +169,22 @@ def _rows(low: Lowering, loop: notation.Forall, env: Environment) -> Access:
 
 
 def _limit(loop: notation.Forall) -> loops.Expr:
-    """The most entries of a row that is no hub."""
+    """The maximum number of entries of a row outside hubs."""
     assert isinstance(loop.kind, notation.Parallel)
     return integer(loop.kind.hubs)
 
 
 def _positions(low: Lowering, access: Access, first: loops.Expr, last: loops.Expr) -> loops.Expr:
-    """The number of positions the rows from `first` to `last` have."""
+    """The number of positions of the rows from `first` to `last`."""
     return minus(first_below(low, access, 1, last), first_below(low, access, 1, first))
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A statement whose sums are over the entries of `access` in a row.
+    """A statement with sums over the entries of `access` in a row.
 
     Attributes:
-        monoids: by the temporaries in registers that it adds to, those of any `let` in the row.
+        monoids: by the temporaries in registers that receive sums, from any `let` in the row.
     """
 
     statement: notation.Statement | Assign
@@ -192,7 +192,7 @@ class _Sum:
     monoids: dict[str, str]
 
     def lowered(self, low: Lowering, env: Environment) -> Lowered:
-        """Each part of the row is summed by one thread, and the parts are added up in their order."""
+        """Sums each part of the row in one thread, and adds the parts in order."""
         assert env.hub is not None, "rows are shared in hubs"
         low.shared_sums += 1
         row = coordinates.level_range(low, self.access, place_of(low, self.access, env))
@@ -222,7 +222,7 @@ class _Sum:
         row: tuple[loops.Var, loops.Var, loops.Var],
         env: Environment,
     ) -> loops.Stmt:
-        """The parts by threads, each in registers of its own, which it leaves in memory."""
+        """The parallel loop over parts: each thread sums in private registers and stores the sums in memory."""
         assert env.hub is not None, "rows are shared in hubs"
         first, last, count = row
         begin, end, number = (
@@ -267,7 +267,7 @@ class _Sum:
         return loops.For(number, ZERO, count, loops.Block(tuple(added)))
 
     def _work(self, low: Lowering, hub: Hub, entries: loops.Expr) -> loops.Expr:
-        """About how many scalar operations the row takes: those of all entries, for the entries of the row."""
+        """Estimated scalar operations of the row: the total, scaled to the entries of the row."""
         total = parallel.work(low, notation.Forall(hub.index, self.statement))
         stored = loops.Var(f"{hub.tensor}_nnz", loops.INT)
 
@@ -280,19 +280,19 @@ class _Sum:
 
 
 def _place(part: loops.Expr, number: int, held: Sequence[loops.Var]) -> loops.Expr:
-    """Where a part has the variable of that number."""
+    """The place of a numbered variable in a part."""
     lanes = held[0].type.lanes
     return plus(times(part, integer(len(held) * lanes)), integer(number * lanes))
 
 
 def _combine(monoid: str, dtype: str) -> str:
-    """The function of two values."""
+    """The monoid's function of two values."""
     combine = MONOIDS[monoid].combine
     return OF_BOOL.get(combine, combine) if dtype == "bool" else combine
 
 
 def _sum(low: Lowering, statement: notation.Statement | Assign, env: Environment) -> _Sum | None:
-    """The sums over the entries of the hub that a statement of a `let` computes; `None` for any other statement."""
+    """The sums over the entries of the hub in a statement of a `let`; `None` for any other statement."""
     assert env.hub is not None, "rows are shared in hubs"
     if any(_is_strip(low, access) for access in find(statement, Access)):
         return None
@@ -324,6 +324,6 @@ def _entry(low: Lowering, access: Access, env: Environment) -> str | None:
 
 
 def _is_strip(low: Lowering, access: Access) -> bool:
-    """Whether a temporary has the entries of one row, counted from where the row begins."""
+    """Whether a temporary has the entries of one row, counted from the start of the row."""
     found = low.patterns.get(access.tensor)
     return found is not None and not is_whole(found)

@@ -1,10 +1,10 @@
-"""Operands that are all needed at once: each is searched for the next coordinate that the others have.
+"""Intersection co-iteration by leapfrog search: each operand jumps to the next common candidate coordinate.
 
 In: `forall j: y[i] += A[i,j] * B[i,j]`, both compressed. Out: `while both have entries left: j = the larger of their
-coordinates; A and B are taken there; where both are at j: body`.
+coordinates; A and B seek j; if both are at j: body`.
 
-A cursor goes to a coordinate in steps that double and halve again, so that a list of n entries beside one of m costs
-m log(n / m) looks and not n + m.
+A cursor seeks a coordinate in steps that double and halve again, so intersecting a list of n entries with one of m
+costs m log(n / m) comparisons, not n + m.
 
 Source: Bentley and Yao, An almost optimal algorithm for unbounded searching, 1976; leapfrog joins, Veldhuizen, 2014.
 """
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 Lowered = list[loops.Stmt]
-# So many entries are passed one by one before steps double: lists of like lengths need no more.
+# Entries passed one by one before steps double: enough for lists of similar lengths.
 NEAR = 3
 
 
 def intersection(
     low: Lowering, loop: notation.Forall, cursors: Sequence[Cursor], env: Environment
 ) -> Lowered:
-    """The loop over the coordinates that all cursors have."""
+    """The loop over the common coordinates of all cursors."""
     low.count_cases(loop, 1)
     coordinate = loops.Var(low.fresh(loop.index), loops.INT)
     places, search = env, list[loops.Stmt]()
@@ -64,7 +64,7 @@ def intersection(
 
 
 def seek(low: Lowering, cursor: Cursor, coordinate: loops.Var) -> Lowered:
-    """The cursor at its first entry that is not before `coordinate`."""
+    """Advances the cursor to the first entry not before `coordinate`."""
 
     def is_before(position: loops.Expr) -> loops.Expr:
         inside = compare("lt", position, cursor.end)

@@ -1,10 +1,10 @@
-"""Operands of which some are enough: their coordinates together in order, a case for each point of the lattice.
+"""Union co-iteration: the coordinates of several operands merged in order, a case for each lattice point.
 
-In: `forall j: C[i,j] = A[i,j] + B[i,j]`, a cursor on each. Out: `while A and B have entries left:`, the cases that the
-next one is of A, of B or of both; then what is left of A, and of B.
+In: `forall j: C[i,j] = A[i,j] + B[i,j]`, a cursor on each. Out: `while A and B have entries left:`, the cases of a next
+coordinate in A, in B or in both; then the remaining entries of A, and of B.
 
-Where nothing is done without A, as in `P[i,j] = where(stored(A[i,j]), B[i,j], 0)`, the others are searched for its
-coordinates as in `intersect.py`.
+If the body needs A, as in `P[i,j] = where(stored(A[i,j]), B[i,j], 0)`, the other operands seek the coordinates of A
+as in `intersect.py`.
 
 Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 4 (merge lattices, while loops per point).
 """
@@ -35,7 +35,7 @@ Bodies = Mapping[Point, loops.Block]
 def merge(
     low: Lowering, loop: notation.Forall, found: list[Cursor], points: frozenset[Point], env: Environment
 ) -> Lowered:
-    """A `while` loop for each point, larger ones first: as long as all its operands have entries left."""
+    """A `while` loop for each point, larger ones first: as long as all operands of the point have entries left."""
     lowered: Lowered = [stmt for cursor in found for stmt in cursor.declarations]
     for point in _by_size(points, found):
         visit = Visit(low, loop, [cursor for cursor in found if cursor.access in point])
@@ -61,10 +61,10 @@ def _by_size(points: frozenset[Point], found: list[Cursor]) -> list[Point]:
 
 
 class Visit:
-    """A loop over the coordinates of some cursors, in whose body some of them are there.
+    """A loop over the coordinates of some cursors, with a subset of the operands stored at each coordinate.
 
     Attributes:
-        coordinate: where the loop is.
+        coordinate: current coordinate of the loop.
     """
 
     def __init__(self, low: Lowering, loop: notation.Forall, cursors: list[Cursor]) -> None:
@@ -78,7 +78,7 @@ class Visit:
         return reduce(both, (cursor.alive for cursor in self.cursors))
 
     def bodies(self, points: list[Point], env: Environment) -> Bodies:
-        """The statements of each point, where its operands have entries and no others."""
+        """The statements of each point, with exactly the operands of the point stored."""
         self.low.count_cases(self.loop, len(points))
         for cursor in self.cursors:
             self._searches[cursor.access], env = cursor.here(self.low, env, self.coordinate)
@@ -93,11 +93,11 @@ class Visit:
         return made if any(block.statements for block in made.values()) else {}
 
     def are_alike(self, bodies: Bodies) -> bool:
-        """Whether the same is done wherever anything is stored."""
+        """Whether the body is the same for all points with stored entries."""
         return len(set(bodies.values())) == 1 and all(frozenset({c.access}) in bodies for c in self.cursors)
 
     def leading(self, bodies: Bodies) -> list[Cursor]:
-        """The cursors without which nothing is done."""
+        """The cursors required by every case with statements."""
         done = [point for point, block in bodies.items() if block.statements]
         return [cursor for cursor in self.cursors if all(cursor.access in point for point in done)]
 
@@ -120,10 +120,10 @@ class Visit:
         ]
 
     def pair(self, bodies: Bodies) -> Lowered:
-        """`if jA < jB: ... elif jB < jA: ... else: ...`: each case steps on by itself.
+        """`if jA < jB: ... elif jB < jA: ... else: ...`: each case advances its own cursors.
 
-        A coordinate is read once and held until its cursor steps on, and only who has stepped on may have nothing left.
-        A cursor that is nothing by itself goes to where the other is.
+        A coordinate is read once and held until its cursor advances, and only an advanced cursor may be exhausted.
+        A cursor without a case of its own seeks the coordinate of the other.
         """
         if not bodies:
             return []
@@ -161,7 +161,7 @@ class Visit:
         return [*lowered, loops.While(left, chain)]
 
     def together(self, bodies: Bodies) -> Lowered:
-        """`while all have entries left: j = the least of their coordinates`, and the cases of who is there."""
+        """`while all have entries left: j = the least of their coordinates`, and the cases of stored operands."""
         if not bodies:
             return []
         least = reduce(smaller, (cursor.coordinate(self.low) for cursor in self.cursors))
@@ -169,7 +169,7 @@ class Visit:
         return [loops.While(self._alive, loops.Block(block))]
 
     def led(self, bodies: Bodies, leading: list[Cursor]) -> Lowered:
-        """`while all have entries left: j = where those that lead may be next`: all go there, then the cases."""
+        """`while all have entries left: j = next candidate of the leading cursors`: all seek j, then the cases."""
         most = reduce(larger, (cursor.coordinate(self.low) for cursor in leading))
         seeks = [stmt for cursor in self.cursors for stmt in seek(self.low, cursor, self.coordinate)]
         at = (both(c.alive, compare("eq", c.coordinate(self.low), self.coordinate)) for c in leading)
@@ -178,10 +178,10 @@ class Visit:
         return [loops.While(self._alive, loops.Block(block))]
 
     def cases(self, bodies: Bodies, is_merged: bool = False) -> Lowered:
-        """`if A and B are here: ... elif A is here: ...`, then the cursors that were here step on.
+        """`if A and B are at j: ... elif A is at j: ...`, then the cursors at j advance.
 
-        Where they are merged all have entries left, and the coordinate is one of theirs: what all points have in common
-        needs no condition.
+        If merged, all cursors have entries left and the coordinate belongs to one of them: a condition common to all
+        points is omitted.
         """
         flags = {
             c.access: loops.Var(self.low.fresh(f"has_{c.access.tensor}"), loops.BOOL) for c in self.cursors

@@ -1,7 +1,7 @@
-"""Blocks that reach over the edge and may be computed whole, since their padding is stored.
+"""Blocks beyond the edge computed whole, because their padding is stored.
 
 In: `forall no: forall ni: w[no,ni,ti] += W[n,k] * T[k,ti]`, blocks of W have 4 rows, all of them stored, and `w` is a
-temporary. Out: one loop over whole blocks for all extents: what the rows past the last one add up to is never read.
+temporary. Out: one loop over whole blocks for all extents: sums of the rows past the last one are never read.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sparsify.compiler.notation.provenance import Provenance
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
-# What never fails, whatever lies in the padding.
+# Functions that never fail on the contents of padding.
 HARMLESS: Final = frozenset({"add", "sub", "mul", "neg", "min", "max", "relu"})
 
 
 def stays_in_padding(low: Lowering, split: notation.Split, body: notation.Statement | Assign) -> bool:
-    """Whether all that `body`, inside the loop over blocks, touches past the last coordinate is padding of its own.
+    """Whether `body`, inside the loop over blocks, touches only padding past the last coordinate.
 
-    Every assignment writes entries of a temporary that has a mode for the coordinates in a block, so that no sum
+    Every assignment writes entries of a temporary with a mode for the coordinates in a block, so no sum
     joins padding with entries.
     """
     if split not in low.blocks or any(isinstance(n, notation.If) for n in walk(body)):
@@ -33,7 +33,7 @@ def stays_in_padding(low: Lowering, split: notation.Split, body: notation.Statem
 
 
 def _is_padded(low: Lowering, split: notation.Split, assign: Assign) -> bool:
-    """Whether one assignment stays in padding."""
+    """Whether one assignment touches only padding past the last coordinate."""
     if assign.target.tensor in low.declarations or split.inner not in index_names(assign.target):
         return False
     if assign.monoid not in (None, "sum", "min", "max"):
@@ -47,7 +47,7 @@ def _is_padded(low: Lowering, split: notation.Split, assign: Assign) -> bool:
 
 
 def _has_padding(low: Lowering, split: notation.Split, access: Access) -> bool:
-    """Whether a tensor has entries for all coordinates of whole blocks, or no mode for the coordinates at all."""
+    """Whether a tensor has entries for all coordinates of whole blocks, or no mode for them."""
     provenance = Provenance(low.program.relations)
     roots = provenance.roots(split.index)
     for mode, index in enumerate(access.indices):

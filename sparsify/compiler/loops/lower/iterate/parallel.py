@@ -1,7 +1,7 @@
 """Loops over threads: rows in equal parts, or balanced by stored positions, static or handed out in chunks.
 
-In: `parallel i dynamic A`. Out: `parallel for i in chunks of A2_pos, 32 a thread, dynamic`. Rows that are too long for
-a thread are shared before (`hubs.py`).
+In: `parallel i dynamic A`. Out: `parallel for i in chunks of A2_pos, 32 a thread, dynamic`. Rows too long for
+a thread are shared before (`heavy_rows.py`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 DYNAMIC_CHUNKS = 32
-# What a row costs besides what it stores, in entries.
+# Fixed cost of a row, in entries.
 ROW_COST = 4
 
 
 def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loops.Stmt]:
-    """The loop with its iterations shared by the threads; inside a parallel loop it runs serially."""
+    """The loop with iterations shared by the threads; serial inside another parallel loop."""
     assert isinstance(loop.kind, notation.Parallel)
     alone = replace(loop, kind=notation.Serial())
     if env.in_parallel:
@@ -112,7 +112,7 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
 def _part(
     low: Lowering, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
 ) -> tuple[loops.Expr, list[loops.Stmt]]:
-    """The number of iterations, and the code for those from `begin` to `end`."""
+    """The number of iterations, and the code for the iterations from `begin` to `end`."""
     index = loop.index
     if index not in low.positions and (found := coordinates.drivers(low, loop, env)):
         points = statement_points(loop.body, frozenset(found), low, env.absent)
@@ -121,7 +121,7 @@ def _part(
             return extent, coordinates.iterate(low, loop, found, env, part)
         if len(found) == 1:
             return _stored_part(low, loop, found[0], begin, end, env)
-        # The threads share the coordinates; each operand is searched for where those of a part begin and end.
+        # The threads share the coordinates; in each operand the ends of a part are found by search.
         extent, part = _range_part(low, loop, begin, end, env)
         return extent, coordinates.iterate(low, loop, found, env, part)
     split = low.split_by_outer.get(index)
@@ -134,7 +134,7 @@ def _part(
 def _range_part(
     low: Lowering, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
 ) -> tuple[loops.Expr, Range]:
-    """The number of iterations the loop has here, fewer in a tile that is cut, and those from `begin` to `end`."""
+    """The number of iterations of the loop, fewer in a cut tile, and the range from `begin` to `end`."""
     reach = ranges.range_of(low, loop.index, loop.body, env)
     return minus(reach.end, reach.begin), Range(plus(reach.begin, begin), plus(reach.begin, end))
 
@@ -142,7 +142,7 @@ def _range_part(
 def _stored_part(
     low: Lowering, loop: notation.Forall, access: Access, begin: loops.Var, end: loops.Var, env: Environment
 ) -> tuple[loops.Expr, list[loops.Stmt]]:
-    """A part of the positions of a level; where coordinates repeat, whole segments of them."""
+    """A part of the positions of a level; whole segments for repeated coordinates."""
     place = place_of(low, access, env)
     reach = coordinates.level_range(low, access, place)
     extent = minus(reach.end, reach.begin)
@@ -175,7 +175,7 @@ def _tile_part(
     end: loops.Var,
     env: Environment,
 ) -> tuple[loops.Expr, list[loops.Stmt]]:
-    """Tiles `begin` to `end`: the whole ones, and the cut one at the end when it is among them."""
+    """Tiles `begin` to `end`: the whole ones, and the cut one at the end if included."""
     reach = ranges.range_of(low, split.index, loop.body, env)
     size = integer(split.size)
     tiles = quotient(plus(minus(reach.end, reach.begin), integer(split.size - 1)), size)
@@ -190,7 +190,7 @@ def smaller_end(reach: Range, end: loops.Expr, size: loops.Expr) -> loops.Expr:
 
 
 def _balance(low: Lowering, loop: notation.Forall, extent: loops.Expr) -> str | None:
-    """The position array that tells how much work each iteration is; `None` when its rows are not the iterations."""
+    """The position array with the work of each iteration; `None` if its rows are not the iterations."""
     assert isinstance(loop.kind, notation.Parallel)
     if not loop.kind.by:
         return None
@@ -211,7 +211,7 @@ def _balance(low: Lowering, loop: notation.Forall, extent: loops.Expr) -> str | 
 
 
 def _row_cost(low: Lowering, by: str) -> int:
-    """The cost of an iteration besides its positions, in positions; rows of blocks have whole blocks."""
+    """The cost of an iteration besides the positions, in positions; rows of blocks have whole blocks."""
     levels = low.declaration(by).format.levels if by else ()
     inside = [stored.expression for stored in levels if stored.expression.kind == "within"]
     widths = [expression.size for expression in inside if expression.mode != levels[0].expression.mode]
@@ -219,9 +219,9 @@ def _row_cost(low: Lowering, by: str) -> int:
 
 
 def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
-    """About how many scalar operations the loop does: entries of its sparse operands times the dense extents.
+    """Estimated scalar operations of the loop: entries of the sparse operands times the dense extents.
 
-    Loops over the entries of a workspace are not longer than those that made them.
+    Loops over the entries of a workspace are no longer than the loops that filled the workspace.
     """
     temporaries = [t for n in find(low.program.body, notation.Let) for t in n.temporaries]
     kept = {t.name for t in temporaries if t.listed or t.marked}
@@ -242,7 +242,7 @@ def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
 
 
 def _iterations(low: Lowering, names: tuple[str, ...], stored: dict[Access, set[str]]) -> loops.Expr:
-    """About how often a nest over `names` runs: all entries of one operand, of others those below what is fixed."""
+    """Estimated iterations of a nest over `names`: the entries of one operand, of others those below fixed indices."""
     factors: list[loops.Expr] = []
     left = list(names)
     for access, inside in stored.items():
@@ -260,7 +260,7 @@ def _is_sparse_input(low: Lowering, name: str) -> bool:
 
 
 def _root(low: Lowering, index: str) -> str:
-    """The original index variable that a derived one belongs to."""
+    """The original index variable of a derived one."""
     for inner, split in (*low.split_by_inner.items(), *low.split_by_outer.items()):
         if inner == index:
             return _root(low, split.index)

@@ -1,7 +1,7 @@
-"""Sums that may be computed apart for parts of the entries that they are over, and added up afterwards.
+"""Partial sums: sums computed separately for parts of the entries, and added up afterwards.
 
 In: `let s[pi]: (forall po: forall pi: s[pi] += A[i,j] * x[j]); forall pi: w += s[pi]`, entries by `po` and `pi`.
-Out: `{"w": "sum"}`: `w` is the sum of what parts of the entries give.
+Out: `{"w": "sum"}`: `w` is the sum of the partial results of all parts.
 """
 
 from collections.abc import Iterator, Set
@@ -15,16 +15,16 @@ Assigns = list[tuple[Assign, frozenset[str]]]
 
 
 def summed_apart(statement: Node, entries: Set[str]) -> dict[str, str]:
-    """The tensors from outside that a statement adds to, with their monoids; none where parts cannot be added up.
+    """The outer tensors receiving sums in a statement, with their monoids; none if partial sums cannot be added up.
 
-    What is reduced over entries may be added to other such sums, by the same monoid, and be used in no other way.
+    Values reduced over entries may be added to other sums over entries, by the same monoid, and have no other use.
 
     Args:
-        entries: the loops over entries, parts of which are to run apart.
+        entries: the loops over entries, to be run in parts.
     """
     lets = [node for node in _outside(statement, entries) if isinstance(node, Let)]
     local = {t.name for let in lets for t in let.temporaries}
-    # They are of one entry, or of some at a time.
+    # Temporaries of one entry, or of a group of entries.
     inner = {t.name for let in find(statement, Let) for t in let.temporaries} - local
     assigns = list(_assigns(statement, entries, frozenset()))
     partial = _partial([(assign, loops) for assign, loops in assigns if assign.target.tensor not in inner])
@@ -38,7 +38,7 @@ def summed_apart(statement: Node, entries: Set[str]) -> dict[str, str]:
 
 
 def _partial(assigns: Assigns) -> dict[str, str]:
-    """The tensors that hold what some of the entries give, with the monoid of each."""
+    """The tensors with results of some of the entries, with the monoid of each."""
     found: dict[str, str] = {}
     for assign, loops in assigns:
         is_passed_on = any(access.tensor in found for access in find(assign.value, Access))
@@ -48,7 +48,7 @@ def _partial(assigns: Assigns) -> dict[str, str]:
 
 
 def _is_added(assign: Assign, loops: frozenset[str], partial: dict[str, str]) -> bool:
-    """Whether an assignment adds all of a partial sum to another one, once, or has to do with none."""
+    """Whether an assignment adds a whole partial sum to another one, once, or involves none."""
     name, monoid = assign.target.tensor, assign.monoid
     if name in partial and (monoid is None or partial[name] != monoid):
         return False
@@ -70,7 +70,7 @@ def _outside(node: Node, entries: Set[str]) -> Iterator[Node]:
 def _assigns(
     node: Node, entries: Set[str], around: frozenset[str]
 ) -> Iterator[tuple[Assign, frozenset[str]]]:
-    """The assignments in their order, each with the loops over entries around it."""
+    """The assignments in order, each with the surrounding loops over entries."""
     if isinstance(node, Assign):
         yield node, around
         return

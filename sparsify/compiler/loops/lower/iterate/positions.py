@@ -1,4 +1,4 @@
-"""Loops over stored positions: `p` runs over a segment of an operand, its coordinates are read from there.
+"""Loops over stored positions: `p` runs over a segment of an operand, and coordinates are loaded at `p`.
 
 In: `pos j p A`, `forall p: y[i] += A[i,j] * x[j]`. Out: `for p in A2_pos[i]..A2_pos[i + 1]: j = A2_crd[p]; ...`.
 In: `fuse e j f; pos f p E`, E in `dense, compressed, singleton`. Out: the same with `e = E2_crd[p]; j = E3_crd[p]`.
@@ -35,9 +35,9 @@ Lowered = list[loops.Stmt]
 def driver_of_position(
     low: Lowering, relation: notation.Position, body: Node, env: Environment
 ) -> tuple[Access, Place]:
-    """The access whose stored positions a position loop runs over, and where it is.
+    """The access with the stored positions of a position loop, and its place.
 
-    A part of a loop over positions may compute what another part reads: then the access stands elsewhere.
+    A part of a loop over positions may compute operands of another part: then the access is outside the loop body.
     """
     wanted, indices = low.root_of_name(relation.tensor), low.parts(relation.index)
     here = coordinates.stored_accesses(low, body, env)
@@ -68,7 +68,7 @@ def driver_of_position(
 def position_range(
     low: Lowering, relation: notation.Position, body: notation.Statement | Assign, env: Environment
 ) -> Range:
-    """The positions of the segment that the operand has reached; nothing in `body` may need other coordinates."""
+    """The positions of the current segment of the operand; `body` must not need other coordinates."""
     access, place = driver_of_position(low, relation, body, env)
     points = statement_points(body, frozenset({access}), low, env.absent)
     if points != frozenset({frozenset({access})}):
@@ -88,7 +88,7 @@ def bind_position(
     body: notation.Statement | Assign,
     env: Environment,
 ) -> tuple[Lowered, Environment]:
-    """The operand is at position `value`, its index variable at the coordinate stored there."""
+    """The environment with the operand at position `value` and its index variable at the stored coordinate."""
     access, place = driver_of_position(low, relation, body, env)
     begin = coordinates.level_range(low, access, place).begin
     indices = low.parts(relation.index)
@@ -115,7 +115,7 @@ def _bind_coordinate(
     body: notation.Statement | Assign,
     env: Environment,
 ) -> tuple[Lowered, Environment]:
-    """`index` is at the coordinate that a level stores at position `value`, below the place that was reached."""
+    """Sets `index` to the coordinate stored at position `value` of a level, below the current place."""
     found = coordinate_at(low, access, level, place.position.start, value, env.lane)
     if value.is_uniform or env.lane is None:
         var = loops.Var(low.fresh(index), loops.INT)

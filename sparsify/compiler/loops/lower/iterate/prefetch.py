@@ -1,7 +1,7 @@
-"""Prefetching: what a loop over stored positions will gather some positions later.
+"""Prefetching of gathered operands some positions ahead in a loop over stored positions.
 
 In: `prefetch T 16` in the loop over `j` of `A`. Out: `prefetch T_vals[A2_crd[min(p + 16, A_nnz - 1)] * k_extent + k0]`.
-Of a row that is stored compressed, the beginnings of its coordinates and of its values are asked for.
+For a compressed row, the starts of its coordinates and of its values are prefetched.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 LINE_BYTES = 64
-# Rows shorter than this are cheaper to wait for than to ask for.
+# Below this size, waiting for a row is cheaper than prefetching.
 SHORT_BYTES = 128
-# Of a compressed row: the processor finds the following ones by itself.
+# Prefetched lines of a compressed row: the hardware prefetcher finds the following ones.
 ROW_LINES = 2
 
 
 def prefetches(
     low: Lowering, driver: Access, level: int, position: loops.Expr, index: str, body: Node, env: Environment
 ) -> list[loops.Stmt]:
-    """The prefetches of one iteration at `position` of `level`; none where the positions ahead are unknown."""
+    """The prefetches of one iteration at `position` of `level`; none if the positions ahead are unknown."""
     levels = low.declaration(driver.tensor).format.levels
     wanted = [a for a in _gathered(body, index) if a.tensor in low.prefetches]
     if not wanted or level + 1 != len(levels) or "crd" not in levels[level].level.arrays:
@@ -50,12 +50,12 @@ def prefetches(
 
 
 def _gathered(body: Node, index: str) -> list[Access]:
-    """The accesses that `index` addresses."""
+    """The accesses addressed by `index`."""
     return [n for n in find(body, Access) if Index(index) in n.indices]
 
 
 def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
-    """One prefetch for each cache line of the tile, or at the start of the row, that `access` reads."""
+    """One prefetch for each cache line of the tile, or at the start of the row, read by `access`."""
     declared = low.declarations.get(access.tensor)
     if declared is not None and not declared.format.is_dense:
         return _row(low, access, env)
@@ -66,7 +66,7 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
         split = low.splits.get(name)
         whole = low.constant_extent(name)
         is_walked = split is not None and split.index in env.bases
-        if whole is not None and not is_walked:  # all of it is read inside, be its loop split or not
+        if whole is not None and not is_walked:  # read whole inside, with or without a split loop
             reach *= whole
             env = env.with_coordinate(name, scalar(ZERO))
             continue
@@ -88,7 +88,7 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
 
 
 def _row(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
-    """Prefetches of the first lines of a compressed row, where nothing but its coordinates is left to find."""
+    """Prefetches of the first lines of a compressed row, if only the coordinates of the row are unknown."""
     place = place_of(low, access, env)
     levels = low.declaration(access.tensor).format.levels
     if place.levels + 1 != len(levels) or set(levels[-1].level.arrays) != {"pos", "crd"}:
@@ -110,7 +110,7 @@ def _row(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
 
 
 def _is_inside(low: Lowering, name: str, env: Environment) -> bool:
-    """Whether tiles of `name` are walked inside tiles of positions: each asks for its part of a longer row."""
+    """Whether tiles of `name` are traversed inside tiles of positions: each prefetches its part of a longer row."""
     order = list(env.bases)
     positions = [p for p in env.bases if p in low.positions]
     return name in order and bool(positions) and order.index(name) > order.index(positions[-1])

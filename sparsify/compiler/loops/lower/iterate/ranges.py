@@ -26,7 +26,7 @@ from sparsify.compiler.loops.arithmetic import (
     smaller,
     times,
 )
-from sparsify.compiler.loops.lower.assemble import bitset_workspace, dropped, list_workspace
+from sparsify.compiler.loops.lower.assemble import bitset_workspace, dropped, hash_workspace, list_workspace
 from sparsify.compiler.loops.lower.environment import (
     Coordinate,
     Environment,
@@ -44,16 +44,18 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 Lowered = list[loops.Stmt]
-# The code for the iterations from a start on: for a whole strip of them, or for as many as the second says.
+# The code for the iterations from a start on: a whole strip, or the number in the second argument.
 Strip = Callable[[loops.Expr, loops.Expr | None], Lowered]
 
 
 def forall(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
-    """The loop IR of `forall index: body`, by the kind of the loop and how its coordinates are stored."""
+    """The loop IR of `forall index: body`, by the kind of the loop and the storage of its coordinates."""
     if isinstance(loop.kind, notation.Parallel):
         return parallel.parallel(low, loop, env)
     if (marks := bitset_workspace.read_by(low, loop)) is not None:
         return bitset_workspace.iterate(low, loop, marks, env)
+    if (table := hash_workspace.read_by(low, loop)) is not None:
+        return hash_workspace.iterate(low, loop, table, env)
     if (listed := list_workspace.read_by(low, loop)) is not None:
         return list_workspace.iterate(low, loop, listed, env)
     if (row := dropped.row_of(low, loop)) is not None:
@@ -78,7 +80,7 @@ def forall(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
 
 
 def range_of(low: Lowering, index: str, body: notation.Statement | Assign, env: Environment) -> Range:
-    """The iterations of a loop variable at this place."""
+    """The iterations of a loop variable in the current environment."""
     if index in env.ranges:
         return env.ranges[index]
     if index in low.positions:
@@ -93,7 +95,7 @@ def range_of(low: Lowering, index: str, body: notation.Statement | Assign, env: 
 def bind(
     low: Lowering, index: str, value: Coordinate, body: notation.Statement | Assign, env: Environment
 ) -> tuple[Lowered, Environment]:
-    """`index` is at `value`: so are the index variables that are recovered from it, and the block that it numbers."""
+    """Sets `index` to `value`, together with derived index variables and the block numbered by `index`."""
     if (numbered := low.split_by_outer.get(index)) is not None:
         env = enter.at_block(low, numbered, value, env, whole=stays_in_padding(low, numbered, body))
     env = env.with_coordinate(index, value)
@@ -123,12 +125,12 @@ def bind(
 
 
 def _with_tile(low: Lowering, split: notation.Split, value: Coordinate, env: Environment) -> Environment:
-    """`env` with the tile that a value lies in, and the place in it, where no loops give them."""
+    """`env` with the tile of a value, and the offset in the tile, if not set by loops."""
     if split.outer in env.coordinates or split.inner in env.coordinates:
         return env
     number, size = quotient(value.start, integer(split.size)), integer(split.size)
     env = env.with_coordinate(split.outer, scalar(number))
-    # Tiles of which one loop takes a part are counted from where the part begins.
+    # In a loop over a part of the tiles, tiles are counted from the start of the part.
     part = low.splits.get(split.outer)
     if part is not None and part.index in env.bases and part.inner not in env.coordinates:
         env = env.with_coordinate(part.inner, scalar(minus(number, env.bases[part.index])))
@@ -144,14 +146,14 @@ def serial(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
 
 
 def inside(low: Lowering, loop: notation.Forall, value: Coordinate, env: Environment) -> Lowered:
-    """The body of `loop` at one value of its variable."""
+    """The body of `loop` at one value of the loop variable."""
     bound, inner = bind(low, loop.index, value, loop.body, env)
     body = low.body(loop, inner)
     return [*bound, *body] if body else []
 
 
 def _unrolled(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
-    """The body once for each iteration; those past the end are skipped at run time."""
+    """The body once for each iteration; iterations past the end are skipped at run time."""
     reach = range_of(low, loop.index, loop.body, env)
     if reach.bound is None:
         raise ScheduleError(f"unroll {loop.index}: its extent is no constant", f"split {loop.index} first")
@@ -237,7 +239,7 @@ def _lane_body(
 
 
 def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Environment) -> Lowered:
-    """A loop over the whole tiles of `split.index`, then the rest in falling pieces."""
+    """A loop over the whole tiles of `split.index`, then the remainder in pieces of decreasing size."""
     reach = range_of(low, split.index, loop.body, env)
     size, begin, end = split.size, reach.begin, reach.end
     if reach.exact and reach.bound is not None:
@@ -256,7 +258,7 @@ def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Envi
     if not whole:
         return []
     last = loops.Var(low.fresh(f"{split.index}_last"), loops.INT)
-    # A thread that has no tiles may begin past the end.
+    # The start of a thread without tiles may be past the end.
     extent = minus(end, begin) if reach.origin is None else larger(minus(end, begin), ZERO)
     first = plus(begin, times(quotient(extent, integer(size)), integer(size)))
     lowered: Lowered = [
@@ -274,7 +276,7 @@ def _masked_tiles(
     reach: Range,
     env: Environment,
 ) -> Lowered:
-    """One body for every tile, which asks how long its tile is."""
+    """One body for every tile, with the length of the tile computed at run time."""
     left = loops.Var(low.fresh(f"{split.inner}_count"), loops.INT)
     body = tile(low, split, loop, base, Range(ZERO, left, split.size), env)
     if not body:
@@ -292,7 +294,7 @@ def pieces(
     end: loops.Expr,
     env: Environment,
 ) -> Lowered:
-    """The cut tile that starts at `last`: pieces of the sizes in the tail, then what is left under masks."""
+    """The cut tile from `last` on: pieces of the sizes in the tail, then the remainder under masks."""
     if not split.tail:
         return _rest(low, split, loop, last, end, ZERO, split.size, env)
     done = loops.Var(low.fresh(f"{split.index}_done"), loops.INT)
@@ -303,7 +305,7 @@ def pieces(
         body = tile(low, split, loop, last, reach, env)
         block = loops.Block((*body, loops.Set(done, plus(done, integer(piece)))))
         fits = compare("le", plus(plus(last, done), integer(piece)), end)
-        # A piece is needed more than once when the next larger one is more than twice its size.
+        # A piece repeats if the next larger one is more than twice its size.
         lowered.append(loops.If(fits, block) if before <= 2 * piece else loops.While(fits, block))
         before = piece
     return lowered + (_rest(low, split, loop, last, end, done, before, env) if before > 1 else [])
@@ -329,7 +331,7 @@ def _rest(
 def _constant_tiles(
     low: Lowering, split: notation.Split, loop: notation.Forall, reach: Range, env: Environment
 ) -> Lowered:
-    """Tiles of a constant extent: no masks but in the last vector of the rest."""
+    """Tiles of a constant extent: masks only in the last vector of the remainder."""
     assert reach.bound is not None
     size, whole = split.size, reach.bound // split.size * split.size
     lowered: Lowered = []
@@ -355,7 +357,7 @@ def tile(
     inner: Range,
     env: Environment,
 ) -> Lowered:
-    """The body for the tile of `split.index` that starts at `base`; the rest of a tile keeps its number."""
+    """The body for the tile of `split.index` starting at `base`; the rest of a tile has the number of the tile."""
     if split.inner in env.coordinates or split.inner in env.bases:
         raise ScheduleError(f"the loop over {split.inner} is around the one over {split.outer}", "order them")
     reach = env.ranges.get(split.index)
@@ -370,7 +372,7 @@ def tile(
     inner_env = inner_env.with_coordinate(split.outer, scalar(number))
     tiled = low.split_by_outer.get(split.index)
     if tiled is not None and tiled.index not in env.ranges:
-        # A part of the tiles of an index variable is a part of it.
+        # A part of the tiles of an index variable is a part of its range.
         first, last = (times(tile, integer(tiled.size)) for tile in (base, plus(base, inner.end)))
         inner_env = inner_env.with_range(tiled.index, Range(first, smaller(last, low.bound(tiled.index))))
     body = low.body(loop, inner_env)

@@ -1,11 +1,11 @@
-"""Entries whose place the loops give: windows, which may lie outside of their tensor, and stored entries to search.
+"""Entries at known coordinates: windows, possibly outside of their tensor, and stored entries found by search.
 
 In: `x[2*h+r-1]` with `h` and `r` entered. Out: `if 0 <= 2 * h + r - 1 < x_0_extent: body; else: body with the fill`.
-In: `A[i,3]`, A compressed by row. Out: a binary search for 3 in row `i`, then the body where it is found or not.
+In: `A[i,3]`, A compressed by row. Out: a binary search for 3 in row `i`, then the body with or without the entry.
 
-In the lanes of a vector the body is written for lanes that are all inside, and for lanes of which a mask says which
-are; the assignment chooses between its value with the entry and its value without. An index that is never below 0, as
-`j - i + extent(i) - 1`, has its first lanes inside: the others are loaded as 0, where that is what is not stored.
+In vector lanes the body is emitted for lanes all inside, and for partly masked lanes; the
+assignment selects between the value with the entry and the value without. For an index never below 0, as
+`j - i + extent(i) - 1`, the first lanes are inside: the others are loaded as 0, if unstored entries are 0.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Then = Callable[[Environment], Lowered]
 
 
 def located(low: Lowering, node: Node, env: Environment, then: Then) -> Lowered:
-    """The code of `then`, once where an entry that `node` reads is there and once where it is not."""
+    """The code of `then`, emitted once with and once without each searched entry of `node`."""
     for access in accesses_read(low, node, env):
         root = low.root_of(access)
         if root.tensor not in low.declarations or root in env.absent:
@@ -82,7 +82,7 @@ def located(low: Lowering, node: Node, env: Environment, then: Then) -> Lowered:
 
 
 def accesses_read(low: Lowering, node: Node, env: Environment) -> tuple[Access, ...]:
-    """The accesses in a statement that its values depend on here, where some are known to be absent."""
+    """The accesses that affect the values of a statement, given the absent ones."""
     key = id(node), env.absent
     if key not in low.read:
         low.read[key] = node, _accesses_read(low, node, env)
@@ -116,7 +116,7 @@ def _in_bounds(
 def _lanes_in_bounds(
     low: Lowering, node: Node, access: Access, mode: int, at: Coordinate, env: Environment, then: Then
 ) -> Lowered:
-    """The body for lanes that are all inside; else, where there is anything to read, under a mask."""
+    """The body for lanes all inside; else, if any value is read, the body under a mask."""
     assert env.lane is not None, "coordinates differ in lanes alone"
     form = affine(access.indices[mode])
     step = constant(at.step)
@@ -140,7 +140,7 @@ def _lanes_in_bounds(
 
 
 def _is_never_below(low: Lowering, form: Affine) -> bool:
-    """Whether a form is at least 0 for all coordinates: what is subtracted is less than extents that are added."""
+    """Whether a form is at least 0 for all coordinates: subtracted variables are bounded by added extents."""
     factors = Counter[str]()
     for name, factor in form.extents:
         factors[low.extents.get(name, name)] += factor
@@ -161,10 +161,10 @@ def _either(condition: loops.Expr, then: Lowered, otherwise: Lowered) -> Lowered
 
 
 def _to_search(low: Lowering, access: Access, env: Environment) -> Place | None:
-    """Where an access has got to whose next level has to be searched: no loop runs over it."""
+    """The place of an access with a next level to be searched, as no loop runs over the level."""
     levels = low.declaration(access.tensor).format.levels
     if all(isinstance(index, Index) for index in access.indices):
-        return None  # loops in the order of its levels reach it
+        return None  # reached by loops in level order
     place = place_of(low, access, env)
     if place.levels == len(levels) or is_located(levels[place.levels]):
         return None
@@ -174,7 +174,7 @@ def _to_search(low: Lowering, access: Access, env: Environment) -> Place | None:
 def _searched(
     low: Lowering, node: Node, access: Access, place: Place, env: Environment, then: Then
 ) -> Lowered:
-    """A search for the coordinate in the segment, then the body where it is found and where it is not."""
+    """A search for the coordinate in the segment, then the body for a found and for a missing entry."""
     stored = low.declaration(access.tensor).format.levels[place.levels]
     wanted = known_coordinate(low, access, stored, env)
     form = affine(access.indices[stored.expression.mode])
@@ -212,7 +212,7 @@ def _searched(
 def first_from(
     low: Lowering, access: Access, level: int, parent: loops.Expr, reach: Range, wanted: loops.Expr
 ) -> tuple[loops.Var, Lowered]:
-    """The first position of a segment whose coordinate is at least `wanted`, by bisection; its end without one."""
+    """The first position of a segment with a coordinate of at least `wanted`, by bisection; the end if none."""
     stored = low.declaration(access.tensor).format.levels[level]
     found = loops.Var(low.fresh(f"p{access.tensor}{level + 1}"), loops.INT)
     if not stored.level.is_ordered:
@@ -240,7 +240,7 @@ def first_from(
 
 
 def evaluate_masked(low: Lowering, value: Expr, env: Environment, dtype: str) -> loops.Expr:
-    """The value of an expression, in each lane with the entries that are inside their tensors there."""
+    """The value of an expression, with entries masked by lane to the bounds of their tensors."""
     for access in find(value, Access):
         root = low.root_of(access)
         modes = [mode for found, mode in env.masked if found == root]
@@ -262,7 +262,7 @@ def evaluate_masked(low: Lowering, value: Expr, env: Environment, dtype: str) ->
 
 
 def _mask(low: Lowering, access: Access, mode: int, env: Environment, dtype: str) -> loops.Expr:
-    """Mask of lanes inside: from the first to the last whose coordinate is one of the mode."""
+    """Mask of lanes inside: from the first to the last lane with a coordinate of the mode."""
     assert env.lane is not None, "masks are of lanes"
     at = numerator(low, access, mode, env)
     assert at is not None, "windows are masked when their coordinates are known"

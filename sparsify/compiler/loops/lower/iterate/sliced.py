@@ -1,7 +1,7 @@
-"""Loops over levels of slices, in which the positions of neighbouring parents take turns.
+"""Loops over levels of slices, with interleaved positions of neighbouring parents.
 
 In: `vector forall ii: forall ji: y[ii] += A[i,j] * x[ji]`, 16 rows `ii` a slice. Out: one loop over the slots of the
-slice, `p` in steps of 16: its entries from `p` on, and as many coordinates, in the lanes.
+slice, `p` in steps of 16: the entries from `p` on, and as many coordinates, in the lanes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Lowered = list[loops.Stmt]
 
 
 def is_in_lanes(low: Lowering, access: Access, place: Place, env: Environment) -> bool:
-    """Whether the lanes of the loop around are neighbouring parents of one slice."""
+    """Whether the lanes of the enclosing loop are neighbouring parents of one slice."""
     levels = low.declaration(access.tensor).format.levels
     stride, lane = levels[place.levels].level.stride, env.lane
     if stride == 1 or lane is None or stride % lane.lanes:
         return False
     if place.position.vector is not None or place.position.step != ONE:
         return False
-    # Vectors of the parents of a slice begin at multiples of their lanes.
+    # Vectors of the parents of a slice start at multiples of the vector length.
     parents = level_variable(low, access, levels[place.levels - 1])
     return lane.index == parents and parents in env.ranges and env.ranges[parents].begin == ZERO
 
@@ -44,7 +44,7 @@ def is_in_lanes(low: Lowering, access: Access, place: Place, env: Environment) -
 def iterate(
     low: Lowering, loop: notation.Forall, cursor: Cursor, env: Environment, limits: Range | None
 ) -> Lowered:
-    """`for p in begin..end step n: j = crd[p]; body`, for one parent or for a vector of them."""
+    """`for p in begin..end step n: j = crd[p]; body`, for one parent or for a vector of parents."""
     if limits is not None or cursor.shift != ZERO:
         raise ScheduleError(f"parts of the slices of {cursor.access}", f"a loop around {loop.index}")
     stride = low.declaration(cursor.access.tensor).format.levels[cursor.level].level.stride
@@ -70,7 +70,7 @@ def _lanes(
     if (padded := padded_split(low, loop.index)) is not None:
         _check_padding(low, loop, cursor, padded, env)
     lanes = env.lane.lanes
-    # Slices are whole, even where the last of their parents lie outside of the tensor.
+    # Slices are whole, even if the last parents are outside of the tensor.
     whole = replace(env.lane, count=None)
     found = coordinate_at(low, cursor.access, cursor.level, cursor.parent, position, whole)
     name = loops.Var(low.fresh(loop.index), loops.Type("int64", lanes))
@@ -82,10 +82,10 @@ def _lanes(
 def _check_padding(
     low: Lowering, loop: notation.Forall, cursor: Cursor, padded: notation.Split, env: Environment
 ) -> None:
-    """Nothing where all that is read at coordinates that may lie outside of the tensor has room for whole blocks.
+    """Checks that operands read at coordinates possibly outside of the tensor have room for whole blocks.
 
     Raises:
-        ScheduleError: something else is read there.
+        ScheduleError: another operand is read at padding coordinates.
     """
     for access in find(loop.body, Access):
         if low.root_of(access) == cursor.access or access.tensor in env.registers:

@@ -1,7 +1,7 @@
-"""Transposed tiles: a nest that reads along one index and writes along another, through registers.
+"""Transposed tiles: a nest with reads along one index and writes along another, through registers.
 
 In: `transpose t n in Y` on `forall t: forall n: Y[t,n] = W[n,t]`. Out: `lanes` loads along `t`, one transposition,
-`lanes` stores along `n`; entry by entry what is left at the edges.
+`lanes` stores along `n`; the edges are copied entry by entry.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Lowered = list[loops.Stmt]
 
 
 def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
-    """Square tiles of the loop's variable and of the vector loop right inside it."""
+    """Square tiles of the loop variable and of the directly nested vector loop."""
     inner = loop.body
     is_nest = isinstance(inner, notation.Forall) and isinstance(inner.kind, notation.Vector)
     if not isinstance(inner, notation.Forall) or not is_nest or not isinstance(inner.body, Assign):
@@ -69,7 +69,7 @@ def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowere
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A range in whole strips and the few iterations after them; no rest where cut strips have masks."""
+    """A range in whole strips and the few iterations after them; no rest if cut strips are masked."""
 
     all: Range
     whole: Range
@@ -78,7 +78,7 @@ class _Cut:
 
 
 def _cut(low: Lowering, index: str, reach: Range, in_memory: bool) -> _Cut:
-    """The strips of a range; registers are no arrays, whose entries could be taken one by one."""
+    """The strips of a range; no rest for registers, as elements of registers cannot be indexed one by one."""
     if not in_memory or (reach.bound is not None and not reach.exact):
         return _Cut(reach, reach)
     extent = minus(reach.end, reach.begin) if reach.bound is None else integer(reach.bound)
@@ -99,14 +99,14 @@ def _entries(
     columns: Range,
     env: Environment,
 ) -> Lowered:
-    """The assignment entry by entry: short code for the little that is left."""
+    """The assignment entry by entry: short code for the small remainder."""
     env = env.with_range(loop.index, rows).with_range(inner.index, columns)
     serial = replace(inner, kind=notation.Serial())
     return ranges.serial(low, replace(loop, kind=notation.Serial(), body=serial), env)
 
 
 def _strips(low: Lowering, index: str, cut: _Cut, body: ranges.Strip) -> Lowered:
-    """Whole strips and, in masked strips, a rest; in a cut tile, which is rare, all are written as the rest, once."""
+    """Whole strips and, for masked strips, a rest; in a (rare) cut tile all strips are emitted once, as the rest."""
     reach, lanes = cut.whole, low.lanes
     var = loops.Var(low.fresh(index), loops.INT)
     if cut.rest is not None and constant(minus(reach.end, reach.begin)) == 0:
@@ -122,7 +122,7 @@ def _strips(low: Lowering, index: str, cut: _Cut, body: ranges.Strip) -> Lowered
 
 @dataclass(frozen=True, slots=True)
 class _Corner:
-    """A square tile: its first row and column, and how many of each there are (`None`: all)."""
+    """A square tile: first row and column, and the numbers of rows and columns (`None`: all)."""
 
     row: loops.Expr
     rows: loops.Expr | None
@@ -167,7 +167,7 @@ def _has_room_for_rows(
     transposed: dict[Access, list[loops.Var]],
     tile: _Corner,
 ) -> bool:
-    """Whether rows past the last one can be written too: into a temporary, and nothing else is read for them."""
+    """Whether rows past the last one may be written too: into a temporary, with no other operand read for the rows."""
     read = set(find(assign.value, Access))
     return read <= set(transposed) and has_room(low, assign.target.tensor, loop.index, tile.lanes)
 
@@ -195,7 +195,7 @@ def _reads_rows(
     tile: _Corner,
     env: Environment,
 ) -> bool:
-    """Whether consecutive rows are consecutive in memory, and no masks: vectors of bool are gathered."""
+    """Whether consecutive rows are consecutive in memory, without masks (vectors of bool are gathered)."""
     if access.tensor in env.registers or low.dtype(access.tensor) == "bool":
         return False
     _, position = position_of(low, access, _along_rows(low, loop, inner, tile.column, tile, env))
@@ -212,7 +212,7 @@ def _load_row(
     kind: loops.Type,
     env: Environment,
 ) -> loops.Expr:
-    """The vector along the rows at column `lane` of the tile; past the last column, that one once more."""
+    """The vector along the rows at column `lane` of the tile; lanes past the last column repeat the last column."""
     last = integer(lane) if tile.columns is None else minus(tile.columns, ONE)
     column = plus(tile.column, smaller(integer(lane), last) if lane else integer(0))
     env = _along_rows(low, loop, inner, column, tile, env)

@@ -1,6 +1,6 @@
 """Unrolling of loops: code for each iteration, or a loop.
 
-In: `vector i` where `i` has the constant extent 40, in lanes of 8. Out: five copies of the body; for 10,000
+In: `vector i` with the constant extent 40 of `i`, in lanes of 8. Out: five copies of the body; for 10,000
 coordinates a loop.
 """
 
@@ -17,16 +17,16 @@ from sparsify.errors import ScheduleError
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
-# A loop over more vectors of a constant extent stays a loop, and nothing is written out more often.
+# Maximum vectors of an unrolled loop of constant extent, and maximum copies of any unrolled body.
 MOST_VECTORS: Final = 64
 MOST_COPIES: Final = 4096
 
 
 def check_copies(index: str, copies: int) -> None:
-    """Raises where a loop would be written out too often.
+    """Raises if a loop would be unrolled too often.
 
     Raises:
-        ScheduleError: so many copies are no code that a compiler takes.
+        ScheduleError: too many copies for a C++ compiler.
     """
     if copies > MOST_COPIES:
         raise ScheduleError(
@@ -35,16 +35,16 @@ def check_copies(index: str, copies: int) -> None:
 
 
 def is_long(low: Lowering, loop: notation.Forall, vectors: int) -> bool:
-    """Whether so many vectors are a loop: what has a register for each element is written out."""
+    """Whether so many vectors become a loop; loops over temporaries in registers are always unrolled."""
     read = find(loop.body, Access)
     own = [a for a in read if a.tensor in low.in_registers and loop.index in index_names(a)]
     return vectors > MOST_VECTORS and not own
 
 
 def is_written_out(low: Lowering, loop: notation.Forall, inner: str) -> bool:
-    """Whether the code for `inner` depends on its extent: unrolled, in lanes or in registers.
+    """Whether the code for `inner` depends on the extent: unrolled, in lanes or in registers.
 
-    Transposed nests in memory run over strips and what is left, whatever the extent.
+    Transposed nests in memory run over strips and a remainder, whatever the extent.
     """
     nests = find(loop.body, notation.Forall)
     in_strips = [nest for nest in nests if isinstance(nest.kind, notation.Transposed)]

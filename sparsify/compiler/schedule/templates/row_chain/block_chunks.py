@@ -1,10 +1,10 @@
-"""Schedules for row-wise chains over blocks that hold some columns of a row at a time, not the row.
+"""Schedules for row-wise chains over blocks that hold a chunk of columns of a row at a time, not the row.
 
 In:  `S = scores of Q and K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d`, M in blocks of 64 x 64.
 Out: `..; order S: h, io, jo, ir, jt, it, is, js; ..; rescale m at ir; precompute S at ir in thread; ..`, or with
      `recompute S after m` in the place of `rescale`.
 
-A chunk is what a block has of the rows of a strip. Of rows there are numbers and sums, for all rows of a block.
+A chunk is the part of a block in the rows of a strip. Numbers and sums of rows are held for all rows of a block.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class StripChunks(Chunks[Strips]):
     """The loops of strips, cut into chunks."""
 
     def schedule(self, first: Steps, chain: RowChain, maximum: str) -> d.Schedule:
-        """The schedule of a chain, `first` before its own steps; its maximum is rescaled, "" for none."""
+        """The schedule of a chain, prefixed by `first`; `maximum` names the rescaled maximum, "" for none."""
         strips = replace(self.whole, chain=chain)
         tiled, loops = strips.tiled()
         steps = [*first, *tiled]
@@ -41,7 +41,7 @@ class StripChunks(Chunks[Strips]):
 
 
 def _order(nest: Nest, loops: Loops, chunk: tuple[str, ...]) -> d.Order:
-    """The loops of a nest in their order."""
+    """The loop order of a nest."""
     part, lane, tile, member = loops.part, loops.lane, loops.tile, loops.member
     outer, inner = loops.free.get(nest.lane, ("", ""))
     match nest.kind:
@@ -59,7 +59,7 @@ def _order(nest: Nest, loops: Loops, chunk: tuple[str, ...]) -> d.Order:
 
 
 def _collected(nest: Nest, loops: Loops, chain: RowChain, maximum: str) -> Steps:
-    """The sums of a nest in registers, over a chunk."""
+    """The register accumulators of a nest, over a chunk."""
     name = chain.fresh
     match nest.kind:
         case "scores":

@@ -13,8 +13,8 @@ from sparsify.compiler.schedule.cost.machine import Machine
 from sparsify.compiler.schedule.cost.statement import loops_us
 from sparsify.compiler.schedule.templates.row_chain.chain import Nest, RowChain
 
-# Vectors' times, fitted to measurements on AVX2: per vector of a tile's sums; of entries that are reduced; per entry
-# of keys that are transposed.
+# Vectors' times, fitted to measurements on AVX2: per vector of a tile's sums; per vector of reduced entries; per entry
+# of transposed keys.
 TILED: Final = 1.15
 REDUCED: Final = 5.0
 TURNED: Final = 2.8
@@ -31,12 +31,12 @@ def chain_us(
     """The time of one thread for the loops of a chain over blocks.
 
     Args:
-        program: its statements.
-        chain: what they compute.
-        extents: of all index variables.
-        stored: entries of sparse tensors, temporaries too.
-        machine: its figures.
-        item_bytes: of a lane.
+        program: statements of the chain.
+        chain: matched chain.
+        extents: extents of all index variables.
+        stored: entries of sparse tensors, including temporaries.
+        machine: machine model.
+        item_bytes: bytes of a lane.
     """
     tiled = {nest.result for nest in chain.nests if nest.kind != "entries"}
     rest = [statement for statement in program.statements if statement.target.tensor not in tiled]
@@ -47,7 +47,7 @@ def chain_us(
 
 
 def _tiled(nest: Nest, extents: Mapping[str, int], vectors: float) -> float:
-    """Vectors' times of a nest in tiles over so many vectors of entries."""
+    """Vectors' times of a tiled nest over `vectors` vectors of entries."""
     match nest.kind:
         case "scores":
             turned = 0 if nest.turned is None else prod(extents[name] for name in index_names(nest.turned))

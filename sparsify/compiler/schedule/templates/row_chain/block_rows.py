@@ -4,8 +4,8 @@ In:  `S = scores of Q and K where M is stored; m max= S; P = exp(S - m); d += P;
 Out: `split ii it is 4; split ji jt js 16; split l lo li 16; order S: h, io, jo, jt, it, is, js; precompute w at it in
      register; ..; precompute S at io in thread; ..; pack turned_K = K[jo, jt, k, js] at h in thread; ..`
 
-A strip holds the entries of its rows by position: what a row stores, never the whole row. Both products of a chain
-are products of dense tiles: rows of a tile times vectors of columns are sums in registers.
+A strip holds the entries of its rows by position: stored entries only, never a whole dense row. Both products of a
+chain are products of dense tiles: rows of a tile times vectors of columns accumulate in registers.
 """
 
 from collections.abc import Iterator
@@ -19,34 +19,34 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.row_chain.chain import Nest, RowChain
 
-# Vectors of columns in a register tile: each is loaded once for all rows of the tile.
+# Vectors of columns in a register tile, each loaded once for all rows of the tile.
 VECTORS: Final = 2
-# Rows of one at most: each keeps an address.
+# Maximum rows of a register tile (one pointer register each).
 ROWS: Final = 16
-# Vector registers by the bytes of one.
+# Number of vector registers, by their width in bytes.
 REGISTERS: Final = 16
 WIDE_REGISTERS: Final = 32
 WIDE_BYTES: Final = 64
-# Sums side by side that hide the latency of an fma on two units.
+# Independent accumulators that hide the latency of an fma on two units.
 CHAINS: Final = 8
-# Rows that a strip holds at most: their entries stay in the near caches. Those that add to columns read and write the
-# sums of all columns once a strip.
+# Most rows of a strip, whose entries stay in the near caches. Strips that add to columns read and write the sums of all
+# columns once each.
 STRIP_ROWS: Final = 16
 ADDING_ROWS: Final = 32
-# Chunks of rows a thread, equal by what they store. A row of blocks cannot be cut: in more chunks, a long one comes
-# last and alone.
+# Chunks of rows for each thread, with equally many stored entries. A block row cannot be split: with more chunks, a
+# long one would run last and alone.
 SHARES: Final = 4
-# Bytes of a copy that each thread makes for itself rather than a part of one for all: what another core has written
-# comes slower than it is turned, and the more so from another cache of the third level.
+# Largest copy that each thread makes privately instead of sharing one: reading another core's writes is slower than
+# transposing, even more so across third-level caches.
 OWN_BYTES: Final = 1 << 19
-# A square tile of a product, in rows and vectors, for many registers: each of 8 operands serves 4 of its 16 sums.
+# A square register tile, in rows and vectors, for many registers: each of 8 operands serves 4 of its 16 accumulators.
 SQUARE: Final = 4
 
 
 def tile_rows(height: int, vectors: int, registers: int) -> int:
-    """Rows of a register tile: `rows * vectors` sums, the vectors, and a number of a row in every lane.
+    """Rows of a register tile: `rows * vectors` accumulators, the vectors, and a broadcast element of a row.
 
-    A divisor of the height where one has enough sums; else the most.
+    A divisor of the height with enough accumulators, if any; else the most rows.
 
     >>> tile_rows(16, 2, 16), tile_rows(12, 2, 16), tile_rows(7, 2, 16), tile_rows(16, 1, 16), tile_rows(16, 2, 32)
     (4, 6, 6, 8, 8)
@@ -57,20 +57,20 @@ def tile_rows(height: int, vectors: int, registers: int) -> int:
 
 
 def strip_rows(chain: RowChain) -> int:
-    """Rows of a strip: parts of a block as large as strips may be, else the block."""
+    """Rows of a strip: the largest allowed part of a block, else the block."""
     most = (ADDING_ROWS, STRIP_ROWS) if chain.adds_to_columns else (STRIP_ROWS,)
     return next((rows for rows in most if chain.height % rows == 0), chain.height)
 
 
 @dataclass(frozen=True, slots=True)
 class Strips:
-    """The names of the loops and what decides the tiles.
+    """The names of the loops, and the parameters of the tiles.
 
     Attributes:
-        chain: what is computed.
-        lanes: of a vector.
-        item_bytes: of an entry.
-        sizes: of the operands.
+        chain: matched chain.
+        lanes: lanes of a vector.
+        item_bytes: bytes of an entry.
+        sizes: sizes of the operands.
     """
 
     chain: RowChain
@@ -79,19 +79,19 @@ class Strips:
     sizes: Sizes
 
     def schedules(self) -> Iterator[d.Schedule]:
-        """The best one first; nothing where blocks are narrower than a vector."""
+        """The schedule; empty for blocks narrower than a vector."""
         if self.chain.within_row and self.lanes > 1 and self.chain.width >= self.lanes:
             yield self.schedule()
 
     @property
     def vectors(self) -> int:
-        """Vectors of columns in a register tile; of what is added to columns, tiles are squares where they can be."""
+        """Vectors of columns in a register tile; square tiles for contributions to columns, if possible."""
         is_square = self.chain.adds_to_columns and self.cuts_no_square(self.chain.width)
         return min(SQUARE if is_square else VECTORS, self.chain.width // self.lanes)
 
     @property
     def registers(self) -> int:
-        """Vector registers that there are."""
+        """The number of vector registers."""
         return WIDE_REGISTERS if self.lanes * self.item_bytes >= WIDE_BYTES else REGISTERS
 
     @property
@@ -100,7 +100,7 @@ class Strips:
         return self.vectors * self.lanes
 
     def schedule(self) -> d.Schedule:
-        """Strips of rows, each nest in its order, what they share in scratch, keys transposed."""
+        """Strips of rows, the loop order of each nest, shared temporaries in scratch, keys transposed."""
         chain = self.chain
         steps, loops = self.tiled()
         for nest in chain.nests:
@@ -122,7 +122,7 @@ class Strips:
         return d.Parallel(chain.around(self.sizes)[0], "dynamic")
 
     def tiled(self) -> tuple[list[d.Directive], "Loops"]:
-        """The loops over strips and over register tiles, and what makes them."""
+        """The loops over strips and over register tiles, and the directives that create them."""
         chain = self.chain
         height, columns, name = strip_rows(chain), self.columns, chain.fresh
         rows = tile_rows(height, self.vectors, self.registers)
@@ -154,20 +154,20 @@ class Strips:
         return steps, loops
 
     def has_squares(self, rows: int) -> bool:
-        """Whether products have square tiles: rows of values are then read as they are, in whole tiles."""
+        """Whether products have square tiles: rows of values are then read in place, in whole tiles."""
         is_cut = rows <= SQUARE or rows % SQUARE != 0
         return not self.chain.adds_to_columns and not is_cut and self.cuts_no_square()
 
     def cuts_no_square(self, *widths: int) -> bool:
-        """Whether registers hold square tiles, and rows of results and these widths are whole ones."""
+        """Whether registers hold square tiles that divide the rows of results and these widths."""
         all_widths = (*widths, *(self.sizes.extents.get(name, 1) for name in self.chain.lanes()))
         is_whole = all(width % (SQUARE * self.lanes) == 0 for width in all_widths)
         return self.registers == WIDE_REGISTERS and is_whole
 
     def packed(self, nest: Nest, loops: "Loops") -> list[d.Directive]:
-        """Operands of entries, copied tile by tile where they stay the same: rows of keys are transposed.
+        """Loop-invariant operands of entries, packed tile by tile: rows of keys are transposed.
 
-        Wide rows become panels as wide as a tile: a column of them would fill few sets of a cache.
+        Wide rows become panels as wide as a tile: a column of wide rows would map to few sets of a cache.
         """
         chain = self.chain
         if nest.turned is not None:
@@ -189,16 +189,16 @@ class Strips:
         return [copy, d.Vector(inner, copy.temporary), *together]
 
     def _together(self, copy: d.Pack, loops: "Loops") -> list[d.Directive]:
-        """A copy that is for the rows of all threads is made by all of them, who share what is listed."""
+        """Directives by which all threads make a copy shared by their rows, dividing the listed loop."""
         if not self.chain.shares_rows(self.sizes) or copy.scope == "thread":
             return []
         return [d.Parallel(loops.listed, nest=copy.temporary)]
 
     def _copy(self, name: str, access: Access, indices: tuple[str, ...], reader: str) -> d.Pack:
-        """A copy of an operand in the innermost loop around the rows that it depends on.
+        """A copy of an operand in the innermost outer loop on which the operand depends.
 
-        Each thread makes its own where it is small. It is for its reader alone where others read the operand, as
-        products of rows with rows of columns do.
+        Each thread makes a small copy privately. Only its reader uses the copy if other nests read the operand, as in
+        products of rows and of columns with the same operand.
         """
         chain, found = self.chain, index_names(access)
         at = next((loop for loop in reversed(chain.around(self.sizes)) if loop in found), "")
@@ -212,10 +212,10 @@ class Strips:
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """The loops of a strip: around it, over the tiles of what is stored, over tiles of rows, over tiles of results.
+    """The loops of a strip: around the strip, over tiles of stored entries, over tiles of rows, over tiles of results.
 
-    What rows add to columns has tiles of columns: `place`, and the `cell`s of one. Products may have tiles of rows of
-    their own, inside of the others: `square`, and the rows of one, `side`.
+    Contributions to columns have tiles of columns: `place`, and the `cell`s of a tile. Products may have inner tiles of
+    rows: `square`, and the rows of such a tile, `side`.
     """
 
     around: tuple[str, ...]
@@ -242,7 +242,7 @@ class Loops:
 
 
 def _tiles_joined(chain: RowChain, lane: str, splits: dict[str, tuple[str, str]]) -> list[d.Directive]:
-    """Tiles are for what is added to columns, and for results: other nests have one loop."""
+    """Directives that join tiles in all nests other than those of column contributions and results."""
     steps: list[d.Directive] = []
     for nest in chain.nests:
         if nest.kind in ("scores", "entries", "reduction", "product", "gathered"):
@@ -253,7 +253,7 @@ def _tiles_joined(chain: RowChain, lane: str, splits: dict[str, tuple[str, str]]
 
 
 def _ordered(nest: Nest, loops: Loops, chain: RowChain) -> list[d.Directive]:
-    """The loops of a nest in their order."""
+    """The loop order of a nest."""
     around, listed, part, lane = loops.around, loops.listed, loops.part, loops.lane
     tile, member = loops.tile, loops.member
     outer, inner = loops.free.get(nest.lane, ("", ""))
@@ -292,7 +292,7 @@ def _ordered(nest: Nest, loops: Loops, chain: RowChain) -> list[d.Directive]:
 
 
 def _collected(nest: Nest, loops: Loops, chain: RowChain) -> list[d.Directive]:
-    """The sums of a product in registers."""
+    """The register accumulators of a product."""
     if nest.kind not in ("product", "columns"):
         return []
     if nest.kind == "columns":
@@ -303,7 +303,7 @@ def _collected(nest: Nest, loops: Loops, chain: RowChain) -> list[d.Directive]:
 
 
 def sums(nest: Nest, chain: RowChain) -> str:
-    """The temporary in registers that collects a product."""
+    """The register accumulator of a product."""
     return nest.result if nest.result in chain.collected else chain.fresh(f"sum_{nest.result}")
 
 

@@ -1,7 +1,7 @@
-"""Row-wise chains: statements over the rows of one pattern, of which each needs only what the same row has.
+"""Row-wise chains: statements over the rows of one pattern that read values of the same row only.
 
 In:  the nests of `S[h,i,j] = M's pattern: Q K; m[h,i] max= S; P = exp(S - m); d[h,i] += P; Y[h,i,l] += P V / d`.
-Out: `RowChain(leading=("h",), row="i", column="j", ..)`, its nests with what each is: scores, a reduction, entries,
+Out: `RowChain(leading=("h",), row="i", column="j", ..)`, its nests with the role of each: scores, a reduction, entries,
      a reduction, a product, rows.
 
 The pattern may be a relation, `E[i,e,j]` in `dense, compressed, singleton`: an entry of a row then has two coordinates.
@@ -19,15 +19,15 @@ from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Split, Sta
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.rewrite.nests import Body, loop_chain, loop_names
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.storage.levels import Compressed, Singleton
+from sparsify.storage.level.levels import Compressed, Singleton
 
-# What nests compute: an entry each from a sum of its own, an entry each, a number a row, a vector a row from
-# entries, a vector or a number a row from others, a number a row from a vector; and what rows add to columns: vectors
-# from entries, entries.
+# Roles of nests: entries from sums (scores), entries, a number a row (reduction), a vector a row from entries
+# (product), a vector or a number a row from others (rows), a number a row from a vector (total); and contributions of
+# rows to columns: vectors from entries (columns), entries (gathered).
 Kind = Literal["scores", "entries", "reduction", "product", "rows", "total", "columns", "gathered"]
 OF_COLUMNS: Final = ("columns", "gathered")
 
-# Iterations of the loops around the rows, from which on threads share those instead of rows.
+# Fewest iterations of the loops around the rows that threads share instead of rows.
 SHARED: Final = 4
 
 
@@ -36,14 +36,14 @@ class Nest:
     """One nest of a chain.
 
     Attributes:
-        kind: what it computes.
-        assign: the assignment of its result.
-        lane: the index variable along a row of a product or of its result, "" without.
-        summed: of scores, the temporary of the sum.
-        inner: of scores, the index variable of the sum.
-        turned: of scores, the dense operand that a column picks a row of; `None` where columns lie along the lanes.
-        panel: of products, the dense operand that a column picks a row of; `None` where there is not one.
-        apart: of what rows add to columns, the index variables around the rows that the result has.
+        kind: role of the nest.
+        assign: assignment of its result.
+        lane: index variable along a row of a product or of its result, "" without.
+        summed: temporary of the sum, for scores.
+        inner: index variable of the sum, for scores.
+        turned: dense operand with rows gathered by column, for scores; `None` if columns lie along the lanes.
+        panel: dense operand with rows gathered by column, for products; `None` unless there is exactly one.
+        apart: index variables around the rows in the result, for contributions to columns.
     """
 
     kind: Kind
@@ -57,22 +57,22 @@ class Nest:
 
     @property
     def result(self) -> str:
-        """The tensor or temporary that it assigns."""
+        """The assigned tensor or temporary."""
         return self.assign.target.tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The loops over the rows of a pattern and over what is stored of them.
+    """The loops over the rows of a pattern and over their stored entries.
 
     Attributes:
-        leading: the index variables before the row: batch, heads.
-        row, column: those of the pattern.
-        entry: those of an entry within its row: the column, or of relations several, the column last.
-        outer, listed: the loops over rows, or blocks of them, and over what is stored of each.
-        within_row, within_column: the loops inside a block, "" without blocks.
-        height, width: of a block, 1 without.
-        mask: the operand that stores the pattern.
+        leading: index variables before the row: batch, heads.
+        row, column: index variables of the pattern.
+        entry: index variables of an entry within its row: the column, or for relations several, the column last.
+        outer, listed: loops over rows or block rows, and over the stored entries or blocks of each.
+        within_row, within_column: loops inside a block, "" without blocks.
+        height, width: extents of a block, 1 without.
+        mask: operand that stores the pattern.
     """
 
     leading: tuple[str, ...]
@@ -89,12 +89,12 @@ class Rows:
 
     @property
     def of_rows(self) -> set[str]:
-        """The loops around what is stored of a row."""
+        """The loops around the stored entries of a row."""
         return {*self.leading, self.outer, self.within_row} - {""}
 
     @property
     def balance(self) -> str:
-        """The mask where it tells how much each row stores, "" where its rows repeat for what is around them."""
+        """The mask if its positions count the entries of each row, "" if its rows repeat for the loops around them."""
         return self.mask.name if not self.mask.format.levels[1].level.is_full else ""
 
     @property
@@ -106,7 +106,7 @@ class Rows:
 
     @property
     def is_relation(self) -> bool:
-        """Whether an entry has several coordinates within its row, whose loops are fused to one."""
+        """Whether an entry has several coordinates within its row, whose loops are fused."""
         return len(self.entry) > 1
 
 
@@ -115,11 +115,11 @@ class RowChain(Rows):
     """A chain over the rows of one pattern.
 
     Attributes:
-        nests: in order.
-        held: the temporaries of a row that the nests share, sums of products aside.
-        collected: the sums of products.
-        taken: names that new loops and temporaries must not have.
-        constants: extents of index variables that are known when the kernel is compiled.
+        nests: nests in order.
+        held: temporaries of a row shared by the nests, without sums of products.
+        collected: sums of products.
+        taken: names not available for new loops and temporaries.
+        constants: compile-time extents of index variables.
     """
 
     nests: tuple[Nest, ...]
@@ -129,28 +129,28 @@ class RowChain(Rows):
     constants: tuple[tuple[str, int], ...] = ()
 
     def fresh(self, text: str) -> str:
-        """A name that nothing has."""
+        """An unused name."""
         while text in self.taken:
             text += "_"
         return text
 
     def constant(self, index: str) -> int | None:
-        """The extent of an index variable that is known when the kernel is compiled."""
+        """The compile-time extent of an index variable, if any."""
         return dict(self.constants).get(index)
 
     @property
     def adds_to_columns(self) -> bool:
-        """Whether rows add to what belongs to columns: threads then share what is around all rows."""
+        """Whether rows contribute to columns: threads then share the loops around all rows."""
         return any(nest.kind in OF_COLUMNS for nest in self.nests)
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """The index variables around the rows whose iterations write to places of their own."""
+        """The index variables around the rows whose iterations write disjoint entries."""
         added = [nest.apart for nest in self.nests if nest.kind in OF_COLUMNS]
         return tuple(name for name in self.leading if all(name in names for names in added))
 
     def mean(self, sizes: Sizes) -> float | None:
-        """The mean number of entries of a row, `None` where it is not known."""
+        """The mean number of entries of a row, `None` if unknown."""
         if not self.is_relation:
             return sizes.mean_below(self.mask)
         above = self.mask.format.levels[: -len(self.entry)]
@@ -161,14 +161,14 @@ class RowChain(Rows):
         return stored / max(1, prod(extent for extent in extents if extent is not None))
 
     def shares_rows(self, sizes: Sizes) -> bool:
-        """Whether threads share rows: there are few iterations around them."""
+        """Whether threads share rows: the loops around rows have few iterations."""
         if self.adds_to_columns:
             return False
         extents = [sizes.extents.get(name) for name in self.leading]
         return all(extent is not None and extent < SHARED for extent in extents)
 
     def around(self, sizes: Sizes) -> tuple[str, ...]:
-        """The loops around the rows; the longest comes first where threads share it."""
+        """The loops around the rows; the longest is first if threads share it."""
         if self.shares_rows(sizes):
             return self.leading
         names = self.leading
@@ -177,7 +177,7 @@ class RowChain(Rows):
 
     @property
     def is_row_first(self) -> bool:
-        """Whether what a column picks lies together for all iterations around the rows: `X[j,h,f]`, not `X[h,j,f]`."""
+        """Whether gathered rows are contiguous for all iterations around the rows: `X[j,h,f]`, not `X[h,j,f]`."""
         picked = [access for nest in self.nests for access in (nest.panel, nest.turned) if access is not None]
         places = [access.indices.index for access in picked]
         return any(
@@ -189,7 +189,7 @@ class RowChain(Rows):
         )
 
     def fused(self) -> list[d.Directive]:
-        """Directives that fuse loops over coordinates to one over the entries of a row; nothing for one coordinate."""
+        """Directives that fuse the loops over a row's coordinates into one over entries; empty for one coordinate."""
         if not self.is_relation:
             return []
         steps: list[d.Directive] = []
@@ -211,7 +211,7 @@ class RowChain(Rows):
 
 
 def row_chain(program: Notation) -> RowChain | None:
-    """The chain that a program of several statements is, `None` when it is anything else."""
+    """A program of several statements as a chain, `None` for other programs."""
     body = program.body
     if not isinstance(body, Let) or not isinstance(body.body, Sequence):
         return None
@@ -232,9 +232,9 @@ def row_chain(program: Notation) -> RowChain | None:
         return None
     added = [nest for nest in found if nest.kind in OF_COLUMNS]
     if any(nest.result not in program.outputs for nest in added):
-        return None  # other statements may read it only when all rows are done
+        return None  # its readers would have to wait for all rows
     if added and not any(all(name in nest.apart for nest in added) for name in rows.leading):
-        return None  # no loop that threads could share
+        return None  # no parallel loop
     collected = {nest.result for nest in found if nest.kind == "product"}
     held = tuple(t.name for t in body.temporaries if t.name not in collected)
     sums = tuple(t.name for t in body.temporaries if t.name in collected)
@@ -244,7 +244,7 @@ def row_chain(program: Notation) -> RowChain | None:
 
 
 def _constants(program: Notation) -> tuple[tuple[str, int], ...]:
-    """The extents of index variables that the program fixes, by the modes of tensors that they run over."""
+    """The fixed extents of index variables, by the modes of the tensors that they index."""
     known = dict(program.extents)
     extents = {declared.name: declared.extents for declared in program.declarations}
     found: dict[str, int] = {}
@@ -256,7 +256,7 @@ def _constants(program: Notation) -> tuple[tuple[str, int], ...]:
 
 
 def _rows(program: Notation, kept: Temporary) -> Rows | None:
-    """The loops over the pattern of a temporary: rows, what is stored of each, blocks of both."""
+    """The loops over the pattern of a temporary: rows, stored entries of each, blocks of both."""
     mask = next((d for d in program.declarations if d.name == kept.pattern_of), None)
     if mask is None or mask.name not in program.inputs:
         return None
@@ -285,7 +285,7 @@ def _rows(program: Notation, kept: Temporary) -> Rows | None:
 
 
 def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
-    """The role of a nest in a chain; `None` for one that no chain has."""
+    """The role of a nest in a chain; `None` for an unsupported nest."""
     chain, inner = loop_chain(statement)
     loops = {loop.index for loop in chain}
     if isinstance(inner, Let):
@@ -316,9 +316,9 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
 
 
 def _of_columns(assign: Assign, loops: set[str], rows: Rows) -> Nest | None:
-    """Sums of rows into columns, `D[h,j,k] += P[h,i,j] * Q[h,i,k]` or `b[j] += P[h,i,j]`.
+    """Contributions of rows to columns, `D[h,j,k] += P[h,i,j] * Q[h,i,k]` or `b[j] += P[h,i,j]`.
 
-    Or to what all of a batch have at an entry, `B[h,i,j] += P[b,h,i,j]`.
+    Or to an entry shared by a batch, `B[h,i,j] += P[b,h,i,j]`.
     """
     names = index_names(assign.target)
     apart = tuple(name for name in rows.leading if name in names)
@@ -335,13 +335,13 @@ def _of_columns(assign: Assign, loops: set[str], rows: Rows) -> Nest | None:
 
 
 def _is_along(assign: Assign, lane: str) -> bool:
-    """Whether every operand that has the variable has it last."""
+    """Whether every operand with the variable has it last."""
     reads = [access for access in find(assign.value, Access) if lane in _names(access)]
     return all(access.indices and access.indices[-1] == Index(lane) for access in reads)
 
 
 def _panel(assign: Assign, lane: str, entry: tuple[str, ...]) -> Access | None:
-    """The only operand with a coordinate of entries and the lanes, where its indices are plain."""
+    """The only operand with a coordinate of entries and the lanes, if its indices are plain."""
     lanes = [access for access in find(assign.value, Access) if lane in _names(access)]
     reads = [access for access in lanes if _names(access) & set(entry)]
     plain = len(reads) == 1 and all(isinstance(index, Index) for index in reads[0].indices)
@@ -349,7 +349,7 @@ def _panel(assign: Assign, lane: str, entry: tuple[str, ...]) -> Access | None:
 
 
 def _scores(let: Let, entry: tuple[str, ...], kept: Temporary) -> Nest | None:
-    """A sum for each entry, over the product of what its row has and what its column has."""
+    """A sum for each entry, over the product of a row's and a column's vector."""
     statements = let.body.statements if isinstance(let.body, Sequence) else ()
     if len(statements) != 2 or len(let.temporaries) != 1 or let.temporaries[0].indices:
         return None

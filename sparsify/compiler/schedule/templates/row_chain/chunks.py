@@ -1,8 +1,8 @@
-"""Schedules for row-wise chains that hold some entries of a row at a time, not the row: what all of them share.
+"""Schedules for row-wise chains that hold a chunk of a row at a time, not the row: the common parts.
 
 In:  `S = scores of Q and K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d`, and its loops by chunks.
-Out: of rows there are numbers and sums; of their entries those of a chunk. What follows `m` is rescaled chunk by chunk,
-     or computes `S` again.
+Out: temporaries hold numbers and sums of rows, and entries of a chunk. Statements after `m` are rescaled chunk by
+     chunk, or rematerialize `S`.
 """
 
 from abc import ABC, abstractmethod
@@ -25,30 +25,30 @@ class Chunks(ABC, Generic[Whole]):
     """The loops over whole rows, cut into chunks.
 
     Attributes:
-        whole: the loops that hold rows as a strip.
-        passes: where the chain is cut.
+        whole: loops that hold rows as a strip.
+        passes: cut of the chain into two passes.
     """
 
     whole: Whole
     passes: TwoPasses
 
     def recomputed(self) -> d.Schedule:
-        """Two passes over the chunks of a row, of which the second computes again what it needs of the first."""
+        """Two passes over the chunks of a row, of which the second rematerializes entries of the first."""
         steps, chain = with_copies(self.whole.chain, self.passes)
         return self.schedule(steps, chain, "")
 
     def online(self) -> d.Schedule:
-        """One pass over the chunks of a row, sums rescaled where its maximum grows."""
+        """One pass over the chunks of a row; sums are rescaled when the running maximum grows."""
         chain = self.whole.chain
         return self.schedule([], chain, chain.nests[self.passes.end].result)
 
     @abstractmethod
     def schedule(self, first: Steps, chain: RowChain, maximum: str) -> d.Schedule:
-        """The schedule of a chain, `first` before its own steps; its maximum is rescaled, "" for none."""
+        """The schedule of a chain, prefixed by `first`; `maximum` names the rescaled maximum, "" for none."""
 
 
 def with_copies(chain: RowChain, passes: TwoPasses) -> tuple[Steps, RowChain]:
-    """The chain with the nests that `recompute` copies, and what copies them."""
+    """The chain with the nests copied by `recompute`, and the directives that copy them."""
     copies: list[Nest] = []
     for nest in chain.nests[: passes.end]:
         if nest.result in passes.again:

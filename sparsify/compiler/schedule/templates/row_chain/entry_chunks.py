@@ -1,4 +1,4 @@
-"""Schedules for row-wise chains over single entries that hold some of a row at a time.
+"""Schedules for row-wise chains over single entries that hold a chunk of a row at a time.
 
 In:  `S = scores of Q and K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d`, M compressed by row.
 Out: `pos j p M; split p pc pr 128; split pr po pi 16; ..; order S: h, i, pc, po, pi; ..; rescale m at pc; ..`
@@ -24,7 +24,7 @@ class EntryChunks(Chunks[EntryRows]):
     """The loops over the entries of rows, cut into chunks."""
 
     def schedule(self, first: Steps, chain: RowChain, maximum: str) -> d.Schedule:
-        """The schedule of a chain, `first` before its own steps; its maximum is rescaled, "" for none."""
+        """The schedule of a chain, prefixed by `first`; `maximum` names the rescaled maximum, "" for none."""
         rows, name = replace(self.whole, chain=chain), chain.fresh
         position, chunk, inside = name("p"), name("pc"), name("pr")
         group, member = name("po"), name("pi")
@@ -53,7 +53,7 @@ class EntryChunks(Chunks[EntryRows]):
 def _order(
     nest: Nest, around: tuple[str, ...], entries: tuple[str, ...], splits: dict[str, tuple[str, str]]
 ) -> d.Order:
-    """The loops of a nest in their order."""
+    """The loop order of a nest."""
     outer, inner = splits.get(nest.lane, ("", ""))
     match nest.kind:
         case "scores" | "entries" | "reduction":
@@ -71,7 +71,7 @@ def _collected(
     chain: RowChain,
     maximum: str,
 ) -> Steps:
-    """The sums of a nest in registers, over a chunk."""
+    """The register accumulators of a nest, over a chunk."""
     chunk, group, member = entries
     name = chain.fresh
     outer, inner = splits.get(nest.lane or nest.inner, ("", ""))

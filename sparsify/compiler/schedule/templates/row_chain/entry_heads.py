@@ -1,12 +1,12 @@
-"""Schedules for row-wise chains over single entries with a mode beside them, heads: all of an entry's at a time.
+"""Schedules for row-wise chains over single entries with one more mode, heads: all heads of an entry at a time.
 
 In:  `S[h,i,j] = where(stored(A[i,j]), a[j,h] + b[i,h], -inf); m max= S; P = exp(S - m); d += P;
      Y[i,h,f] += P[h,i,j] * X[j,h,f] / d`, A compressed by row, 8 heads of 8 features.
 Out: `order S: i, j, h; ..; order w: i, j, h, f; precompute w at i in register; ..; unroll h in w; vector f in w;
      parallel i dynamic A; prefetch X 16`
 
-A stored coordinate picks what all heads have of a node, which lies together: it is read once, in whole cache lines, and
-each head has sums of its own in registers. Scores of one entry lie side by side and are computed as a vector.
+A stored coordinate gathers the values of all heads of a node, which are contiguous: they are read once, in whole cache
+lines, and each head has accumulators in registers. Scores of one entry are contiguous and computed as a vector.
 """
 
 from collections.abc import Iterator
@@ -17,30 +17,30 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.row_chain.chain import Nest, RowChain
 
-# Registers that hold sums at a time at most.
+# Most accumulator registers.
 MOST_SUMS: Final = 16
-# Rows of two cache lines or more are asked for, so many bytes ahead.
+# Fewest bytes of a prefetched row, two cache lines, and prefetch distance in bytes.
 LEAST_BYTES: Final = 128
 EDGES_AHEAD_BYTES: Final = 1 << 13
-# Cycles: what an fma waits for the one before it; of a vector of entries that is computed or reduced; of each entry of
-# a vector that is picked alone; of a loop over the entries of a row, which ends where nobody expects it.
+# Cycles: latency of an fma; per vector of computed or reduced entries; per entry gathered singly; per loop over the
+# entries of a row, whose end is mispredicted.
 LATENCY: Final = 4.0
 ENTRY: Final = 6.0
 PICKED: Final = 4.0
 LOOP: Final = 20.0
-# Entries of a row where nothing is known.
+# Default number of entries of a row.
 ROW: Final = 16.0
 
 
 @dataclass(frozen=True, slots=True)
 class EntryModes:
-    """The chain and what decides its loops.
+    """The chain, and the parameters of its loops.
 
     Attributes:
-        chain: what is computed.
-        lanes: of a vector.
-        item_bytes: of an entry.
-        sizes: of the operands.
+        chain: matched chain.
+        lanes: lanes of a vector.
+        item_bytes: bytes of an entry.
+        sizes: sizes of the operands.
     """
 
     chain: RowChain
@@ -49,13 +49,13 @@ class EntryModes:
     sizes: Sizes
 
     def schedules(self) -> Iterator[d.Schedule]:
-        """The one there is, for chains whose modes beside the pattern have few coordinates, known when compiled."""
+        """The schedule, for chains whose further mode has few, compile-time coordinates."""
         if self.fits and max(map(self.sums, self.chain.nests)) <= MOST_SUMS:
             yield self.schedule()
 
     @property
     def fits(self) -> bool:
-        """Whether the chain is one over single entries with one mode beside them, all of its extents known."""
+        """Whether the chain is over single entries with one further mode, all of its extents known."""
         chain = self.chain
         if chain.within_row or self.lanes < 2 or len(chain.leading) != 1 or not chain.is_row_first:
             return False
@@ -63,17 +63,17 @@ class EntryModes:
 
     @property
     def beside(self) -> str:
-        """The index variable of the mode beside the pattern."""
+        """The index variable of the further mode."""
         return self.chain.leading[0]
 
     @property
     def listed(self) -> str:
-        """The loop over the entries of a row, of relations over their positions."""
+        """The loop over the entries of a row, for relations over their positions."""
         return self.chain.fresh("p") if self.chain.is_relation else self.chain.listed
 
     @property
     def is_known(self) -> bool:
-        """Whether all extents are known that decide how many registers hold sums."""
+        """Whether all extents that determine the number of accumulators are known."""
         names = {self.beside, *(nest.lane or nest.inner for nest in self.chain.nests)} - {""}
         return all(self.chain.constant(name) for name in names)
 
@@ -83,15 +83,15 @@ class EntryModes:
         return -(-(self.chain.constant(name) or 1) // self.lanes) if name else 1
 
     def count(self) -> int:
-        """The number of coordinates the mode beside the pattern has."""
+        """The extent of the further mode."""
         return self.chain.constant(self.beside) or 1
 
     def sums(self, nest: Nest) -> int:
-        """The registers that hold the sums of a nest."""
+        """The accumulator registers of a nest."""
         return self.count() * self.width(nest) if nest.lane or nest.inner else -(-self.count() // self.lanes)
 
     def cycles(self) -> float:
-        """The cost of a stored coordinate: a vector for the entries beside each other, sums side by side."""
+        """The cost of a stored coordinate: a vector for its contiguous entries, independent accumulators."""
         each = (self.sums(nest) * (1 if nest.lane or nest.inner else ENTRY) for nest in self.chain.nests)
         return sum(each) + self.loops()
 
@@ -105,7 +105,7 @@ class EntryModes:
         return max(1.0, self.chain.mean(self.sizes) or ROW)
 
     def cycles_apart(self) -> float:
-        """The cost with a pass over the row for each coordinate beside it, entries of the row in vectors."""
+        """The cost with a pass over the row for each coordinate of the further mode, entries of the row in vectors."""
         vectors = 1 / self.lanes + 1 / self.mean  # the last one of a row is not full
         total = self.loops()
         for nest in self.chain.nests:
@@ -118,7 +118,7 @@ class EntryModes:
         return self.count() * total
 
     def schedule(self) -> d.Schedule:
-        """A row at a time, each nest in its order over the row's entries, what they share in scratch."""
+        """A row at a time, the loop order of each nest over the row's entries, shared temporaries in scratch."""
         chain, name = self.chain, self.chain.fresh
         steps: list[d.Directive] = chain.fused()
         if chain.is_relation:
@@ -143,7 +143,7 @@ class EntryModes:
         return d.Schedule((*steps, *self._asked()))
 
     def _ordered(self, nest: Nest, outer: str, inner: str) -> list[d.Directive]:
-        """The loops of a nest in their order, and what its sums are collected in."""
+        """The loop order of a nest, and its accumulators."""
         row, beside = self.chain.outer, self.beside
         entries = (row, self.listed, beside)
         match nest.kind:
@@ -186,15 +186,15 @@ class EntryModes:
         return [kind for name in names for kind in (d.Unroll(self.beside, name), d.Vector(inner, name))]
 
     def _sums(self, nest: Nest) -> str:
-        """The temporary in registers that collects a nest's sums."""
+        """The register accumulator of a nest."""
         return nest.result if nest.result in self.chain.collected else self.chain.fresh(f"sum_{nest.result}")
 
     def _apart(self, nest: Nest) -> str:
-        """The temporary with a sum for each lane."""
+        """The temporary with a partial sum for each lane."""
         return self.chain.fresh(f"lanes_{nest.summed or nest.result}")
 
     def _asked(self) -> list[d.Directive]:
-        """Prefetched operands that stored coordinates pick: long rows from memory that is not near."""
+        """Prefetches of gathered operands: long rows from distant memory."""
         found: dict[str, d.Directive] = {}
         for nest in self.chain.nests:
             for picked in (nest.panel, nest.turned):
@@ -205,5 +205,5 @@ class EntryModes:
         return list(found.values())
 
     def _is_far(self, along: str) -> bool:
-        """Whether rows with all coordinates beside the pattern come from more memory than is near."""
+        """Whether rows with all coordinates of the further mode exceed the near caches."""
         return self.sizes.is_far(self.chain.column, along, self.count() * self.item_bytes, self.chain.mask)

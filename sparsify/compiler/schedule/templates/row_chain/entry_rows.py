@@ -15,27 +15,27 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.row_chain.chain import Nest, RowChain
 
-# Of a row of a result, what has sums in registers at a time.
+# Accumulator vectors for a tile of a result row.
 ROW_VECTORS: Final = 8
-# Of a sum, what is read at a time for each entry, whose coordinate is read once for it.
+# Vectors of a sum read at a time for each entry; the coordinate is loaded once for all.
 SUM_VECTORS: Final = 2
-# The same of a long sum along what a row of a result lies along, too: fewer sums of that wait for each other.
+# The same for a long sum along an index variable that is also the lane of a result row: fewer dependent accumulations.
 BOTH_VECTORS: Final = 4
-# Lanes of a vector where there are 32 registers for them.
+# Lanes of a vector on machines with 32 registers.
 WIDE_LANES: Final = 16
-# Scores at a time, and of those that are left of a group.
+# Scores computed at a time, and the pieces of a remainder.
 SCORES: Final = 4
 SCORES_TAIL: Final = (2, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class EntryRows:
-    """The chain and what decides the loops over its entries.
+    """The chain, and the parameters of the loops over its entries.
 
     Attributes:
-        chain: what is computed.
-        lanes: of a vector.
-        sizes: of the operands.
+        chain: matched chain.
+        lanes: lanes of a vector.
+        sizes: sizes of the operands.
     """
 
     chain: RowChain
@@ -43,7 +43,7 @@ class EntryRows:
     sizes: Sizes
 
     def schedules(self) -> Iterator[d.Schedule]:
-        """The one for single entries; nothing for blocks or scalar code, or where keys lie along the lanes."""
+        """The schedule for single entries; empty for blocks, scalar code, or keys along the lanes."""
         turned = [nest.turned for nest in self.chain.nests if nest.kind == "scores"]
         if self.chain.adds_to_columns or any(nest.kind == "total" for nest in self.chain.nests):
             return
@@ -51,7 +51,7 @@ class EntryRows:
             yield self.schedule()
 
     def schedule(self) -> d.Schedule:
-        """Entries in groups of a vector, each nest in its order, what they share in scratch."""
+        """Entries in groups of a vector, the loop order of each nest, shared temporaries in scratch."""
         chain, name = self.chain, self.chain.fresh
         position = name("p")
         group, member = name(f"{position}o"), name(f"{position}i")
@@ -95,7 +95,7 @@ class EntryRows:
         return d.Parallel(self.around()[0], "dynamic")
 
     def splits(self) -> tuple[list[d.Directive], dict[str, tuple[str, str]]]:
-        """The loops along rows of results and along sums, and what makes them; what is along both is split for sums."""
+        """The split loops along rows of results and along sums, and their directives; sums decide for shared ones."""
         name = self.chain.fresh
         tail = tuple(self.lanes * count for count in (4, 2, 1))
         steps: list[d.Directive] = []
@@ -115,7 +115,7 @@ class EntryRows:
 def _summed(
     nest: Nest, entries: tuple[str, ...], splits: dict[str, tuple[str, str]], chain: RowChain
 ) -> list[d.Directive]:
-    """The loops of scores in their order, and what their sums are collected in."""
+    """The loop order of scores, and their accumulators."""
     some, one = entries[-2:]
     outer, inner = splits[nest.inner]
     return [
@@ -133,7 +133,7 @@ def _ordered(
     splits: dict[str, tuple[str, str]],
     chain: RowChain,
 ) -> list[d.Directive]:
-    """The loops of a nest in their order, and what its sums are collected in."""
+    """The loop order of a nest, and its accumulators."""
     group, member = entries[-2:]
     outer, inner = splits.get(nest.lane or nest.inner, ("", ""))
     match nest.kind:
@@ -150,7 +150,7 @@ def _ordered(
             name = chain.fresh(f"sum_{nest.result}") if source else nest.result
             order = d.Order((*around, outer, group, member, inner), nest.result)
             collected = d.Precompute(name, "register", at=outer, source=source)
-            # What is computed of a sum is in the same loops before they are joined.
+            # The consumers of a sum get the same loops before the join.
             rows = [
                 d.Order((*around, outer, inner), n.result) for n in chain.nests if n.kind == "rows" and n.lane
             ]

@@ -1,12 +1,12 @@
-"""Schedules for statements that need only what the same row has: all nests in one loop over the rows.
+"""Schedules for statements that read values of the same row only: all nests in one loop over the rows.
 
 In:  `S[i,k] += A[i,j] * X[j,k]; w[i] += S[i,k]; m[i] = w[i] / n; Y[i,k] = S[i,k] - m[i] + b[k]`, A by row, 64 columns.
 Out: `split k ko ki 64; order S: i, ko, j, ki; order w: i, ko, ki; order Y: i, ko, ki; precompute sum_S = S at ko in
      register; precompute lanes_w = w over ki in register; precompute S at i in thread; precompute w at i in register;
      precompute m at i in register; vector ki; parallel i dynamic A`
 
-A row stays in scratch, in registers where nothing is summed along it; what a row has of numbers is in registers. Sums
-over all rows read a number of each row, after the loop.
+A row stays in scratch, or in registers if nothing is summed along the row; scalars of a row are in registers. Sums over
+all rows read a number of each row, after the loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,15 +27,16 @@ from sparsify.compiler.schedule.templates.tile_width import lane_tile
 from sparsify.storage.format import Format
 
 BY_ROWS: Final = Format("dense, compressed")
-# Registers that hold sums at least, where rows are long enough: fewer wait for the latency of an fma.
+# Fewest accumulators for long rows: fewer would stall on the latency of an fma.
 CHAINS: Final = 4
 LONG_ROW: Final = 8
-# Rows of two cache lines or more are asked for, so many bytes ahead.
+# Fewest bytes of a prefetched row, two cache lines, and prefetch distance in bytes.
 LEAST_BYTES: Final = 128
 AHEAD_BYTES: Final = 1 << 14
 
-# A vector of a row from stored entries, a number of a row from stored entries, a number of a row from a vector of it,
-# a vector and a number of a row from others; and after all rows, a sum of a number of each, and what follows from that.
+# Roles of nests: a vector of a row from stored entries (product), a number of a row from stored entries (count), a
+# number of a row from a vector (total), a vector and a number of a row from others; and after all rows, a sum over the
+# rows' numbers, and functions of such sums.
 Kind = Literal["product", "count", "total", "vector", "number", "all rows", "after"]
 OF_VECTORS: Final = ("product", "vector")
 OF_ENTRIES: Final = ("product", "count")
@@ -47,11 +48,11 @@ class RowNest:
     """A nest of a program over rows.
 
     Attributes:
-        kind: what it computes.
-        assign: the assignment of its result.
-        entry: the index variable over the stored entries of a row, "" without.
-        lane: the index variable along a row, or over all rows, "" without.
-        mask: the operand that stores the entries, `None` without.
+        kind: role of the nest.
+        assign: assignment of its result.
+        entry: index variable over the stored entries of a row, "" without.
+        lane: index variable along a row, or over all rows, "" without.
+        mask: operand that stores the entries, `None` without.
     """
 
     kind: Kind
@@ -62,7 +63,7 @@ class RowNest:
 
     @property
     def result(self) -> str:
-        """The tensor or temporary that it assigns."""
+        """The assigned tensor or temporary."""
         return self.assign.target.tensor
 
 
@@ -71,11 +72,11 @@ class RowNests:
     """Nests over the same rows.
 
     Attributes:
-        row: the index variable over the rows.
-        nests: in order.
-        held: the temporaries of a row.
-        taken: names that new loops and temporaries must not have.
-        extents: of index variables, the names that declarations give them.
+        row: index variable over the rows.
+        nests: nests in order.
+        held: temporaries of a row.
+        taken: names not available for new loops and temporaries.
+        extents: pairs of an index variable and the declared name of its extent.
     """
 
     row: str
@@ -86,7 +87,7 @@ class RowNests:
 
     @property
     def is_one_sum(self) -> bool:
-        """Whether there is a sum and what follows from it entry by entry, for which the loops of one nest suffice."""
+        """Whether the nests are a sum and an entrywise function of the sum, which a single-nest template covers."""
         if len(self.nests) != 2:
             return False
         first, second = self.nests
@@ -99,7 +100,7 @@ class RowNests:
         )
 
     def is_tiled(self, name: str) -> bool:
-        """Whether registers hold a tile of a temporary: nests that name it follow tile by tile from each other."""
+        """Whether a temporary fits register tiles: its producers and consumers proceed tile by tile."""
         places = [
             n for n, nest in enumerate(self.nests) if name in {a.tensor for a in find(nest.assign, Access)}
         ]
@@ -116,7 +117,7 @@ class RowNests:
         return list({nest.mask.name: nest.mask for nest in self.nests if nest.mask is not None}.values())
 
     def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """All nests in one loop over the rows, which threads share; nothing for scalar code."""
+        """All nests in one loop over the rows, shared by threads; empty for scalar code."""
         if lanes == 1:
             return
         known = {name: sizes.extents[of] for name, of in self.extents if of in sizes.extents}
@@ -125,7 +126,7 @@ class RowNests:
 
     @property
     def is_connected(self) -> bool:
-        """Whether what rows share joins all nests to one loop."""
+        """Whether the temporaries of a row connect all nests, so that scopes fuse their loops."""
         nests = [nest for nest in self.nests if nest.kind not in AFTER]
         named = [{access.tensor for access in find(nest.assign, Access)} & {*self.held} for nest in nests]
         found, *others = named
@@ -135,7 +136,7 @@ class RowNests:
         return not others
 
     def fresh(self, text: str) -> str:
-        """A name that nothing has."""
+        """An unused name."""
         while text in self.taken:
             text += "_"
         return text
@@ -143,7 +144,7 @@ class RowNests:
 
 @dataclass(frozen=True)
 class _Loops:
-    """The nests and what decides their tiles."""
+    """The nests, and the parameters of their tiles."""
 
     rows: RowNests
     lanes: int
@@ -152,13 +153,13 @@ class _Loops:
 
     @cached_property
     def splits(self) -> dict[str, tuple[str, str]]:
-        """By loop along a row those over its tiles and inside of one."""
+        """The loops over the tiles of each loop along a row, and inside a tile."""
         fresh = self.rows.fresh
         found = dict.fromkeys(nest.lane for nest in self.rows.nests if nest.lane)
         return {lane: (fresh(f"{lane}o"), fresh(f"{lane}i")) for lane in found}
 
     def schedule(self, *, is_merged: bool) -> d.Schedule:
-        """Tiles, then the loops of each nest in their order, what rows share, lanes, threads."""
+        """Tiles, then the loop order of each nest, scopes of temporaries, lanes, threads."""
         rows, steps = self.rows, list[d.Directive]()
         for lane, (outer, inner) in self.splits.items():
             size, tail = self.tile(lane)
@@ -177,14 +178,14 @@ class _Loops:
         return d.Schedule((*steps, d.Parallel(rows.row, *shared), *self._ahead()))
 
     def tile(self, lane: str) -> tuple[int, tuple[int, ...]]:
-        """Width of the part of a row computed at a time, and the cut of the last part; of all rows four vectors."""
+        """Width of a row tile, and the pieces of the last tile; four vectors for sums over all rows."""
         if any(nest.lane == lane and nest.kind == "all rows" for nest in self.rows.nests):
             return CHAINS * self.lanes, ()
         return lane_tile(self.sizes.extents.get(lane), self.lanes, self.item_bytes)
 
     @cached_property
     def groups(self) -> dict[str, tuple[str, str, str, int]]:
-        """By loop over entries the position, its groups, what is inside them and how many those are; 1 has none."""
+        """Position, group, inner loop and group size of each loop over entries; size 1 means no groups."""
         found: dict[str, tuple[str, str, str, int]] = {}
         for nest in self.rows.nests:
             if nest.kind in OF_ENTRIES and nest.entry not in found:
@@ -196,7 +197,7 @@ class _Loops:
         return found
 
     def _at_a_time(self, nest: RowNest) -> int:
-        """The number of stored entries of a row that are summed side by side."""
+        """The number of stored entries of a row summed with independent accumulators."""
         assert nest.mask is not None, "what is summed over entries has an operand that stores them"
         if nest.kind == "count":
             reads = [a for a in find(nest.assign.value, Access) if a.tensor != nest.mask.name]
@@ -207,7 +208,7 @@ class _Loops:
         return count if mean is not None and mean >= LONG_ROW * count else 1
 
     def _positions(self) -> Iterator[d.Directive]:
-        """Loops over stored positions, in groups, where several entries are summed side by side."""
+        """Loops over stored positions, in groups, for independent accumulators."""
         masks = {nest.entry: nest.mask for nest in self.rows.nests if nest.mask is not None}
         for entry, (place, outer, inner, count) in self.groups.items():
             if count > 1:
@@ -222,7 +223,7 @@ class _Loops:
         return (outer, inner) if count > 1 else (nest.entry,)
 
     def _ordered(self, nest: RowNest) -> Iterator[d.Directive]:
-        """The loops of a nest: the row, a tile of it, the entries, the lanes."""
+        """The loops of a nest: the row, a tile of the row, the entries, the lanes."""
         outer, inner = self.splits.get(nest.lane, ("", ""))
         row = () if nest.kind in AFTER else (self.rows.row,)
         loops = tuple(name for name in (*row, outer, *self._entries(nest), inner) if name)
@@ -230,7 +231,7 @@ class _Loops:
             yield d.Order(loops, nest.result)
 
     def _collected(self, nest: RowNest) -> Iterator[d.Directive]:
-        """The register sums of a nest, several side by side where they would wait for each other."""
+        """The register accumulators of a nest, several independent ones to avoid stalls."""
         rows, (outer, inner) = self.rows, self.splits.get(nest.lane, ("", ""))
         if nest.assign.monoid is None:
             return
@@ -261,7 +262,7 @@ class _Loops:
         yield from (d.Precompute(name, "register", at=rows.row) for name in rows.held if name not in lanes)
 
     def _ahead(self) -> Iterator[d.Directive]:
-        """The operands of which stored coordinates pick rows, from memory too large to be near."""
+        """Prefetches of operands with gathered rows, from tables larger than the near caches."""
         for nest in self.rows.nests:
             size = self.tile(nest.lane)[0] * self.item_bytes if nest.kind == "product" else 0
             if size < LEAST_BYTES or not self.sizes.is_far(nest.entry, nest.lane, self.item_bytes, nest.mask):
@@ -272,7 +273,7 @@ class _Loops:
 
 
 def row_nests(program: Notation) -> RowNests | None:
-    """The nests over the same rows that a program of several is, `None` when it is anything else."""
+    """A program as nests over the same rows, `None` for other programs."""
     body: Body = program.body
     temporaries = body.temporaries if isinstance(body, Let) else ()
     inner = body.body if isinstance(body, Let) else body
@@ -296,7 +297,7 @@ def row_nests(program: Notation) -> RowNests | None:
 
 
 def _extents(nests: Sequence[RowNest], declared: Mapping[str, Declaration]) -> tuple[tuple[str, str], ...]:
-    """The index variables by what they access, with the names that declarations give their extents."""
+    """The index variables of all accesses, with the declared names of their extents."""
     return tuple(
         (index.name, extent)
         for access in dict.fromkeys(access for nest in nests for access in find(nest.assign, Access))
@@ -307,7 +308,7 @@ def _extents(nests: Sequence[RowNest], declared: Mapping[str, Declaration]) -> t
 
 
 def _nest(loops: Sequence[str], assign: Body, row: str, declared: dict[str, Declaration]) -> RowNest | None:
-    """The role of a nest in a row; `None` for one that no row has by itself."""
+    """The role of a nest in a row; `None` for an unsupported nest."""
     if not isinstance(assign, Assign):
         return None
     target = index_names(assign.target)
@@ -347,7 +348,7 @@ def _nest(loops: Sequence[str], assign: Body, row: str, declared: dict[str, Decl
 
 
 def _after(loops: Sequence[str], assign: Assign, declared: dict[str, Declaration]) -> RowNest | None:
-    """A sum of a number of each row, or what follows from numbers; `None` for other nests."""
+    """A sum over the numbers of all rows, or a function of such sums; `None` for other nests."""
     if any(a.tensor in declared and not declared[a.tensor].format.is_dense for a in find(assign, Access)):
         return None
     if not loops:
@@ -359,13 +360,13 @@ def _after(loops: Sequence[str], assign: Assign, declared: dict[str, Declaration
 
 
 def _is_last(accesses: Sequence[Access], lane: str) -> bool:
-    """Whether every operand that has the variable has it last, as it is and once."""
+    """Whether every operand with the variable has it last, as a plain index and once."""
     having = [access for access in accesses if lane in index_names(access)]
     return all(a.indices[-1] == Index(lane) and len(index_names(a)) == len(a.indices) for a in having)
 
 
 def _is_by_rows(nests: Sequence[RowNest], program: Notation) -> bool:
-    """Whether nests read of each other only what the same row has, and sums of all rows come last."""
+    """Whether nests read each other's results at the same row only, and sums over all rows come last."""
     place = {nest.result: nest for nest in nests}
     kinds = [nest.kind in AFTER for nest in nests]
     if len(place) < len(nests) or kinds != sorted(kinds) or all(kinds):

@@ -1,9 +1,9 @@
-"""The ways to hold a row of a chain, priced: all of it as a strip, a chunk with rescaled sums, a chunk computed again.
+"""Strategies for holding a row of a chain, priced: as a strip, in chunks with rescaled sums, in recomputed chunks.
 
 In:  attention over rows of 16,384 columns in blocks of 64 x 64, a machine whose near caches hold 256 KiB.
 Out: `online: 9,100 us beyond the products`, `strip: 16,000 us: 2 MiB of a strip are written and read`, `recomputed: ..`
 
-A way is priced by what it does beyond the products that all have, in the time of one thread.
+The price of a strategy is its time beyond the common products, on one thread.
 """
 
 from collections.abc import Iterator
@@ -26,24 +26,24 @@ from sparsify.compiler.schedule.templates.row_chain.two_pass import ENTRIES, two
 
 Name = Literal["strip", "online", "recomputed"]
 
-# Vectors' times, fitted to measurements on AVX-512: per row of a chunk, whose lanes are reduced; per vector of a sum in
-# scratch that is added to, or rescaled.
+# Vectors' times, fitted to measurements on AVX-512: per row of a chunk (reduction of its lanes); per vector of a sum in
+# scratch, for an addition and for a rescaling.
 CHUNK: Final = 36.0
 ADDED: Final = 1.5
 RESCALED: Final = 2.0
-# What lies as near as registers wait for: of so many bytes traffic is not counted.
+# Bytes in the first-level cache, whose traffic is free.
 NEAREST_BYTES: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class RowWay:
-    """A way to hold the rows of a chain.
+    """A strategy for holding the rows of a chain.
 
     Attributes:
-        name: of the way.
-        schedule: that holds them so.
-        extra_us: the time of one thread beyond the products; `None` where sizes are not known.
-        why: where the time goes.
+        name: name of the strategy.
+        schedule: schedule of the strategy.
+        extra_us: time of one thread beyond the products; `None` for unknown sizes.
+        why: explanation of the time.
     """
 
     name: Name
@@ -53,7 +53,7 @@ class RowWay:
 
 
 def row_ways(chain: RowChain, lanes: int, item_bytes: int, sizes: Sizes) -> tuple[RowWay, ...]:
-    """The ways to hold the rows of a chain, the best first; none where no schedule is known to be fast."""
+    """The strategies for holding the rows of a chain, the best first; empty without a fast schedule."""
     found = tuple(_schedules(chain, lanes, item_bytes, sizes))
     known = _Known.of(chain, lanes, item_bytes, sizes)
     if known is None:
@@ -65,7 +65,7 @@ def row_ways(chain: RowChain, lanes: int, item_bytes: int, sizes: Sizes) -> tupl
 def _schedules(
     chain: RowChain, lanes: int, item_bytes: int, sizes: Sizes
 ) -> Iterator[tuple[Name, d.Schedule]]:
-    """The schedules of a chain by the way that they hold rows."""
+    """The schedules of a chain, with their strategies."""
     strips, rows = Strips(chain, lanes, item_bytes, sizes), EntryRows(chain, lanes, sizes)
     together = EntryModes(chain, lanes, item_bytes, sizes)
     is_apart = not together.fits or together.cycles() > together.cycles_apart()
@@ -91,17 +91,17 @@ def _in_chunks(chunks: StripChunks | EntryChunks) -> Iterator[tuple[Name, d.Sche
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Facts that prices depend on.
+    """The inputs of prices.
 
     Attributes:
-        entries: that all rows store.
-        length: of a row, in entries.
-        strip_rows, chunk_rows: that share what columns pick, held as a strip and in chunks.
-        chunk: the entries of a row in a chunk.
-        scores: along the sums of entries that are computed again.
-        sums: along the sums of rows.
-        columns: of the pattern.
-        widths: along what a column picks.
+        entries: stored entries of all rows.
+        length: entries of a row.
+        strip_rows, chunk_rows: rows that share gathered operands, held as a strip and in chunks.
+        chunk: entries of a row in a chunk.
+        scores: summed extents of recomputed entries.
+        sums: extents along the sums of rows.
+        columns: columns of the pattern.
+        widths: extents along gathered rows.
     """
 
     chain: RowChain
@@ -120,7 +120,7 @@ class _Known:
 
     @classmethod
     def of(cls, chain: RowChain, lanes: int, item_bytes: int, sizes: Sizes) -> "_Known | None":
-        """Known sizes of the operands of a chain; `None` where something is missing."""
+        """Known sizes of the operands of a chain; `None` if a size is missing."""
         names = {*chain.leading, chain.row, chain.column, *chain.lanes()}
         names |= {nest.inner for nest in chain.nests if nest.inner}
         extents, stored = sizes.extents, sizes.stored.get(chain.mask.name)
@@ -155,7 +155,7 @@ class _Known:
         )
 
     def priced(self, name: Name) -> tuple[float, str]:
-        """The cost of a way beyond the products, and the reason."""
+        """The cost of a strategy beyond the products, and the reason."""
         if name == "strip":
             return self._strip()
         chunks = self.entries / self.chunk  # rows of chunks
@@ -170,7 +170,7 @@ class _Known:
         return streamed + again * self.machine.vector_us, f"{self.entries:,.0f} scores are computed again"
 
     def _strip(self) -> tuple[float, str]:
-        """The cost of the writes and reads of a strip by one statement after the other."""
+        """The cost of the writes and reads of a strip by consecutive statements."""
         held = [n.result for n in self.chain.nests if n.kind in ENTRIES and n.result in self.chain.held]
         size = self.strip_rows * self.length * self.item_bytes * len(held)
         reads = [n for n in self.chain.nests if n.kind in ("entries", "reduction", "product")]
@@ -180,7 +180,7 @@ class _Known:
         return moved * slower + self._streamed(self.strip_rows), f"a strip is {size:,.0f} bytes"
 
     def _streamed(self, rows: int) -> float:
-        """The cost beyond the products of reads that columns pick, once for so many rows."""
+        """The cost beyond the products of gathered reads, once for each `rows` rows."""
         moved = self.entries / rows * self.widths * self.item_bytes
         products = self.entries * self.widths / self.lanes * TILED * self.machine.vector_us
         table = self.columns * self.widths * self.item_bytes

@@ -1,8 +1,8 @@
-"""Row-wise chains that need no strip of the row: what one pass over it finds, the other one needs.
+"""Row-wise chains in two passes over a row, without a strip: the second pass needs a number found by the first.
 
 In:  the chain of `S = Q K; m max= S; P = exp(S - m); d += P; Y += P V / d`.
-Out: `TwoPasses(end=1, again=("S",), is_rescaled=True)`: the first pass ends with `m`, the other one reads `S`, and what
-     it sums can be rescaled, so that one pass does.
+Out: `TwoPasses(end=1, again=("S",), is_rescaled=True)`: the first pass ends with `m`, the second reads `S`, and its
+sums can be rescaled, so that one pass suffices.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ ENTRIES = ("scores", "entries")
 
 @dataclass(frozen=True, slots=True)
 class TwoPasses:
-    """Position of a cut in a chain.
+    """The cut of a chain into two passes.
 
     Attributes:
-        end: the number of the nest that ends the first pass: a number a row.
-        again: entries that both passes need, those that are computed from others first.
-        is_rescaled: whether what the second pass sums are multiples of `exp(S - m)`, `m` what the first pass finds.
+        end: number of the nest that ends the first pass: a number a row.
+        again: entries that both passes need, in reverse order of their nests.
+        is_rescaled: whether the sums of the second pass are multiples of `exp(S - m)`, with `m` from the first pass.
     """
 
     end: int
@@ -31,7 +31,7 @@ class TwoPasses:
 
 
 def two_passes(chain: RowChain) -> TwoPasses | None:
-    """The two passes of a chain; `None` for chains of others, and where a pass writes results of its own."""
+    """The two passes of a chain; `None` for other chains, and for passes that write results themselves."""
     nests = chain.nests
     ends = [number for number, nest in enumerate(nests) if nest.kind not in ENTRIES]
     if not ends:
@@ -62,7 +62,7 @@ def two_passes(chain: RowChain) -> TwoPasses | None:
 
 
 def _is_rescaled(maximum: Nest, second: list[Nest], rows: tuple[Nest, ...]) -> bool:
-    """Whether what the second pass sums are multiples of `exp(S - m)`, and nothing else reads those."""
+    """Whether the second pass sums multiples of `exp(S - m)` only, and nothing else reads the relative entries."""
     if maximum.assign.monoid != "max":
         return False
     relative: set[str] = set()
@@ -83,5 +83,5 @@ def _is_rescaled(maximum: Nest, second: list[Nest], rows: tuple[Nest, ...]) -> b
 
 
 def _reads(nest: Nest) -> set[str]:
-    """The operands of a nest; of scores the sum itself aside."""
+    """The operands of a nest; for scores without the operands of the sum."""
     return {access.tensor for access in find(nest.assign.value, Access)}

@@ -1,0 +1,1 @@
+"""Graphs on several processes: strong scaling, bytes and memory."""

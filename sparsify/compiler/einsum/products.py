@@ -1,0 +1,28 @@
+"""Products in expressions: their factors from left to right, and the product of factors.
+
+In: `a * (b * c)`. Out: `[a, b, c]`.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr
+
+
+def factors(expr: Expr) -> list[Expr]:
+    """The factors of a product, with multiplicity; any other expression is its only factor."""
+    match expr:
+        case Call("mul", (left, right)):
+            return [*factors(left), *factors(right)]
+    return [expr]
+
+
+def product(factors: Sequence[Expr]) -> Expr:
+    """`[a, b, c] -> (a * b) * c`."""
+    return reduce(lambda left, right: Call("mul", (left, right)), factors)
+
+
+def product_factors(expr: Expr) -> list[Expr] | None:
+    """The factors of a product of accesses and numbers; `None` for other products."""
+    found = factors(expr)
+    return found if all(isinstance(factor, Access | Const) for factor in found) else None

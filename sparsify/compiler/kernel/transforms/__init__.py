@@ -1,0 +1,1 @@
+"""Kernels under the transforms of torch: autograd, `torch.func`, nodes of traced graphs."""

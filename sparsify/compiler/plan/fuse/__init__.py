@@ -1,0 +1,1 @@
+"""Fusion across statements: programs whose statements share one kernel."""

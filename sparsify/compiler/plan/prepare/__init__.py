@@ -1,0 +1,1 @@
+"""Preparation of statements for loops: blocks expanded, operands transposed, merges limited, sums split."""

@@ -1,0 +1,1 @@
+"""The same entries elsewhere: slices, joins, reshapes, and entries at given coordinates."""

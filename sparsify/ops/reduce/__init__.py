@@ -1,0 +1,1 @@
+"""Reductions along modes: sums, moments, norms, order statistics, softmax."""

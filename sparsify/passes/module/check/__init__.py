@@ -1,0 +1,1 @@
+"""Variants against the source model: results, gradients and times, on calls without traces."""

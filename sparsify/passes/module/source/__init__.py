@@ -1,0 +1,1 @@
+"""The source model on a sparse model: attributes, hooks, generation, traced calls."""

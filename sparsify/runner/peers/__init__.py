@@ -1,0 +1,1 @@
+"""Peers of a run: libraries that execute the dense model, installed or named with how to get them."""

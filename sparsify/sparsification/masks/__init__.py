@@ -1,0 +1,1 @@
+"""Masks: attention patterns at any length, blocks, files, masks of other libraries."""

@@ -1,0 +1,1 @@
+"""Registrations of users: formats, operators, gradients, sparsifiers, and dispatch."""

@@ -1,0 +1,1 @@
+"""Sparsifiers by passes: streaming, blocking, materializing; selections by score."""

@@ -1,0 +1,1 @@
+"""Random programs through every representation and through compiled kernels."""

@@ -1,0 +1,1 @@
+"""Programs as users write them, across all rooms of the compiler."""
