@@ -13,6 +13,7 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("SPARSIFY_THREADS", str(max(own, 2)))
 
 import pytest
+import torch.distributed as dist
 
 from sparsify import options
 
@@ -46,6 +47,14 @@ def frozen_memory() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_group() -> Iterator[None]:
+    """Destroys the group of one process that `sparsify.shard` starts: later modules of tests run without a group."""
+    yield
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)
