@@ -325,7 +325,8 @@ def leaf_of(path: str, value: Any) -> Leaf:
     """The leaf of `value` at `path`."""
     name = path.replace("['", ".").replace("']", "").replace("[", ".").replace("]", "").strip(".")
     if not isinstance(value, torch.Tensor):
-        return Leaf(name, "constant", contents(value))
+        cache = transformers_cache.described(value)
+        return Leaf(name, "constant", contents(value) if cache is None else (str, cache))
     kind = "sparse" if is_sparse(value) else "tensor"
     layout = "sparsify" if isinstance(value, SparseTensor) else str(value.layout)
     device = value.device.type

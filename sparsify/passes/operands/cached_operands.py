@@ -175,6 +175,8 @@ class Structure:
         self.memory: Memo[Remembered] = Memo(most, static, is_frozen or self.weight is not None)
         self.is_frozen = is_frozen
         self.beside: Memo[SparseTensor] = Memo(are_weights=True)
+        # The last format that held a weight: comparing equal formats takes as long as a small kernel.
+        self._held: Format | None = None
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
         """The results for `leaves`; a matrix with values from the caller is `Aligned`."""
@@ -204,7 +206,9 @@ class Structure:
 
         Other formats are for calls with far more, or far fewer, rows. Structures with the same format share `beside`.
         """
-        if spec.holds(weight):
+        form = weight._pattern.format
+        if form is self._held or spec.holds(weight):
+            self._held = form
             return weight.permute(1, 0) if spec.transposed else weight
 
         def make() -> SparseTensor:

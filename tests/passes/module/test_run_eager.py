@@ -6,6 +6,7 @@ from graph_models import HandWritten, TwoLayers, graph
 from torch.nn.utils import parametrize
 
 from sparsify.passes.apply import apply
+from sparsify.passes.module.variants.run_eager import running
 
 RECIPE = {"schema": 1, "name": "own", "sparsify": [{"targets": ["op:message_passing"], "format": "csr"}]}
 
@@ -89,3 +90,28 @@ def test_repeated_calls_are_found_without_a_key():
         assert sparse(wider).dtype == torch.bfloat16
     sparse(wider), sparse(wider)
     assert torch.equal(sparse(input=wider), sparse(wider))
+
+
+class Converted(torch.nn.Module):
+    """Conversions to the dtype that a tensor has, and to another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.lin(x.to(torch.float32))
+        return y.to(torch.float32) * 2, y.to(torch.float64).exp()
+
+
+def test_conversions_to_the_same_dtype_do_not_run():
+    rule = {"targets": ["param:*.weight"], "prune": {"method": "magnitude", "sparsity": 0.5}}
+    model, x = Converted().eval(), torch.randn(3, 16)
+    sparse = apply(model, {"schema": 1, "name": "half", "sparsify": [rule]}, (x,), trainable=False)
+    (variant,) = sparse.variants
+    written = [str(node.target) for node in variant.captured.graph.nodes]
+    run = [str(node.target) for node in running(variant.captured.graph, sparse).graph.nodes]
+    assert (written.count("aten.to.dtype"), run.count("aten.to.dtype")) == (3, 1)
+    found = sparse(x)
+    assert [result.dtype for result in found] == [torch.float32, torch.float64]
+    torch.testing.assert_close(found[1], (found[0] / 2).double().exp())

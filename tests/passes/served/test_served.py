@@ -170,6 +170,44 @@ def test_results_of_transformers_do_without_transformers(tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
+def test_steps_of_a_decoder_with_its_keys(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=60, **sizes)).eval()
+    rule = {**HALF["sparsify"][0], "targets": ["param:*proj.weight"]}
+    text = torch.randint(0, 60, (1, 5))
+
+    def generated(model, steps):
+        cache, ids, tokens = transformers.DynamicCache(), text, []
+        with torch.no_grad():
+            for _ in range(steps):
+                result = model(input_ids=ids, past_key_values=cache, use_cache=True)
+                assert result.past_key_values is cache, "the caller's cache holds the keys"
+                ids = result.logits[:, -1:].argmax(-1)
+                tokens.append(int(ids))
+        assert cache.get_seq_length() == 5 + steps - 1
+        return tokens
+
+    with sparsify.options.override(tune_seconds=0):
+        sparse = sparsify.apply(model, {**HALF, "sparsify": [rule]}, trainable=False)
+        expected = generated(sparse, 12)
+        assert len(sparse.variants) == 2, "a graph for the text and one for all steps"
+        loaded = sparsify.load(sparsify.save(sparse, tmp_path, kernels=True))
+    assert generated(loaded, 12) == expected
+    dense = copy.deepcopy(model)
+    dense.load_state_dict({name: torch.as_tensor(value) for name, value in dense_state(sparse).items()})
+    assert generated(dense, 12) == expected
+    with pytest.raises(CaptureError, match="past_key_values"):
+        loaded(input_ids=text, past_key_values=transformers.DynamicCache(offloading=True), use_cache=True)
+
+
+def dense_state(sparse):
+    """The state of a sparse model as dense tensors."""
+    state = sparse.state_dict()
+    return {name: value.to_dense() if hasattr(value, "to_dense") else value for name, value in state.items()}
+
+
 def test_weights_lie_in_the_mapped_file(served):
     _, folder = served
     weight = sparsify.load(folder).first.weight

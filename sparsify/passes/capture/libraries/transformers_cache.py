@@ -20,6 +20,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import SequenceKey
 
 MODULE: Final = "transformers.cache_utils"
+# Attributes of caches whose values `described` tells.
+SETTINGS: Final = frozenset(("layers", "layer_class_to_replicate", "offloading"))
 # Window lengths of layers, None for layers without, per part: one part, or self-attention and cross-attention.
 Layers = tuple[tuple[int | None, ...], ...]
 
@@ -56,6 +58,22 @@ def opened(value: Any) -> Any:
 def is_plain(value: Any) -> bool:
     """Whether a value is a cache made of keys and values alone."""
     return bool(_parts(value))
+
+
+def described(value: Any) -> str | None:
+    """The text of an empty cache, equal in all processes; None for other values, and caches with settings of their own.
+
+    No string has this text, whose `repr` has quotes.
+    """
+    parts = _parts(value) if is_cache(value) else []
+    if not parts or has_past(value) or any(set(vars(part)) - SETTINGS or part.offloading for part in parts):
+        return None
+    layers = [
+        [(type(layer).__name__, getattr(layer, "sliding_window", None)) for layer in part.layers]
+        for part in parts
+    ]
+    added = [getattr(part.layer_class_to_replicate, "__name__", None) for part in parts]
+    return f"{type(value).__name__} of layers {layers} and {added}"
 
 
 def has_past(cache: Any) -> bool:

@@ -18,7 +18,7 @@ from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.shell import fill_shell
 from sparsify.passes.graph.direct_calls import direct
 from sparsify.passes.graph.node_info import call_of
-from sparsify.passes.graph.operators import operator_name, updates_statistics
+from sparsify.passes.graph.operators import operator_name, tensor_value, updates_statistics
 from sparsify.passes.module.variants.reuse_memory import FACTORIES, Sum, sums, writers
 from sparsify.passes.module.variants.variant import Variant
 
@@ -72,6 +72,9 @@ def running(graph: fx.Graph, root: nn.Module) -> Running:
     within |= {one.product for one in added.values()}
     written = writers(graph, within | chains.keys() | added.keys())
     for node in graph.nodes:
+        if _is_same(node):
+            copies[node] = copies[node.args[0]]
+            continue
         if node in copies or node in within or _is_made_by_readers(node, written):
             continue
         own = copies
@@ -112,6 +115,16 @@ def run_by(found: Running, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
         return forward(root, *values, *inputs)
 
     return run
+
+
+def _is_same(node: fx.Node) -> bool:
+    """Whether a node is its input: a conversion to the input's dtype; parameters may be held in another one."""
+    if node.target is not torch.ops.aten.to.dtype or len(node.args) > 2 or node.kwargs:
+        return False
+    source = node.args[0]
+    value = tensor_value(source)
+    is_parameter = isinstance(source, fx.Node) and source.op == "get_attr"
+    return value is not None and not is_parameter and value.dtype is node.args[1]
 
 
 def _is_made_by_readers(node: fx.Node, written: dict[fx.Node, Callable[..., Any]]) -> bool:
