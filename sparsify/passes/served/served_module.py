@@ -46,7 +46,8 @@ class Frozen(nn.Module):
             raise CaptureError(
                 f"{type(self).__name__} was loaded without its class, and the dtypes of results under autocast are "
                 "those of a call of its code",
-                "call it outside of torch.autocast, or load with the model, sparsify.load(folder, model)",
+                "call the sparse model that way under torch.autocast once before sparsify.save(..., kernels=True), or "
+                "load with the model, sparsify.load(folder, model)",
             )
         raise CaptureError(
             f"{type(self).__name__} was loaded without its class, and has no code to run", REMEDY
@@ -196,7 +197,9 @@ class ServedModule(SparseModule):
         both = chain(
             self.named_parameters(remove_duplicate=False), self.named_buffers(remove_duplicate=False)
         )
-        return {name: stamp(tensor) for name, tensor in both}
+        # Attributes of sparse tensors are read without the table of torch's functions on them.
+        with torch._C.DisableTorchFunctionSubclass():
+            return {name: stamp(tensor) for name, tensor in both}
 
     def __reduce__(self) -> Any:
         now = self._stamps()
