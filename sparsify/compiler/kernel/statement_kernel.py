@@ -23,7 +23,8 @@ from sparsify.compiler.kernel import fast_call, substitute
 from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.compiler.kernel.sparse_result import Assembled
 from sparsify.compiler.kernel.variants import Signature, Variant, Variants
-from sparsify.compiler.loops.lower.assemble.assemble import POSITION_OVERFLOW, is_assembled
+from sparsify.compiler.loops.lower.assembly import POSITION_OVERFLOW
+from sparsify.compiler.loops.lower.program_facts import is_assembled
 from sparsify.compiler.operands.arguments import (
     DenseInput,
     SparseInput,

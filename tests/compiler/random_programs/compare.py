@@ -26,7 +26,7 @@ from sparsify.compiler.kernel.kernel import Kernel
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.kernel.variants import Variant, Variants
 from sparsify.compiler.loops.interpret import interpret as interpret_loops
-from sparsify.compiler.loops.lower.assemble.assemble import is_assembled
+from sparsify.compiler.loops.lower.program_facts import is_assembled
 from sparsify.compiler.loops.numpy_values import array_dtype
 from sparsify.compiler.notation.interpret import interpret as interpret_notation
 from sparsify.compiler.operands.arguments import DenseInput, SparseInput
