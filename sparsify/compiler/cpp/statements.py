@@ -13,9 +13,9 @@ from sparsify.compiler.cpp import scratch
 from sparsify.compiler.cpp.expressions import PREFIX, SUM, Expressions, unwidened, within
 from sparsify.compiler.cpp.helpers import compress, types
 from sparsify.compiler.cpp.helpers.unit import Unit, indent
-from sparsify.compiler.cpp.scratch import OUT_OF_MEMORY
 from sparsify.compiler.einsum.nodes import Selection
 from sparsify.compiler.ir.node import find, holds, walk
+from sparsify.compiler.ir.status import OUT_OF_MEMORY
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 

@@ -9,6 +9,7 @@ import torch
 import sparsify
 from sparsify.compiler.cpp.call.foreign_call import fail
 from sparsify.compiler.evaluate import einsum_kernel
+from sparsify.compiler.ir.status import POSITION_OVERFLOW
 from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.loops.lower import assembly
@@ -31,7 +32,7 @@ def overflowing(step, operands):
     KNOWN.clear()
     for shapes, frame in step._frames.items():
         library = frame.choice.variant.library
-        overflows = SimpleNamespace(call=lambda *_: fail(assembly.POSITION_OVERFLOW), library=library)
+        overflows = SimpleNamespace(call=lambda *_: fail(POSITION_OVERFLOW), library=library)
         step._frames[shapes] = replace(frame, choice=replace(frame.choice, variant=overflows))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from sparsify.compiler.einsum.nodes import Assign
 from sparsify.compiler.ir.node import find
+from sparsify.compiler.ir.status import POSITION_OVERFLOW
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus, product
 from sparsify.compiler.loops.lower.environment import Environment, Lowered
@@ -20,7 +21,6 @@ from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.provenance import Provenance
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 
-POSITION_OVERFLOW = 2
 LARGEST = {"int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
 # Phases of results with a bitset workspace: products counted, entries counted, entries written, values alone.
 BOUND, COUNT, FILL, VALUES = "bound", "count", "fill", "values"

@@ -21,7 +21,6 @@ from sparsify.compiler.loops.lower.context import Context, Statements
 from sparsify.compiler.loops.lower.environment import Environment, Lowered
 from sparsify.compiler.loops.lower.forall import forall
 from sparsify.compiler.loops.lower.levels.search import located
-from sparsify.compiler.loops.lower.program_facts import is_assembled
 from sparsify.compiler.loops.lower.values.expression import evaluate
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import UnsupportedProgramError
@@ -85,7 +84,7 @@ def _check_outputs(context: Context) -> None:
 def _body(context: Context) -> list[loops.Stmt]:
     """All statements of the kernel, preceded by the allocation of memory."""
     context.memory, context.setups, context.longest = {}, [[]], set()
-    grown = [name for name in context.program.outputs if is_assembled(context.declarations[name])]
+    grown = [name for name in context.program.outputs if context.declarations[name].is_assembled]
     body = assemble.phases(context, grown) if grown else located(context, context.program.body, Environment())
     return [*context.setups[0], *body]
 
@@ -97,7 +96,7 @@ def _outputs_to_fill(context: Context) -> list[str]:
     return [
         name
         for name in context.program.outputs
-        if name in summed and not is_assembled(context.declarations[name])
+        if name in summed and not context.declarations[name].is_assembled
     ]
 
 

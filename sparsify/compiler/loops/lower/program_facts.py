@@ -19,11 +19,6 @@ from sparsify.storage.format import StoredLevel
 Start = float | int | bool | None
 
 
-def is_assembled(declaration: Declaration) -> bool:
-    """Whether the kernel computes the pattern of a result."""
-    return declaration.pattern_of is None and not declaration.format.is_dense
-
-
 def initial_value(let: notation.Let, temporary: notation.Temporary) -> Start:
     """The initial value of a temporary: the identity if the first assignment is a sum."""
     for part in find(let.body, Assign):
@@ -217,7 +212,7 @@ class ProgramFacts:
                     names[f"{name}{number}_width"] = None
         # For results with a possibly given pattern: negative if not given.
         names.update(
-            (f"{name}_nnz", None) for name in self.program.outputs if is_assembled(self.declarations[name])
+            (f"{name}_nnz", None) for name in self.program.outputs if self.declarations[name].is_assembled
         )
         # Other schedules of the program may share their work, and all its kernels take the same sizes.
         names["serial_threshold"] = None
@@ -228,7 +223,7 @@ class ProgramFacts:
         buffers: list[loops.Buffer] = []
         for name in (*self.program.inputs, *self.program.outputs):
             declaration, output = self.declarations[name], name in self.program.outputs
-            grown = output and is_assembled(declaration)
+            grown = output and declaration.is_assembled
             if not output or grown:
                 for number, (pos, crd) in enumerate(declaration.index_dtypes, 1):
                     if pos:

@@ -17,6 +17,7 @@ from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.ir.node import find
+from sparsify.compiler.ir.status import KEY_OVERFLOW
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
     ONE,
@@ -40,7 +41,6 @@ from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.errors import ScheduleError
 
-KEY_OVERFLOW: Final = 5
 LARGEST_KEY: Final = 2**62
 FRACTION: Final = loops.Type("float64")
 
