@@ -13,5 +13,6 @@ STATUSES: Final = {
     POSITION_OVERFLOW: "a position does not fit int32; use int64 for pos and crd",
     3: "a coordinate lies outside its mode; the tensor's crd and shape do not fit each other",
     4: "the kernel found itself in a state that cannot be; this is a mistake of sparsify",
-    KEY_OVERFLOW: "coordinates of a workspace of several modes make no key of 63 bits; ask for another order of the loops",
+    KEY_OVERFLOW: "coordinates of a workspace of several modes make no key of 63 bits; ask for another order of the "
+    "loops",
 }
