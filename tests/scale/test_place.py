@@ -10,7 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import sparsify
-from sparsify.errors import CaptureError, DataError, ProcessError, RecipeError, UnsupportedOperatorError
+from sparsify.errors import (
+    CaptureError,
+    DataError,
+    ProcessError,
+    RecipeError,
+    SparsifyError,
+    UnsupportedOperatorError,
+)
 from sparsify.scale import processes
 from sparsify.scale.halo import HaloPlan, halo_exchange, halo_reduce, register
 from sparsify.scale.partition import partition
@@ -122,7 +129,7 @@ def test_module_is_the_model(folder: Path) -> None:
         sparsify.shard(model, {"schema": 1, "name": "mine", "sparsify": [rule]}, graph=folder / "parts")
 
 
-def test_kernels_run_between_exchanges(folder: Path, compiled_fast: None) -> None:
+def test_kernels_run_between_exchanges(folder: Path) -> None:
     model = ByHand().double()
     part = sparsify.shard(model, "gcn", graph=folder / "parts", strict=True)
     data = part.data
@@ -131,9 +138,7 @@ def test_kernels_run_between_exchanges(folder: Path, compiled_fast: None) -> Non
     assert len(part.report.regions) == 2
 
 
-def test_exchanges_of_kernels_are_those_of_all(
-    folder: Path, compiled_fast: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exchanges_of_kernels_are_those_of_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ByHand().double()
     told = iter([["halo_exchange"], []])
     monkeypatch.setattr("sparsify.scale.kernels.made_exchanges", lambda module, tensors: next(told))
@@ -239,6 +244,8 @@ def test_processes_that_cannot_meet(folder: Path, monkeypatch: pytest.MonkeyPatc
     partition(folder / "graph.pt", 2, "range", tmp_path / "two")
     with pytest.raises(ProcessError, match="has 2 parts, and 1 process runs; torchrun --nproc-per-node 2"):
         sparsify.shard(ByHand(), graph=tmp_path / "two")
+    with pytest.raises(SparsifyError, match="overlap="):
+        sparsify.shard(ByHand().eval(), graph=tmp_path / "two", memory="1GB", overlap=True)
     if dist.is_initialized():
         dist.destroy_process_group()
     with socket.create_server(("127.0.0.1", 0)) as server:
