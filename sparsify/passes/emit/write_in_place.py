@@ -77,9 +77,9 @@ def form_in_place(node: fx.Node) -> Any:
     packet = getattr(aten, f"{node.target._schema.name.split('::')[-1]}_", None)
     if packet is None:
         return None
-    wanted = argument_types(node.target)
+    types = argument_types(node.target)
     overloads = (getattr(packet, name) for name in packet.overloads())
-    return next((form for form in overloads if argument_types(form) == wanted), None)
+    return next((form for form in overloads if argument_types(form) == types), None)
 
 
 def is_last_reader(node: fx.Node, copy: fx.Node | None = None) -> bool:
@@ -93,13 +93,13 @@ def is_last_reader(node: fx.Node, copy: fx.Node | None = None) -> bool:
     """
     base = node.args[0]
     assert isinstance(base, fx.Node), "tensors are nodes"
-    waiting, known = [base], set[fx.Node]()
+    waiting, noted = [base], set[fx.Node]()
     while waiting:
         one = waiting.pop()
         for user in one.users:
-            if user in (node, copy) or user in known:
+            if user in (node, copy) or user in noted:
                 continue
-            known.add(user)
+            noted.add(user)
             if copy is not None and user > copy:
                 continue  # reads the result of the copy
             is_torch = isinstance(user.target, torch._ops.OpOverload)

@@ -177,8 +177,8 @@ class Where(Streaming):
         for name, value in operands.items():
             if not isinstance(value, Real) and not (isinstance(value, torch.Tensor) and value.dim() == 0):
                 raise SparsifierError(f"Where(..., {name}={value!r})", "a number, or a tensor without modes")
-        known = {"value", "row", "column", *CONSTANTS, *operands}
-        unknown = [name for name in re.findall(NAME, text) if name not in known]
+        names = {"value", "row", "column", *CONSTANTS, *operands}
+        unknown = [name for name in re.findall(NAME, text) if name not in names]
         if unknown:
             raise SparsifierError(
                 f"Where({text!r}) with the name {unknown[0]}",
