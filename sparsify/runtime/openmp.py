@@ -25,7 +25,7 @@ def path() -> Path:
     Raises:
         CompilerError: torch has no OpenMP runtime, so kernels cannot be linked.
     """
-    candidates = loaded() or _beside_torch()
+    candidates = loaded() or _bundled_with_torch()
     if not candidates:
         raise CompilerError(
             "torch has not loaded an OpenMP runtime (libgomp, libiomp5 or libomp)",
@@ -45,7 +45,7 @@ def loaded() -> list[str]:
     return sorted(name for name in names if _RUNTIME.search(name))
 
 
-def _beside_torch() -> list[str]:
+def _bundled_with_torch() -> list[str]:
     """Runtimes shipped in the wheel of torch, for systems without `/proc`."""
     package = Path(torch.__file__).parent
     folders = (package / "lib", package.parent / "torch.libs")

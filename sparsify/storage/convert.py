@@ -301,8 +301,8 @@ def _panelled(pattern: Pattern, format: Format) -> Conversion | None:
     begins = torch.zeros(panels * rows + 1, dtype=dtype)
     begins[1:] = ends
     arrays = (None, None, begins), (None, None, within.to(dtype))
-    made_pattern = Pattern.of_arrays(format, pattern.shape, *arrays, pattern.nnz)
-    return Conversion(made_pattern, permutation, is_identity=False, is_padded=False)
+    result_pattern = Pattern.of_arrays(format, pattern.shape, *arrays, pattern.nnz)
+    return Conversion(result_pattern, permutation, is_identity=False, is_padded=False)
 
 
 def panel_mode(format: Format) -> int | None:

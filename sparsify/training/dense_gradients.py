@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import unserializable_hook
 
-from sparsify.compiler.kernel.transforms.autograd import Wanted, graph_task
+from sparsify.compiler.kernel.transforms.autograd import GradientRequest, graph_task
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.module.weights.sparse_parameters import takes_sparse
@@ -77,7 +77,7 @@ class DenseGradients:
         self._passes: list[Pass] = []
         self._tasks: dict[str, dict[int, int]] = {}
         self._weight_hooks: list[Any] = []
-        self._records: dict[str, Wanted] = {}
+        self._records: dict[str, GradientRequest] = {}
         self.is_collecting = False
         self._random = torch.get_rng_state()
         self._buffers: dict[str, Tensor] = {}
@@ -99,7 +99,7 @@ class DenseGradients:
         self._weight_hooks = [weight.register_hook(self._noted(name)) for name, weight in weights.items()]
         for name, weight in weights.items():
             if isinstance(weight, SparseTensor) and name not in self._records:
-                self._records[name] = Wanted(weight)
+                self._records[name] = GradientRequest(weight)
 
     def settle(self) -> None:
         """Computes the gradients for the passes so far, before the weights change."""
@@ -129,7 +129,7 @@ class DenseGradients:
         self._passes.clear()
         self._tasks.clear()
         for record in self._records.values():
-            record.given.clear()
+            record.dense_gradients.clear()
 
     def _noted(self, name: str) -> Callable[[Tensor], None]:
         """The hook of a weight, recording the graph tasks that compute its gradient.
@@ -156,7 +156,9 @@ class DenseGradients:
         if name not in self._records:
             return []
         form, tasks = cast(SparseTensor, self.source().get_parameter(name)).format, self._tasks.get(name, {})
-        parts = [(operand, part) for operand, part, task in self._records[name].given if task in tasks]
+        parts = [
+            (operand, part) for operand, part, task in self._records[name].dense_gradients if task in tasks
+        ]
         return [part if operand.format == form else part.t() for operand, part in parts]
 
     def _add(self, name: str, gradient: Tensor) -> None:

@@ -12,7 +12,7 @@ from sparsify.compiler.einsum.infer.share import shared_pattern
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.einsum.rename import fresh, rename_tensors
 from sparsify.compiler.einsum.text import serialize
-from sparsify.compiler.plan.prepare.expand_blocks import assembled, index_dtypes_in, whole
+from sparsify.compiler.plan.prepare.expand_blocks import assembled, index_dtypes_in, unblocked_format
 from sparsify.compiler.plan.prepare.transpose_operands import Twin
 from sparsify.compiler.plan.products.dense_product import DenseProduct
 from sparsify.storage.convert import conversion, inverted
@@ -68,7 +68,7 @@ class Convert:
             return tensor(source, self.format, fill=self.fill).to(format=self.format)
         pattern = shared_pattern(operands[1]._pattern, self.format, source.shape)  # type: ignore[attr-defined]
         if not isinstance(source, SparseTensor):  # full diagonals, computed as dense rows
-            source = tensor(source, whole(pattern.format))
+            source = tensor(source, unblocked_format(pattern.format))
         found = conversion(pattern, source.format)
         if (
             found.permutation.shape[0] == pattern.nnz and not found.is_padded

@@ -25,7 +25,7 @@ Item = int | slice | EllipsisType | Tensor | None
 @operator(Tensor.__getitem__)
 def getitem(input: SparseTensor, key: Any) -> Tensor:
     """`A[key]`: slices, integers, `...`, `None`, and lists of integers or booleans for one mode each."""
-    if _is_whole_mask(key, input):
+    if _is_full_mask(key, input):
         return lookup.masked_select(input, key)
     items = _spelled_out(key if isinstance(key, tuple) else (key,), input.dim())
     lists = [item for item in items if isinstance(item, Tensor)]
@@ -46,7 +46,7 @@ def getitem(input: SparseTensor, key: Any) -> Tensor:
     )
 
 
-def _is_whole_mask(key: Any, input: SparseTensor) -> bool:
+def _is_full_mask(key: Any, input: SparseTensor) -> bool:
     """Whether an index is a mask of all modes; a dense mask of one mode selects places, with a sparse result."""
     if not isinstance(key, Tensor) or key.dtype != torch.bool or key.shape != input.shape:
         return False

@@ -60,7 +60,7 @@ def moved(input: SparseTensor, entries: Entries, shape: Sequence[int], format: F
     return _with_values(input, _placed(entries, shape, format))
 
 
-def moved_whole(
+def moved_cached(
     input: SparseTensor, key: Hashable, make: Any, shape: Sequence[int], format: Format
 ) -> SparseTensor:
     """As `moved` with the entries `make()`; cached on the pattern under a key, for later tensors on the pattern."""

@@ -16,7 +16,7 @@ from sparsify.ops.entries.move import (
     LARGEST_KEY,
     Entries,
     entries_of,
-    moved_whole,
+    moved_cached,
     plain,
     same_modes,
     shape_after,
@@ -38,7 +38,7 @@ def reshaped(input: SparseTensor, shape: Sequence[int]) -> SparseTensor:
     new = [mode for mode, extent in enumerate(target) if extent != 1]
     if [input.shape[mode] for mode in old] == [target[mode] for mode in new]:
         return _ones_changed(input, target, old, new)
-    return moved_whole(
+    return moved_cached(
         input,
         "reshape",
         lambda: _regrouped(entries_of(input), input.shape, target),
@@ -65,7 +65,7 @@ def _ones_changed(
             columns[after] = entries.columns[before]
         return Entries(columns, entries.source)
 
-    return moved_whole(input, "ones", make, shape, same_modes(format))
+    return moved_cached(input, "ones", make, shape, same_modes(format))
 
 
 def _regrouped(entries: Entries, old: Sequence[int], new: Sequence[int]) -> Entries:

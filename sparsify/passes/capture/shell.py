@@ -49,7 +49,7 @@ class Shell(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the source model's module."""
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return owner.run_inside(path, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -58,7 +58,7 @@ class Shell(nn.Module):
         except AttributeError:
             if is_dunder(name) or self not in _PLACES:
                 raise
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         part = owner.part(path)
         if any(name in store for store in (part._parameters, part._buffers, part._modules)):
             raise AttributeError(f"{type(part).__name__} of a sparse model has no {name}: it was deleted")
@@ -66,7 +66,7 @@ class Shell(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in INTERNAL and self in _PLACES:
-            owner, path = _place_of(self)
+            owner, path = _owner_and_path(self)
             if owner.set_attribute(path, name, value):
                 return
         super().__setattr__(name, value)
@@ -79,7 +79,7 @@ def _registering(name: str) -> Any:
     @wraps(torch_method)
     def register(self: Any, *args: Any, **kwargs: Any) -> Any:
         handle = torch_method(self, *args, **kwargs)
-        owner, _ = _place_of(self)
+        owner, _ = _owner_and_path(self)
         owner.add_hooked(self)
         return handle
 
@@ -98,7 +98,7 @@ class GraphLayer(Shell):
         """The class of the layer."""
         if self not in _PLACES:
             return GraphLayer
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return type(owner.part(path))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -114,19 +114,19 @@ class Container(Shell):
     """The shell of a container module (`ModuleList`, `ModuleDict`, `Sequential`)."""
 
     def __getitem__(self, key: Any) -> Any:
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return owner.shown(owner.part(path)[key])
 
     def __len__(self) -> int:
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return len(owner.part(path))
 
     def __iter__(self) -> Any:
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return iter([owner.shown(item) for item in owner.part(path)])
 
     def __contains__(self, key: Any) -> bool:
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return key in owner.part(path) or any(item is key for item in self._modules.values())
 
 
@@ -164,7 +164,7 @@ def module_behind(value: Any) -> Any:
     return _PLACES[value][2] if isinstance(value, Shell) and value in _PLACES else value
 
 
-def _place_of(shell: Any) -> tuple[Owner, str]:
+def _owner_and_path(shell: Any) -> tuple[Owner, str]:
     """The owner of a shell, and its path in the sparse model; the root for a sparse model itself."""
     if not isinstance(shell, Shell):
         return shell._facade, ""
@@ -336,7 +336,7 @@ def shell_of(module: nn.Module) -> Shell:
     return GraphLayer() if torch_geometric.is_layer(module) else Shell()
 
 
-def share_again(shell: nn.Module, model: nn.Module) -> None:
+def share_tensors(shell: nn.Module, model: nn.Module) -> None:
     """Updates a filled shell with the present parameters and buffers of `model`."""
     for name, parameter in model._parameters.items():
         shell._parameters[name] = parameter
@@ -346,7 +346,7 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
     for name, child in model._modules.items():
         inner = shell._modules.get(name)
         if child is not None and inner is not None:
-            share_again(inner, child)
+            share_tensors(inner, child)
 
 
 def shared_copy(model: nn.Module) -> nn.Module:

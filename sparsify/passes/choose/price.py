@@ -172,8 +172,8 @@ def price(draft: Draft) -> Draft:
         if (gain := gains[id(region)]) < 0
     }
     cheaper = [region for region in draft.regions if id(region) not in reasons]
-    for leaf in dict.fromkeys(leaf for region in cheaper for leaf in inputs_told_apart(region)):
-        readers = [region for region in cheaper if leaf in inputs_told_apart(region)]
+    for leaf in dict.fromkeys(leaf for region in cheaper for leaf in compared_inputs(region)):
+        readers = [region for region in cheaper if leaf in compared_inputs(region)]
         gained, read_us = sum(gains[id(region)] for region in readers), reading_us(draft, leaf)
         if gained < read_us:
             reason = f"kernels are expected to save {gained:.0f} us, and to read {leaf} for changes takes {read_us:.0f}"
@@ -198,7 +198,7 @@ def gain_us(draft: Draft, region: Region) -> float:
     return dense_us - us
 
 
-def inputs_told_apart(region: Region) -> list[fx.Node]:
+def compared_inputs(region: Region) -> list[fx.Node]:
     """The dense inputs read as sparse operands by a region, without a `static` declaration in the recipe."""
     read = [matrix.dense for matrix in region.matrices if not matrix.mark.static]
     return [node for node in read if node is not None and node.op == "placeholder"]

@@ -83,14 +83,14 @@ def expert_calls(
     values[gate] = tensor(dense, BY_EXPERT)
     hidden = torch.randn(tokens, width, generator=draws).to(value.dtype)
     table: Any = vars(sys.modules[transformers_experts.MODULE])["ALL_EXPERTS_FUNCTIONS"]
-    own_arguments = [values[name] for name in region.program.inputs]
+    kernel_operands = [values[name] for name in region.program.inputs]
     stacked = [getattr(module, name) for name in transformers_experts.weight_names(module)]
 
     def theirs(hidden: torch.Tensor, weights: torch.Tensor, *_: Any) -> torch.Tensor:
         result: torch.Tensor = table[transformers_experts.OWN](module, hidden, chosen, weights)
         return result
 
-    return {"kernel": (kernel, own_arguments), "transformers": (theirs, [hidden, weights, *stacked])}
+    return {"kernel": (kernel, kernel_operands), "transformers": (theirs, [hidden, weights, *stacked])}
 
 
 KIND: Final = "operator"

@@ -28,7 +28,7 @@ from sparsify.passes.decide.leaves import (
     computed_weights,
     densities,
     is_free,
-    is_relation_wanted,
+    is_relation_selected,
     marked_leaves,
     program_operand,
     relation_mark,
@@ -99,7 +99,7 @@ def windows(draft: Draft) -> list[Region]:
     if not draft.has_general or not marked_weights(draft.graph):
         return []
     program = translate(draft.graph)
-    return convolution_regions(draft, program, kept_alone(draft, program), covered_by(draft.regions))
+    return convolution_regions(draft, program, unfused_tensors(draft, program), covered_by(draft.regions))
 
 
 def note_reasons(draft: Draft, which: Callable[[fx.Node], bool]) -> None:
@@ -184,19 +184,19 @@ def general_regions(draft: Draft) -> list[Region]:
     for name, statement in program.statements.items() if not draft.is_trainable else ():
         program.statements[name] = replace(statement, value=without_detach(statement.value))
     inline(program, infer(program, {}, {}), read_outside(program), is_view)
-    relate(program, is_relation_wanted(program))
+    relate(program, is_relation_selected(program))
     relations = relation_operands(program)
     leaves = {name: program_operand(matrix) for name, matrix in {**marked, **relations}.items()}
     shares = densities(draft, {**marked, **relations})
     if not draft.is_trainable:
-        made_once = computed_weights(program, infer(program, leaves, shares))
-        for name in made_once:
+        shared_call = computed_weights(program, infer(program, leaves, shares))
+        for name in shared_call:
             del program.statements[name]
             program.constants.add(name)
-        leaves |= {name: matrix.declared for name, matrix in made_once.items()}
-        shares |= densities(draft, made_once)
-        marked |= made_once
-        program.weights |= made_once.keys()
+        leaves |= {name: matrix.declared for name, matrix in shared_call.items()}
+        shares |= densities(draft, shared_call)
+        marked |= shared_call
+        program.weights |= shared_call.keys()
     results = results_of(program, infer(program, leaves, shares), gates)
     for name in gathered(
         program, infer(program, leaves, shares), [n for n, m in marked.items() if is_free(m)]
@@ -207,7 +207,7 @@ def general_regions(draft: Draft) -> list[Region]:
             table.pop(name, None)
     scale_rows(program, marked)
     results = results_of(program, infer(program, leaves, shares), gates)
-    alone = kept_alone(draft, program) | results
+    alone = unfused_tensors(draft, program) | results
     storage = canonical(program, leaves, shares, read_outside(program) | alone, gates, results)
     alone |= {name for name in program.statements if is_layer(program, storage, name)}
     note_readers(program, marked.keys() - gates, covered)
@@ -381,7 +381,7 @@ def sources_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return ancestors
 
 
-def kept_alone(draft: Draft, program: ModelProgram) -> set[str]:
+def unfused_tensors(draft: Draft, program: ModelProgram) -> set[str]:
     """Tensors that the recipe keeps apart from readers: all, nested sums, or those read by other modules."""
     fusion, readers = draft.recipe.fuse, program.readers()
     sums = {name for name, statement in program.statements.items() if find(statement.value, Reduce)}

@@ -16,7 +16,7 @@ from torch import fx
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.nodes import Stored
 from sparsify.compiler.ir.node import find
-from sparsify.compiler.plan.prepare.expand_blocks import whole
+from sparsify.compiler.plan.prepare.expand_blocks import unblocked_format
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
@@ -212,15 +212,15 @@ def computed_weights(program: ModelProgram, storage: Storage) -> dict[str, Matri
     return operands
 
 
-def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]:
+def is_relation_selected(program: ModelProgram) -> Callable[[str, set[str]], bool]:
     """A predicate of scatters selected by a rule: by node, or by the input that indices of edges come from."""
 
-    def is_wanted(name: str, places: set[str]) -> bool:
+    def is_selected(name: str, places: set[str]) -> bool:
         node = program.source.get(name)
         nodes = [program.nodes[program.bounds.get(tensor, tensor)] for tensor in places]
         return relation_mark(nodes, node) is not None
 
-    return is_wanted
+    return is_selected
 
 
 def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | None:
@@ -295,7 +295,7 @@ def unpadded_format(program: ModelProgram, name: str, mark: Mark) -> Format | No
     is_padded = not form.is_short or form.levels[-1].level.is_padded
     if not is_padded:
         return None
-    return Format("csr") if form.is_dense else whole(form)
+    return Format("csr") if form.is_dense else unblocked_format(form)
 
 
 def bags_operand(program: ModelProgram, relation: Relation, nodes: list[fx.Node], mark: Mark) -> Bags:

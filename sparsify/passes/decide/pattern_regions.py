@@ -182,7 +182,7 @@ def split_mode(
             read = Access(base.name, read.indices)
         else:
             base = call_before(
-                result, torch.ops.aten.unflatten.int, node, whole_mode(node, position), list(sizes)
+                result, torch.ops.aten.unflatten.int, node, tensor_mode(node, position), list(sizes)
             )
             read = Access(base.name, (*access.indices[:position], *pair, *access.indices[position + 1 :]))
         program.nodes[base.name] = base
@@ -192,13 +192,13 @@ def split_mode(
         return read
 
     modes = split(program, statements, (attention.scores, mode), sizes, leaf)
-    at = whole_mode(result, modes[attention.result])
+    at = tensor_mode(result, modes[attention.result])
     parts = put_behind(result, torch.ops.aten.unflatten.int, at, list(sizes))
     put_behind(parts, torch.ops.aten.flatten.using_ints, at, at + 1)
     program.nodes[attention.result] = parts
 
 
-def whole_mode(node: fx.Node, mode: int) -> int:
+def tensor_mode(node: fx.Node, mode: int) -> int:
     """The position, in the graph's tensor, of a mode in its program, which omits modes of extent 1."""
     return [position for position, size in enumerate(sizes_of(node.meta["val"])) if size != 1][mode]
 

@@ -194,13 +194,13 @@ def without_units(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     units = [mode for mode, extent in enumerate(shape) if type(extent) is int and extent == 1]
     if not units:
         return node, node
-    bare = full = made_once(node, aten.squeeze.dims, units)
+    bare = full = shared_call(node, aten.squeeze.dims, units)
     for mode in units:
-        full = made_once(full, aten.unsqueeze.default, mode)
+        full = shared_call(full, aten.unsqueeze.default, mode)
     return bare, full
 
 
-def made_once(node: fx.Node, target: Any, argument: Any) -> fx.Node:
+def shared_call(node: fx.Node, target: Any, argument: Any) -> fx.Node:
     """The call of a view of a node, reused if another region has created it."""
     for user in node.users:
         if user.target is target and user.args[1:] == (argument,):

@@ -40,7 +40,7 @@ def write_in_place(draft: Draft) -> Draft:
     for node in list(graph.nodes):
         if operator_name(node) in SCATTERS and info(node).is_write and is_last_reader(node):
             base = node.args[0]
-            if is_made_here(base):
+            if is_fresh_result(base):
                 scatter_into(node)
     return draft
 
@@ -121,7 +121,7 @@ def returns_operand(node: fx.Node) -> bool:
     return bool({raw_name(node), operator_name(node)} & RETURNING)
 
 
-def is_made_here(node: Any) -> bool:
+def is_fresh_result(node: Any) -> bool:
     """Whether a tensor is a fresh result of an operator of torch, without aliases."""
     if not isinstance(node, fx.Node) or not isinstance(node.target, torch._ops.OpOverload):
         return False

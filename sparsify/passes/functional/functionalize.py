@@ -111,7 +111,7 @@ def functionalize(graph: fx.Graph) -> None:
         set_info(node, is_contiguous=True)
     if last:
         layouts.mark_inputs(graph, lambda node: root_of(node, parents), last)
-        require_apart(graph, parents, set(last))
+        require_separate_memory(graph, parents, set(last))
         _Functionalize(graph, parents, set(last)).run()
     layouts.drop_contiguous(graph)
 
@@ -181,7 +181,7 @@ def written_operands(node: fx.Node) -> list[fx.Node]:
     return written
 
 
-def require_apart(graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set[fx.Node]) -> None:
+def require_separate_memory(graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set[fx.Node]) -> None:
     """Raises where an overwritten tensor shares memory with another one outside of a single chain of views."""
     root_of_address: dict[int, fx.Node] = {}
     for node in graph.nodes:

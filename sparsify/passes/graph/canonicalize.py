@@ -134,14 +134,14 @@ def read_of_write(node: fx.Node) -> bool:
             node.replace_all_uses_with(base.args[1])  # type: ignore[arg-type]
             node.graph.erase_node(node)
             return True
-        if name == "slice" or not are_apart(written, read):
+        if name == "slice" or not are_disjoint(written, read):
             break
         base = base.args[0]
     node.update_arg(0, base)
     return False
 
 
-def are_apart(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+def are_disjoint(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
     """Whether two selections of one mode are of different entries."""
     (mode, first), (other, second) = left, right
     is_known = isinstance(first, int) and isinstance(second, int) and (first < 0) == (second < 0)
@@ -228,7 +228,7 @@ def trivial_assertion(node: fx.Node) -> bool:
     return True
 
 
-def known_metadata(node: fx.Node) -> bool:
+def implied_metadata(node: fx.Node) -> bool:
     """`assert y is float32, strided, on the CPU -> nothing`, as the graph makes y so."""
     value = operators.tensor_value(node.args[0]) if operator_name(node) == "_assert_tensor_metadata" else None
     if value is None:
@@ -273,7 +273,7 @@ RULES = (
     no_operation,
     nothing_in_front,
     trivial_assertion,
-    known_metadata,
+    implied_metadata,
     size_through,
     constant_factory,  # leaves the copied-from tensor unused
     expand_to_sizes,  # likewise

@@ -25,7 +25,7 @@ from sparsify.passes.capture.draft import ApplyRequest, Draft
 from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import ReachedError, capture
 from sparsify.passes.capture.libraries import transformers_experts
-from sparsify.passes.capture.shell import Modes, in_modes, modes, share_again
+from sparsify.passes.capture.shell import Modes, in_modes, modes, share_tensors
 from sparsify.passes.choose.autotune import shared_seconds
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
 from sparsify.passes.choose.price import bytes_of
@@ -493,7 +493,7 @@ def hold_weights(module: "SparseModule", variants: list[Variant], *, packs: bool
         module._weights.release(variants)
         if packs:
             module._weights.pack(variants)
-        share_again(module, module._source)
+        share_tensors(module, module._source)
     if packs:
         trim()  # frees dense weights and the memory of the comparison
 

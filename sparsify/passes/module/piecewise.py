@@ -20,7 +20,7 @@ from sparsify import options as settings
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import kept_buffers
-from sparsify.passes.capture.shell import Modes, ModulePairs, is_lent, modes, share_again
+from sparsify.passes.capture.shell import Modes, ModulePairs, is_lent, modes, share_tensors
 from sparsify.passes.module.check.operator_graph import seconds
 from sparsify.passes.module.check.silent_prints import SILENT
 from sparsify.passes.module.check.undo_writes import Buffers, versions
@@ -122,7 +122,7 @@ class KeptMirror:
                 attributes_now.update(before)
 
 
-def run_whole(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_uncaptured(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The source model's result for an uncaptured call, by a kept mirror where modes differ.
 
     No mirror of packed weights is kept: it would hold dense copies.
@@ -146,7 +146,7 @@ def run_whole(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, A
         finally:
             standing.hand_on()
     if pairs.are_lent():  # the model has replaced a buffer, as `self.count = self.count + 1` does
-        share_again(module, source)
+        share_tensors(module, source)
     return result
 
 
@@ -210,7 +210,7 @@ class Pieces:
         else:
             standing.hand_on()
             if before.replaced():
-                share_again(module, source)
+                share_tensors(module, source)
             return result
         standing.take_back()
         before.restore()
@@ -223,7 +223,7 @@ class Pieces:
             ) from failure
         result = module._run_source(args, kwargs)
         if before.replaced():
-            share_again(module, source)
+            share_tensors(module, source)
         self.leave(module, mode)
         module._notices.warn(
             f"torch.compile fails for a call: {first_line(failure)}; the source model runs from now on"

@@ -107,7 +107,7 @@ def checked(module: "SparseModule", number: int, kind: Any) -> tuple[str, calls.
         raise CaptureError(f"{name} has training={training!r}", "True or False")
     try:
         args, kwargs = as_call(kind["inputs"])
-        call = module.taken_apart(args, kwargs)
+        call = module.flattened_call(args, kwargs)
     except CaptureError as error:
         raise CaptureError(f"{name}: {error}") from None
     if not any(leaf.kind != "constant" for leaf in call.shape.leaves):

@@ -141,7 +141,7 @@ def shown(module: "SparseModule") -> Variant | None:
 def tensors_of(module: "SparseModule", inputs: Any) -> list[torch.Tensor]:
     """The tensors of a call."""
     args, kwargs = arguments_of(inputs)
-    return module.taken_apart(args, kwargs).tensors(module._matrices)
+    return module.flattened_call(args, kwargs).tensors(module._matrices)
 
 
 def for_inputs(module: "SparseModule", inputs: Any) -> Variant | None:
@@ -162,7 +162,7 @@ def for_inputs(module: "SparseModule", inputs: Any) -> Variant | None:
             f"{type(module).__name__} does not run with the inputs of its page: {error}",
             "give the inputs of a call, inputs=(x, edge_index) or inputs={'x': x}",
         ) from error
-    call = module.taken_apart(args, kwargs)
+    call = module.flattened_call(args, kwargs)
     variant = module.variant_for(call, call.tensors(module._matrices))
     if variant is None and not module.report.pieces:
         raise SparsifyError(f"no graph holds a call with these inputs whole: {module.report.coverage}", HOW)

@@ -18,12 +18,12 @@ from sparsify.passes.capture import calls, data_sizes, draft
 from sparsify.passes.capture.draft import ApplyRequest, Notices
 from sparsify.passes.capture.export import sparse_parts
 from sparsify.passes.capture.libraries import transformers_cache
-from sparsify.passes.capture.shell import Modes, adopt, fill_shell, is_dunder, modes, share_again
+from sparsify.passes.capture.shell import Modes, adopt, fill_shell, is_dunder, modes, share_tensors
 from sparsify.passes.module import prepare
 from sparsify.passes.module.capture_call import capture_call, compile_graph
 from sparsify.passes.module.check import index_errors
 from sparsify.passes.module.check.verify import compare
-from sparsify.passes.module.piecewise import run_whole
+from sparsify.passes.module.piecewise import run_uncaptured
 from sparsify.passes.module.reconsider import Pending, settle
 from sparsify.passes.module.report_origin import ReportOrigin
 from sparsify.passes.module.source import generate, traced_calls
@@ -74,7 +74,7 @@ class SparseModule(fx.GraphModule):
         adopt(self, self._facade)
         adopt_signature(self, model, self._signature)
         self._register_load_state_dict_pre_hook(self._unpack_to_load)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(self._pack_again)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(self._repack_after_load)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -180,7 +180,7 @@ class SparseModule(fx.GraphModule):
                 packed = self._weights.packed()
                 self._weights.unpack()  # optimizers are made before the first call
                 tell_of_replaced(packed)
-                share_again(self, self._source)
+                share_tensors(self, self._source)
         variant = self._captures.shown(modes_now)
         if variant is None and not self._captures.has_refused(modes_now) and self._example is not None:
             call, references = self._example
@@ -221,7 +221,7 @@ class SparseModule(fx.GraphModule):
             return self._facade.run_hooked(args, kwargs)
         is_cast = torch.is_autocast_enabled("cpu")
         if self._pending is not None and self.training and torch.is_grad_enabled() and not is_cast:
-            call = self.taken_apart(args, kwargs)
+            call = self.flattened_call(args, kwargs)
             settle(self, call, call.tensors(self._matrices), modes(self))
         earlier = self._call_index  # replaced by any other thread that changes the model
         if not (kwargs or is_cast or is_compiling):
@@ -242,7 +242,7 @@ class SparseModule(fx.GraphModule):
             return generate.with_past(self, args, kwargs)
         if is_cast:
             return self._autocast.run(self, args, kwargs)
-        call = self.taken_apart(args, kwargs)
+        call = self.flattened_call(args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
@@ -263,7 +263,7 @@ class SparseModule(fx.GraphModule):
             result = transformers_cache.filled(cache, result)
         return result
 
-    def taken_apart(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> calls.Call:
+    def flattened_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> calls.Call:
         """The leaves of a call; integers whose values varied between calls are symbols of the graph."""
         varying = self._captures.varying
         call = calls.flatten(self._signature, args, kwargs, varying=varying)
@@ -353,7 +353,7 @@ class SparseModule(fx.GraphModule):
         run = calls.anew(self, args, kwargs, self._captures.may_write(modes(self)))
         self._meet(args, kwargs)
         run()
-        call = self.taken_apart(args, kwargs)
+        call = self.flattened_call(args, kwargs)
         variant = self.variant_for(call, call.tensors(self._matrices))
         if variant is not None:
             variant.timed(run, repeats)
@@ -361,7 +361,7 @@ class SparseModule(fx.GraphModule):
 
     def _meet(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Makes kernels compute calls with these arguments, even if their edges are few and new."""
-        call = self.taken_apart(args, kwargs)
+        call = self.flattened_call(args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is not None and variant.operators is not None:
@@ -378,7 +378,7 @@ class SparseModule(fx.GraphModule):
         """
         variant, tensors = None, list[torch.Tensor]()
         if self._request.has_masks or (any(modes(self)) and not torch.is_autocast_enabled("cpu")):
-            call = self.taken_apart(args, kwargs)
+            call = self.flattened_call(args, kwargs)
             tensors = call.tensors(self._matrices)
             like = (modes(self), call.shape)
             if not self._request.has_masks:
@@ -395,7 +395,7 @@ class SparseModule(fx.GraphModule):
         """The result of an uncaptured call, by pieces for its modes if any."""
         piecewise = self._captures.pieces
         if pieces is None or piecewise is None:
-            return run_whole(self, args, kwargs)
+            return run_uncaptured(self, args, kwargs)
         return piecewise.run(self, pieces, args, kwargs)
 
     def _run_source(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -429,21 +429,21 @@ class SparseModule(fx.GraphModule):
                 return self._source.load_state_dict(dense_state(state_dict, self._source), strict, assign)
             finally:
                 self._weights.repack(packed_forms)
-                share_again(self, self._source)
+                share_tensors(self, self._source)
 
     def _unpack_to_load(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
         """Makes weights dense while an enclosing module loads a state."""
         with CAPTURES, self._weights.lock:
             self._unpacked = self._weights.unpack()
-            share_again(self, self._source)
+            share_tensors(self, self._source)
         own_state = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
         state.update({prefix + name: value for name, value in dense_state(own_state, self._source).items()})
 
-    def _pack_again(self, *_: Any) -> None:
+    def _repack_after_load(self, *_: Any) -> None:
         """Packs the weights again after loading."""
         with CAPTURES, self._weights.lock:
             self._weights.repack(self._unpacked)
-            share_again(self, self._source)
+            share_tensors(self, self._source)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "SparseModule":
         """Converts the source model, the owner of the parameters, for `.double()` and the like.
@@ -454,7 +454,7 @@ class SparseModule(fx.GraphModule):
         with CAPTURES, self._weights.lock:
             before = [(tensor.dtype, tensor.device) for tensor in (*self.parameters(), *self.buffers())]
             self._weights.convert(fn, recurse)
-            share_again(self, self._source)
+            share_tensors(self, self._source)
             if before != [(tensor.dtype, tensor.device) for tensor in (*self.parameters(), *self.buffers())]:
                 for name in self._captures.constants():
                     del self._buffers[name]

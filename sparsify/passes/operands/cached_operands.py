@@ -197,7 +197,7 @@ class Structure:
         if not self.has_matrices:
             return self.differentiable(leaves, [])
         if self.is_made_anew(leaves):
-            return self.stored_anew(leaves).results
+            return self.recomputed(leaves).results
         return self.differentiable(leaves, self.remembered(leaves).aligned)
 
     def packed_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
@@ -229,7 +229,7 @@ class Structure:
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for some leaves, computed if not memoized."""
         if self.is_made_anew(leaves):
-            return self.stored_anew(leaves)
+            return self.recomputed(leaves)
         masks = trained_masks.masks_of(
             leaves
         )  # a zero grown by training changes the pattern and not the entries
@@ -239,7 +239,7 @@ class Structure:
         """Whether the dense tensors are computed anew in each call, without a memo."""
         return not self.memory.most and self.are_dense and runs_natively(leaves)
 
-    def stored_anew(self, leaves: tuple[Any, ...]) -> Remembered:
+    def recomputed(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for dense tensors computed anew in each call: a kernel writes the nonzeros.
 
         Differentiable in the nonzeros.

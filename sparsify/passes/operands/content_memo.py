@@ -65,7 +65,7 @@ Told = Fingerprint | Identity | Unread
 
 def fingerprint(tensor: torch.Tensor) -> Told:
     """The fingerprint of a tensor's present entries; identity for a private tensor."""
-    identity = _told_unread(tensor, fingerprint)
+    identity = _identity_without_read(tensor, fingerprint)
     if identity is not None:
         return identity
     if tensor.is_contiguous():
@@ -75,7 +75,7 @@ def fingerprint(tensor: torch.Tensor) -> Told:
 
 def sampled(tensor: torch.Tensor) -> Told:
     """The fingerprint of a frozen weight: a sample of its entries, its address and version."""
-    identity = _told_unread(tensor, sampled)
+    identity = _identity_without_read(tensor, sampled)
     if identity is not None:
         return identity
     version = 0 if tensor.is_inference() else tensor._version
@@ -84,7 +84,7 @@ def sampled(tensor: torch.Tensor) -> Told:
     )
 
 
-def _told_unread(tensor: torch.Tensor, read: Callable[[torch.Tensor], Told]) -> Told | None:
+def _identity_without_read(tensor: torch.Tensor, read: Callable[[torch.Tensor], Told]) -> Told | None:
     """The fingerprint of a private, sparse or device tensor; `None` where entries in memory decide."""
     private: Identity | None = getattr(tensor, "_identity", None)
     if private is not None:
@@ -205,7 +205,9 @@ class Memo(Generic[T]):
         self, most: int = REMEMBERED, static: Collection[int] = (), are_weights: bool = False
     ) -> None:
         self.most, self.static = most, frozenset(static)
-        self.read, self.read_again = (sampled, sampled) if are_weights else (_fingerprint_once, fingerprint)
+        self.read, self.read_confirming = (
+            (sampled, sampled) if are_weights else (_fingerprint_once, fingerprint)
+        )
         self.entries: list[Entry[T]] = []
 
     def get(
@@ -231,7 +233,7 @@ class Memo(Generic[T]):
                 return entry.result
         result = make()
         # Another thread or process may have written while `make` read.
-        if self.most and key_of(leaves, self.static, self.read_again) == key:
+        if self.most and key_of(leaves, self.static, self.read_confirming) == key:
             tensors = (
                 [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] if owner is None else [owner]
             )

@@ -74,7 +74,7 @@ class Placed:
     def make_room(self, weight: SparseTensor, grids: Iterable[Grid], most: int) -> None:
         """Extends the memo to images of all sizes in `grids`, if within `most` bytes."""
         sizes = dict.fromkeys(grids)
-        if self.most and sum(grid.bytes_beside(weight) for grid in sizes) <= most:
+        if self.most and sum(grid.extra_bytes(weight) for grid in sizes) <= most:
             self.memory.most = max(self.most, len(sizes))
 
     def stored_grids(self, grids: Iterable[Grid]) -> list[Grid]:

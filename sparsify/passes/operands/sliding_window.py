@@ -170,7 +170,7 @@ class Grid:
         aligned = align_edges(rows, columns, shape, CSR)
         return SparseTensor(aligned.pattern, aligned.values(weight._vals))
 
-    def bytes_beside(self, weight: SparseTensor) -> int:
+    def extra_bytes(self, weight: SparseTensor) -> int:
         """The bytes of `matrix` of a packed weight, in addition to the weight."""
         return self.bytes_of_places(weight.nnz, len(weight), weight.itemsize)
 

@@ -16,7 +16,7 @@ from sparsify.passes.graph.operators import is_dropout
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.rewrite.inline import placed
 from sparsify.passes.rewrite.simplify import exchanged, factors
-from sparsify.passes.rewrite.sinks import LETTERS, cut_off, sink_of, sums_beside, with_sink
+from sparsify.passes.rewrite.sinks import LETTERS, cut_off, sink_of, with_sink, write_softmax_with_sink
 
 # Index variables of batch and heads, the innermost last.
 OUTER = ("a", "b", "h")
@@ -111,8 +111,8 @@ def attention_of(program: ModelProgram, softmax: str) -> Attention | str:
     (values,) = [a for a in find(mean, Access) if a.tensor not in (softmax, *path)]
     stored = exchanged(mean, values, read_stored(program, values, Index(mean.indices[0])))
     assert isinstance(stored, Reduce), "its values are read elsewhere"
-    beside_keys = None if sink is None else sink_of(program, sink, statement)
-    return Attention(softmax, scores, (*names[:-1], *chain), path, value, stored, beside_keys)
+    sink_access = None if sink is None else sink_of(program, sink, statement)
+    return Attention(softmax, scores, (*names[:-1], *chain), path, value, stored, sink_access)
 
 
 def is_cut(program: ModelProgram, name: str) -> bool:
@@ -294,8 +294,8 @@ def is_of_rows(statement: Assign, value: Expr) -> bool:
     if j in left:
         left, right = right, left
     is_plain = all(isinstance(index, Index) for factor in product.factors for index in factor.indices)
-    is_apart = i in left and j in right and i not in right and j not in left and Index(d) in left & right
-    return is_plain and is_apart and set(statement.target.indices) <= left | right
+    is_separated = i in left and j in right and i not in right and j not in left and Index(d) in left & right
+    return is_plain and is_separated and set(statement.target.indices) <= left | right
 
 
 def without_casts(value: Expr) -> Expr:
@@ -340,7 +340,7 @@ def put_in_form(program: ModelProgram, attention: Attention) -> list[str]:
     names = [*write_scores(program, attention), attention.result]
     scores = program.statements[attention.scores]
     if attention.sink is not None:
-        sums_beside(program, attention.softmax, scores, attention.sink)
+        write_softmax_with_sink(program, attention.softmax, scores, attention.sink)
     weights = (
         program.statements[attention.path[-2]]
         if len(attention.path) > 1

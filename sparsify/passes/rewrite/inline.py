@@ -204,7 +204,9 @@ def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
                 if is_view(producer) and isinstance(producer.value, Cast)
                 else producer.value
             )
-            value = place_extents(renamed(value, fresh), dict(zip(target_names, node.indices, strict=True)))
+            value = substitute_extents(
+                renamed(value, fresh), dict(zip(target_names, node.indices, strict=True))
+            )
             return substitute(value, dict(zip(target_names, node.indices, strict=True)))
         return join_sums(map_children(node, visit))
 
@@ -224,7 +226,7 @@ def joined(value: Expr) -> Expr:
     return result
 
 
-def place_extents(value: Expr, indices: Mapping[str, Expr]) -> Expr:
+def substitute_extents(value: Expr, indices: Mapping[str, Expr]) -> Expr:
     """`extent(i) -> extent(j)` for replaced index variables."""
 
     def visit(node: Node) -> Node:

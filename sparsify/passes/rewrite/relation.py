@@ -197,18 +197,18 @@ class Lifting:
         program.dtypes[lifted_name] = program.dtypes[name]
 
 
-def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) -> None:
+def relate(program: ModelProgram, is_selected: Callable[[str, set[str]], bool]) -> None:
     """Lifts the scatters selected by rules, in place; other gathers and scatters become opaque.
 
     Args:
-        is_wanted: whether a rule selects a scatter, by the name of its tensor and the names of its index tensors.
+        is_selected: whether a rule selects a scatter, by the name of its tensor and the names of its index tensors.
     """
     if not any(choices_in(statement.value) for statement in program.statements.values()):
         return
     narrow(program)
     for name in list(program.statements):
         for choice in scatters_of(program, name):
-            attempt(program, partial(weighted, program, name, choice, is_wanted))
+            attempt(program, partial(weighted, program, name, choice, is_selected))
     groups: dict[str, list[str]] = {}
     for name in list(program.statements):
         for choice in scatters_of(program, name):
@@ -216,7 +216,7 @@ def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) ->
     refused: dict[str, str] = {}
     for rows, names in groups.items():
         group = list(dict.fromkeys(names))
-        why = attempt(program, partial(lift_group, program, rows, group, is_wanted))
+        why = attempt(program, partial(lift_group, program, rows, group, is_selected))
         refused |= dict.fromkeys((program.source[name].name for name in group), why)
     drop_choices(program)
     for name, why in refused.items():
@@ -269,7 +269,7 @@ def narrow(program: ModelProgram) -> None:
 
 
 def weighted(
-    program: ModelProgram, name: str, choice: Choice, is_wanted: Callable[[str, set[str]], bool]
+    program: ModelProgram, name: str, choice: Choice, is_selected: Callable[[str, set[str]], bool]
 ) -> None:
     """`sum(e, where(r[e] == i, w[e] * sum(j, where(c[e] == j, x[j,k], 0)), 0)) -> sum(j, A[i,j] * x[j,k])`.
 
@@ -282,7 +282,7 @@ def weighted(
     rest = [part for part in parts if part not in numbers]
     places = Counter(tensor for part in rest for tensor in places_of(program, part, choice.edge))
     columns = next((candidate for candidate in places if candidate != choice.places), None)
-    if columns is None or not is_wanted(name, {choice.places, columns}):
+    if columns is None or not is_selected(name, {choice.places, columns}):
         return
     (number,) = numbers
     assert isinstance(number, Access), "numbers of edges are tensors"
@@ -315,14 +315,14 @@ def edge_factors(program: ModelProgram, expr: Expr, edge: str) -> list[Expr]:
 
 
 def lift_group(
-    program: ModelProgram, rows: str, group: list[str], is_wanted: Callable[[str, set[str]], bool]
+    program: ModelProgram, rows: str, group: list[str], is_selected: Callable[[str, set[str]], bool]
 ) -> None:
     """Lifts the scatters by one index tensor selected by rules, with the scatters that they depend on."""
     group = [name for name in group if name not in program.nodes or not is_structural(program, name)]
     places = Counter(tensor for name in group for tensor in places_of_scatters(program, name, rows))
     columns = next((candidate for candidate, _ in places.most_common() if candidate != rows), None)
     ends = {rows} | ({columns} if columns is not None else set())
-    chosen = [name for name in group if is_wanted(name, ends)]
+    chosen = [name for name in group if is_selected(name, ends)]
     lifted_names = [
         name
         for name in group
@@ -525,11 +525,11 @@ def shared_over_edges(
 
     def is_shared(name: str, statement: Assign) -> bool:
         others = sum(name in tensors for tensors in read)
-        is_again = (
+        is_repeated = (
             max(tensors.count(name) for tensors in read) > 1 and not functions_of(statement.value) <= CHEAP
         )
         is_sum = len(find(statement.value, Reduce)) > len(choices_in(statement.value))
-        return choice_of(statement.value) is None and (others > 1 or is_again or is_sum)
+        return choice_of(statement.value) is None and (others > 1 or is_repeated or is_sum)
 
     return {name for name, statement in over.items() if is_shared(name, statement)}
 

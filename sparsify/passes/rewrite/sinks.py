@@ -55,7 +55,7 @@ def sink_of(program: ModelProgram, name: str, scores: Assign) -> Access:
     return Access(name, tuple(read))
 
 
-def sums_beside(program: ModelProgram, softmax: str, scores: Assign, sink: Access) -> None:
+def write_softmax_with_sink(program: ModelProgram, softmax: str, scores: Assign, sink: Access) -> None:
     """Writes the statements of a softmax with a sink in its total, in place, without the weighted mean."""
     *rows, j = map(str, scores.target.indices)
     at = {suffix: f"{softmax}_{suffix}[{', '.join(rows)}]" for suffix in LETTERS}

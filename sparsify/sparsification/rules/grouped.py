@@ -64,7 +64,7 @@ def grouped_mask(
     strips = padded.shape[0] // of
     blocks = padded.view(strips, of, -1, chunk).permute(0, 2, 3, 1)
     kept_sums = blocks @ patterns.t().to(blocks.dtype)  # [strips, chunks, chunk, ways]
-    assignment = given_out(kept_sums.flatten(0, 1), group)
+    assignment = assign_patterns(kept_sums.flatten(0, 1), group)
     entries = patterns[assignment]
     if alive is not None and not bool(alive.all()):
         lines = alive.flatten(1) if along == 0 else alive.flatten(1).t()
@@ -76,14 +76,14 @@ def grouped_mask(
     return (mask if along == 0 else mask.t()).reshape(weight.shape)
 
 
-def given_out(scores: Tensor, group: int) -> Tensor:
+def assign_patterns(scores: Tensor, group: int) -> Tensor:
     """The pattern of each block [chunks, blocks], every pattern `group` times a chunk.
 
     Args:
         scores: [chunks, blocks, patterns], the kept sum of a block with a pattern.
         group: number of blocks for each pattern.
 
-    >>> given_out(torch.tensor([[[3.0, 2.0], [9.0, 1.0]]]), 1)  # the second block loses more without the first pattern
+    >>> assign_patterns(torch.tensor([[[3.0, 2.0], [9.0, 1.0]]]), 1)  # block 2 loses more without pattern 1
     tensor([[1, 0]])
     """
     chunks, count, patterns = scores.shape

@@ -99,8 +99,8 @@ class RandomFraction(Streaming):
     def __post_init__(self) -> None:
         object.__setattr__(self, "fraction", require_fraction("RandomFraction", self.fraction))
         require_seed("RandomFraction", self.seed)
-        is_place = isinstance(self.origin, Sequence) and all(isinstance(at, int) for at in self.origin)
-        if not is_place:
+        is_coordinate = isinstance(self.origin, Sequence) and all(isinstance(at, int) for at in self.origin)
+        if not is_coordinate:
             raise SparsifierError(
                 f"RandomFraction(origin={self.origin!r})", "one coordinate a mode, (512, 0)"
             )

@@ -204,14 +204,14 @@ def _assembled(
     sorting = convert.order(stored, convert.extents(target, shape))
     if sorting is not None:
         stored, values = [c[sorting] for c in stored], values[sorting]
-    dtype = _given_dtype(columns, target) if sorting is None else None
+    dtype = _input_dtype(columns, target) if sorting is None else None
     pattern, places = convert.from_sorted(stored, shape, target, dtype)
     if places is not None:
         values = torch.full((pattern.nnz,), fill, dtype=values.dtype).index_put((places,), values)
     return SparseTensor(pattern, values, fill)
 
 
-def _given_dtype(columns: Sequence[Tensor], target: Format) -> torch.dtype | None:
+def _input_dtype(columns: Sequence[Tensor], target: Format) -> torch.dtype | None:
     """The dtype of coordinates shared without a conversion, `None` if stored anew."""
     is_list = bool(columns) and target.is_short and all("crd" in s.level.arrays for s in target.levels)
     dtypes = {c.dtype for c in columns}

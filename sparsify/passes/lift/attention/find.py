@@ -22,7 +22,7 @@ from sparsify.passes.graph.canonicalize import remove_unused
 from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.graph.operators import argument, is_dropout, operator_name, scope, tensor_value
 from sparsify.passes.lift.attention.float_casts import is_within, widest
-from sparsify.passes.lift.attention.windows import keep_apart
+from sparsify.passes.lift.attention.windows import split_windows
 from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import translate
 from sparsify.passes.rewrite.attention import Attention, attention_of
@@ -35,7 +35,7 @@ def attention(draft: Draft) -> Draft:
     if any(rule.origin == "mask" for rule in draft.recipe.rules):
         softmaxes = [node for node in draft.graph.nodes if operator_name(node) == "softmax"]
         for node in softmaxes:
-            keep_apart(node)
+            split_windows(node)
         remove_unused(draft.graph)
         program = translate(draft.graph) if softmaxes else ModelProgram(draft.graph)
         for node in softmaxes:

@@ -24,7 +24,7 @@ PRODUCTS: Final = ("matmul", "bmm")
 ENTRYWISE: Final = COPIES | {"add", "sub", "mul", "div", "masked_fill", "where", "tanh", "dropout"}
 
 
-def keep_apart(softmax: fx.Node) -> None:
+def split_windows(softmax: fx.Node) -> None:
     """Splits images and windows at the operands of attention, if its scores are split temporarily."""
     (scores,) = softmax.all_input_nodes
     if (

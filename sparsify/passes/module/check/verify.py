@@ -352,8 +352,8 @@ def verify(
         drop_gradient_hooks(mirror.model)
         with peak:
             if variant.masked is None:
-                given_call = calls.copied(dense_call) if writes else dense_call
-                return calls.run_call(mirror.model, module._signature, given_call)
+                private_call = calls.copied(dense_call) if writes else dense_call
+                return calls.run_call(mirror.model, module._signature, private_call)
             return variant.masked_result(mirror.model, inputs())
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -63,7 +63,7 @@ class Autocast:
         quick_key = None if read is None else (dtype, read[0])
         if quick_key in self.dtypes_by_kind:
             return quick_key, self.dtypes_by_kind[quick_key], False
-        call = sparse.taken_apart(args, kwargs)
+        call = sparse.flattened_call(args, kwargs)
         key = (dtype, modes(sparse), call.shape)
         is_new = key not in self.dtypes_by_kind
         if is_new:

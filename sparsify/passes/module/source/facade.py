@@ -32,7 +32,7 @@ from sparsify.passes.capture.shell import (
     is_dunder,
     modes,
     module_behind,
-    share_again,
+    share_tensors,
     shared_copy,
 )
 from sparsify.passes.module.source.autocast import Autocast
@@ -327,7 +327,7 @@ class Facade:
                 self.sparse._weights.rewrite(name, dense)
             packed = self.sparse._weights.packed()
             is_other = borrowed.hand_on(changes)
-            share_again(self.sparse, self.sparse._source)  # repacks written weights
+            share_tensors(self.sparse, self.sparse._source)  # repacks written weights
             self.sparse._weights.follow()
             if is_other:
                 self.renew(packed)

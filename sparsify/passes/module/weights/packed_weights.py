@@ -27,7 +27,7 @@ from sparsify.passes.capture.shell import (
     places,
     renew_flat_weights,
     replace,
-    share_again,
+    share_tensors,
     shared_copy,
 )
 from sparsify.passes.graph.node_info import call_of
@@ -116,7 +116,7 @@ class Readers:
         if not self.layouts:
             return 0
         grids = self.layouts[0].placed.stored_grids(layout.example for layout in self.layouts)
-        return sum(grid.bytes_beside(weight) for grid in grids)
+        return sum(grid.extra_bytes(weight) for grid in grids)
 
 
 def read_weights(model: nn.Module, variants: Iterable[Variant]) -> dict[str, Readers]:
@@ -234,7 +234,7 @@ class Weights:
             with self.mirrored(shell) as of:
                 yield of
         if not was_lent and is_lent(self.source, shell):
-            share_again(shell, self.source)
+            share_tensors(shell, self.source)
 
     @contextmanager
     def mirrored(self, shell: nn.Module) -> Iterator[Callable[[nn.Module], nn.Module]]:
@@ -299,7 +299,7 @@ class Weights:
             for layout in readers[name].layouts:
                 layout.placed.memory.clear()
         for name, weight in self.packed().items():
-            self.pack_beside(name, weight, readers[name])
+            self.pack_second_formats(name, weight, readers[name])
         self.is_followed = True
         self.follow()
         for variant in variants:
@@ -331,7 +331,7 @@ class Weights:
         self.trained &= sparse.keys()
         return sparse
 
-    def pack_beside(self, name: str, weight: SparseTensor, readers: Readers) -> None:
+    def pack_second_formats(self, name: str, weight: SparseTensor, readers: Readers) -> None:
         """Packs a held weight for readers in other formats, once per format."""
         for form, first in readers.other_formats(self.packed_forms[name].spec).items():
             for structure in readers.structures:
@@ -433,7 +433,7 @@ class Weights:
         """Copies the source model's present parameters to the user's model, after a successful capture."""
         if self.callers_model is not None and self.is_followed:
             take_masks_away(self.callers_model, self.source)
-            share_again(self.callers_model, self.source)
+            share_tensors(self.callers_model, self.source)
 
     def describe(self, report: Report, readers: Mapping[str, Readers]) -> None:
         """Writes into the report how the weights are held, and the bytes of all parameters."""
