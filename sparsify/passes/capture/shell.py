@@ -336,6 +336,17 @@ def shell_of(module: nn.Module) -> Shell:
     return GraphLayer() if torch_geometric.is_layer(module) else Shell()
 
 
+def with_copied_buffers(module: nn.Module) -> nn.Module:
+    """The modules and parameters of a model with copied buffers, which a call may write in place."""
+    shell = nn.Module()
+    fill_shell(shell, module)
+    copies = {id(buffer): buffer.detach().clone() for buffer in shell.buffers()}
+    for part in shell.modules():
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else copies[id(buffer)]
+    return shell
+
+
 def share_tensors(shell: nn.Module, model: nn.Module) -> None:
     """Updates a filled shell with the present parameters and buffers of `model`."""
     for name, parameter in model._parameters.items():

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from sparsify.page.contents import Span
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.capture.shell import fill_shell
+from sparsify.passes.capture.shell import with_copied_buffers
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.graph.operators import operator_name, scope
 from sparsify.passes.module.variants.variant import Variant
@@ -66,24 +66,13 @@ class Watcher(fx.Interpreter):
         return result
 
 
-def without_buffers(module: nn.Module) -> nn.Module:
-    """The modules and parameters of a model with copied buffers, which a call may write in place."""
-    shell = nn.Module()
-    fill_shell(shell, module)
-    copies = {id(buffer): buffer.detach().clone() for buffer in shell.buffers()}
-    for part in shell.modules():
-        for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else copies[id(buffer)]
-    return shell
-
-
 def watched(module: nn.Module, variant: Variant, tensors: Sequence[torch.Tensor]) -> Watched:
     """The fastest of several runs of a call, each with copies of the tensors that the call writes in place."""
     graph, runs = variant.captured.graph, []
-    first = Watcher(without_buffers(module), graph, keeps_operands=True)
+    first = Watcher(with_copied_buffers(module), graph, keeps_operands=True)
     _run(first, variant, tensors)
     for _ in range(RUNS):
-        one = Watcher(without_buffers(module), graph)
+        one = Watcher(with_copied_buffers(module), graph)
         _run(one, variant, tensors)
         runs.append(one.record.spans)
     return Watched(
@@ -107,8 +96,8 @@ def _from_zero(spans: Sequence[Span]) -> list[Span]:
 
 def traced(module: nn.Module, variant: Variant, tensors: Sequence[torch.Tensor]) -> profile:
     """The profile of a warm call, with the names of regions and operators around torch's events."""
-    _run(Watcher(without_buffers(module), variant.captured.graph), variant, tensors)
-    watcher = Watcher(without_buffers(module), variant.captured.graph)
+    _run(Watcher(with_copied_buffers(module), variant.captured.graph), variant, tensors)
+    watcher = Watcher(with_copied_buffers(module), variant.captured.graph)
     events = profile(activities=[ProfilerActivity.CPU], acc_events=True)
     with events:
         _run(watcher, variant, tensors)

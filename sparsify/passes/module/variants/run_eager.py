@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.autograd import forward_ad
 
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.capture.shell import fill_shell
+from sparsify.passes.capture.shell import with_copied_buffers
 from sparsify.passes.choose.torch_convolution import Folded, folded
 from sparsify.passes.graph.direct_calls import direct
 from sparsify.passes.graph.node_info import call_of
@@ -164,12 +164,7 @@ def without_effects(module: nn.Module, variant: Variant, graph: fx.Graph | None 
     assert variant.eager is not None and variant.run is not None, "captures compile graphs"
     if not variant.writes() and not any(map(updates_statistics, variant.captured.graph.nodes)):
         return variant.eager if graph is None else eager(graph, module, type(compiled(graph)).forward)
-    scratch = nn.Module()
-    fill_shell(scratch, module)
-    copies = {id(buffer): buffer.detach().clone() for buffer in scratch.buffers()}
-    for part in scratch.modules():
-        for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else copies[id(buffer)]
+    scratch = with_copied_buffers(module)
     if graph is None:
         return eager(variant.captured.graph, scratch, variant.run)
     return eager(graph, scratch, type(compiled(graph)).forward)
