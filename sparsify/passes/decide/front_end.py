@@ -189,14 +189,14 @@ def general_regions(draft: Draft) -> list[Region]:
     leaves = {name: program_operand(matrix) for name, matrix in {**marked, **relations}.items()}
     shares = densities(draft, {**marked, **relations})
     if not draft.is_trainable:
-        shared_call = computed_weights(program, infer(program, leaves, shares))
-        for name in shared_call:
+        constant_weights = computed_weights(program, infer(program, leaves, shares))
+        for name in constant_weights:
             del program.statements[name]
             program.constants.add(name)
-        leaves |= {name: matrix.declared for name, matrix in shared_call.items()}
-        shares |= densities(draft, shared_call)
-        marked |= shared_call
-        program.weights |= shared_call.keys()
+        leaves |= {name: matrix.declared for name, matrix in constant_weights.items()}
+        shares |= densities(draft, constant_weights)
+        marked |= constant_weights
+        program.weights |= constant_weights.keys()
     results = results_of(program, infer(program, leaves, shares), gates)
     for name in gathered(
         program, infer(program, leaves, shares), [n for n, m in marked.items() if is_free(m)]
