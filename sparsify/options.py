@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sparsify.errors import SparsifyError
 
-# What a model passes through and what a program passes through, in order: `passes.PASSES` after the captured
+# What a model passes through and what a program passes through, in order: `pipeline.PASSES` after the captured
 # graph, then `compiler.pipeline.STAGES`. Here, so that a wrong name is an error before anything is imported.
 STAGES: Final = (
     *("graph", "attention", "marked", "masked", "drawn", "sparsified", "propagated", "reordered"),

@@ -80,7 +80,7 @@ def test_compiler_knows_no_graphs_of_torch() -> None:
 
 
 def test_the_architecture_page_shows_the_passes() -> None:
-    from sparsify.passes import PASSES
+    from sparsify.passes.pipeline import PASSES
 
     page = (ROOT / "docs" / "architecture.md").read_text()
     shown = [

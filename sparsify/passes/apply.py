@@ -11,8 +11,8 @@ from torch import nn
 
 from sparsify import recipe as recipes
 from sparsify.errors import RecipeError, public
+from sparsify.passes.capture.captured import Dynamic
 from sparsify.passes.capture.draft import ApplyRequest
-from sparsify.passes.capture.export import Dynamic
 from sparsify.passes.module.prepare import Kind
 from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.module.sparse_module import SparseModule

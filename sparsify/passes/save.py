@@ -20,12 +20,10 @@ from sparsify import recipe as recipes
 from sparsify.compiler.cpp.toolchain import levels
 from sparsify.errors import DataError, path_of, public
 from sparsify.passes import saved_folder
-from sparsify.passes.apply import pieces_of
+from sparsify.passes.capture.captured import Dynamic
 from sparsify.passes.capture.draft import ApplyRequest, Pruning
-from sparsify.passes.capture.export import Dynamic
 from sparsify.passes.capture.shell import modes
 from sparsify.passes.module.prepare import Kind
-from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.rules.recipe_text import recipe_text
 from sparsify.passes.served.describe import described
@@ -157,6 +155,9 @@ def load(
     if model is None:
         first = () if example_inputs is None else ({"inputs": example_inputs},)
         return without_model(path, (*first, *warmup), trainable is True or dynamic is not None or inplace)
+    from sparsify.passes.apply import pieces_of
+    from sparsify.passes.module.prune_and_capture import applied
+
     manifest, tensors, recipe = saved_folder.read(path, recipes.loads, dense_weights)
     require_class(path, manifest.model, model)
     pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)

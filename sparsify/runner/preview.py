@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from sparsify import options
 from sparsify.models.data import Graph
-from sparsify.passes import PASSES, pipeline
+from sparsify.passes import pipeline
 from sparsify.passes.capture import calls
 from sparsify.passes.capture import draft as base
 from sparsify.passes.capture.draft import Draft, Mark, Pruning
@@ -95,7 +95,8 @@ def preview(request: Request) -> Preview:
 def drafted(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> Draft:
     """The model's graph after all passes before `emit`."""
     return pipeline.run(
-        list(takewhile(lambda step: step.name != "emitted", PASSES)), captured(model, example, request)
+        list(takewhile(lambda step: step.name != "emitted", pipeline.PASSES)),
+        captured(model, example, request),
     )
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from sparsify.errors import CaptureError
 from sparsify.passes.capture import calls
-from sparsify.passes.capture.export import Captured, capture
+from sparsify.passes.capture.captured import Captured
+from sparsify.passes.capture.export import capture
 from sparsify.passes.graph.node_info import info
 from sparsify.scale.placement import EDGES, NODES, Placement
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import DataError, SparsifyError, UnsupportedOperatorError
 from sparsify.passes.capture import calls
-from sparsify.passes.capture.export import Captured
+from sparsify.passes.capture.captured import Captured
 from sparsify.passes.graph.node_info import info
 from sparsify.scale import halo, parts
 from sparsify.scale.capture_rows import EDGE_INDEX, EDGE_ROWS, ROWS, captured_rows

@@ -148,6 +148,11 @@ class Declaration(Node):
     def __str__(self) -> str:
         return printer.declaration(self)
 
+    @property
+    def is_assembled(self) -> bool:
+        """Whether the kernel computes the pattern of the result."""
+        return self.pattern_of is None and not self.format.is_dense
+
 
 @dataclass(frozen=True, slots=True)
 class Program(Node):

@@ -8,15 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from sparsify.compiler.cpp.toolchain import target
-from sparsify.compiler.einsum.gradient.adjoint import adjoint
-from sparsify.compiler.einsum.gradient.program import needed
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.kernel import fast_call, substitute, tracing
 from sparsify.compiler.kernel.decision_cache import recall
 from sparsify.compiler.kernel.fast_call import Plan
@@ -26,10 +23,7 @@ from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.kernel.transforms import functorch
 from sparsify.compiler.kernel.transforms.autograd import Differentiable, Kept, keep
 from sparsify.compiler.kernel.variants import Variants
-from sparsify.compiler.plan.fuse.experts import mixture_adjoint
-from sparsify.compiler.plan.plan import starts_otherwise, steps
 from sparsify.compiler.plan.products.dense_product import DenseProduct
-from sparsify.compiler.plan.rematerialize import Keeping, keeping, wide, with_results, with_wide_rows
 from sparsify.compiler.plan.step import STEP_CLASSES, Convert, Step
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
@@ -38,6 +32,9 @@ from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.transformed import have_tangents
+
+if TYPE_CHECKING:
+    from sparsify.compiler.plan.rematerialize import Keeping
 
 Operand = torch.Tensor
 Chooser = Callable[[Sequence[Operand]], tuple[Operand, ...]]
@@ -220,6 +217,8 @@ class Kernel:
 
     def _without_coordinates(self, operands: tuple[Operand, ...]) -> "Kernel":
         """The kernel for operands with modes of extent 0: some reductions over empty modes need another plan."""
+        from sparsify.compiler.plan.plan import starts_otherwise
+
         places = tuple(
             [
                 (name, mode)
@@ -276,6 +275,10 @@ class Kernel:
 
         The first call compiles the kernel.
         """
+        from sparsify.compiler.einsum.gradient.adjoint import adjoint
+        from sparsify.compiler.plan.fuse.experts import mixture_adjoint
+        from sparsify.compiler.plan.rematerialize import wide
+
         if wrt not in self._adjoints:
             gradients = {name: f"g_{name}" for name in self.program.outputs}
             program = mixture_adjoint(self.program, wrt, gradients, self.sizes.extents) or adjoint(
@@ -299,17 +302,24 @@ class Kernel:
         return self._dense_adjoints[wrt]
 
     @cached_property
-    def keeping(self) -> Keeping:
+    def keeping(self) -> "Keeping":
         """Temporaries saved for the gradients, and temporaries rematerialized by the backward pass."""
+        from sparsify.compiler.plan.rematerialize import keeping
+
         return keeping(self.program, self.sizes)
 
     def also(self, names: tuple[str, ...]) -> "Kernel":
         """The kernel with the results of this one, followed by the given temporaries."""
+        from sparsify.compiler.plan.rematerialize import with_results
+
         program = with_results(self.program, names, copied=len(self.steps) == 1)
         return _plan(program, self.schedule, self._settings(), self.sizes)
 
     def temporaries(self, names: tuple[str, ...]) -> "Kernel":
         """The kernel that computes only the given temporaries of the program, from the same operands."""
+        from sparsify.compiler.einsum.gradient.program import needed
+        from sparsify.compiler.plan.rematerialize import wide
+
         if names not in self._temporaries:
             program = self.program
             statements = tuple(needed(program.statements, names))
@@ -398,6 +408,9 @@ def _chooser(slots: list[int]) -> Chooser:
 
 def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: Sizes) -> Kernel:
     """The uncompiled kernel of a program; programs with the same steps share one."""
+    from sparsify.compiler.plan.plan import steps
+    from sparsify.compiler.plan.rematerialize import with_wide_rows
+
     program = with_wide_rows(program)
     if schedule is None:
         plan = _steps(program, sizes, options)
@@ -408,6 +421,9 @@ def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: 
 
 def _steps(program: Program, sizes: Sizes, options: Options) -> tuple[DenseProduct | Step | Convert, ...]:
     """The steps of a program, from the decision cache if known."""
+    from sparsify.compiler.einsum.register import definitions
+    from sparsify.compiler.plan.plan import steps
+
     question = (
         f"steps of {program!r} {definitions(program)} for vectors of {target.vector_bytes(options)} bytes"
     )

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -23,7 +23,6 @@ from sparsify.compiler.kernel import fast_call, substitute
 from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.compiler.kernel.sparse_result import Assembled
 from sparsify.compiler.kernel.variants import Signature, Variant, Variants
-from sparsify.compiler.loops.lower.assemble.assemble import POSITION_OVERFLOW, is_assembled
 from sparsify.compiler.operands.arguments import (
     DenseInput,
     SparseInput,
@@ -32,7 +31,6 @@ from sparsify.compiler.operands.arguments import (
     patterns_of,
 )
 from sparsify.compiler.operands.renumber_coordinates import compact, compact_sizes, compactable, large
-from sparsify.compiler.pipeline import Stages
 from sparsify.compiler.plan.step import Step, with_wide_result
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.size_class import PatternClass, PatternClasses, Range, held
@@ -45,6 +43,9 @@ from sparsify.storage.convert import conversion
 from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
+
+if TYPE_CHECKING:
+    from sparsify.compiler.pipeline import Stages
 
 Shape = tuple[int, ...]
 Shared = tuple[PatternClass, ...]
@@ -124,7 +125,7 @@ class GeneratedStep:
         self._turned = tuple(name in self.twins for name in self.program.inputs)
         self._classes = tuple(PatternClasses(is_turned) for is_turned in self._turned)
         self._dtype = getattr(torch, self.output.dtype)
-        self._is_assembled = is_assembled(self.output)
+        self._is_assembled = self.output.is_assembled
         self._compactable = compactable(self.program) if self._is_assembled else frozenset()
         self._is_plain = self.output.format.ordering == tuple(range(len(self.output.extents)))
         self._outputs = tuple(self.program.declaration(name) for name in self.results)
@@ -249,7 +250,7 @@ class GeneratedStep:
         return GeneratedStep(step, variants, self.options)
 
     @property
-    def stages(self) -> Stages:
+    def stages(self) -> "Stages":
         """The stages from statement to C++, also if no kernel can be built."""
         return self.variants.stages(UNKNOWN) if self.failure is not None else self.current.stages
 
@@ -383,6 +384,8 @@ class GeneratedStep:
             try:
                 return self._assembled(operands, frame)
             except KernelError as error:
+                from sparsify.compiler.loops.lower.assemble.assemble import POSITION_OVERFLOW
+
                 if error.status != POSITION_OVERFLOW or self.wide is None:
                     raise
                 return self.wide.compute(tuple(operands))

@@ -19,8 +19,7 @@ from sparsify.compiler.cpp.toolchain.cache import Library
 from sparsify.compiler.einsum.text import serialize
 from sparsify.compiler.kernel.kernel import Kernel
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
-from sparsify.compiler.kernel.variants import Variant, Variants
-from sparsify.compiler.pipeline import compile_stages
+from sparsify.compiler.kernel.variants import Variant, Variants, compiled_stages
 from sparsify.compiler.plan.step import STEP_CLASSES, Step
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import SizeClass, Sizes
@@ -142,7 +141,7 @@ class StoredVariants(Variants):
         if found is None:
             given = (self.step, wanted, self.vector_bytes, self.options, sizes.without_operands())
             found = self._known[wanted] = Variant(
-                cache(partial(compile_stages, *given)), self._libraries[wanted]
+                cache(partial(compiled_stages, *given)), self._libraries[wanted]
             )
         return found
 

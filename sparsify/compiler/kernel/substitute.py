@@ -13,7 +13,6 @@ from torch import Tensor
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.compiler.operands.arguments import check_operand, patterns_of
-from sparsify.compiler.reference import evaluate_program
 from sparsify.errors import CompilerNotFoundError, DeviceError, SparsifyError
 from sparsify.options import Options
 from sparsify.storage.tensor import SparseTensor, wrap
@@ -63,6 +62,8 @@ def computed(
     Raises:
         DtypeError, FormatError, ShapeError: operands that do not fit the program.
     """
+    from sparsify.compiler.reference import evaluate_program
+
     assert failure is not None, "a kernel computes otherwise"
     announce(failure, options, program)
     for name, operand in zip(program.inputs, operands, strict=True):

@@ -8,22 +8,23 @@ unknown sizes serves new sizes.
 
 from collections.abc import Callable
 from functools import cache, cached_property, partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sparsify.compiler.cpp.call import foreign_call
 from sparsify.compiler.cpp.toolchain.build import find_compiler
 from sparsify.compiler.cpp.toolchain.cache import Generated, Library, library
 from sparsify.compiler.cpp.toolchain.fingerprint import fingerprint
-from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.kernel.decision_cache import recall
 from sparsify.compiler.loops.nodes import Buffer
-from sparsify.compiler.pipeline import Stages, chosen, compile_stages
 from sparsify.compiler.plan.step import Step
 from sparsify.compiler.schedule.directives import CLASSES, Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, SizeClass, Sizes
 from sparsify.errors import CompilerError
 from sparsify.options import Options
 from sparsify.storage.level.known_levels import registered
+
+if TYPE_CHECKING:
+    from sparsify.compiler.pipeline import Stages
 
 LIMIT: Final = 8
 Signature = tuple[tuple[str, ...], tuple[Buffer, ...]]
@@ -40,14 +41,14 @@ class Variant:
         call: function that runs the kernel.
     """
 
-    def __init__(self, make: Callable[[], Stages], library: Library) -> None:
+    def __init__(self, make: "Callable[[], Stages]", library: Library) -> None:
         self._make, self.library = make, library
         self.call = foreign_call.bind(library)
         buffers = tuple(Buffer(*fields) for fields in library.notes["buffers"])
         self.signature: Signature = (tuple(library.notes["sizes"]), buffers)
 
     @cached_property
-    def stages(self) -> Stages:
+    def stages(self) -> "Stages":
         """The stages from statement to C++; computed lazily for a kernel found on disk."""
         return self._make()
 
@@ -101,9 +102,9 @@ class Variants:
         """The existing kernels by schedule."""
         return {schedule: variant.library for schedule, variant in self._known.items()}
 
-    def stages(self, sizes: Sizes) -> Stages:
+    def stages(self, sizes: Sizes) -> "Stages":
         """The stages from statement to C++ for operands of these sizes; nothing is built."""
-        return compile_stages(self.step, self.schedule, self.vector_bytes, self.options, sizes)
+        return compiled_stages(self.step, self.schedule, self.vector_bytes, self.options, sizes)
 
     def prefer(self, schedule: Schedule, sizes: Sizes) -> None:
         """Fixes a benchmarked schedule for operands in the size class of `sizes`."""
@@ -116,6 +117,8 @@ class Variants:
     @cached_property
     def _parts(self) -> dict[str, str]:
         """All parts of a kernel's cache key besides its schedule and the origin of the schedule."""
+        from sparsify.compiler.einsum.register import definitions
+
         return {
             "step": repr(self.step),
             "monoids": definitions(self.step.program),
@@ -126,6 +129,8 @@ class Variants:
 
     def wanted(self, sizes: Sizes) -> Schedule:
         """The schedule to try first."""
+        from sparsify.compiler.pipeline import chosen
+
         if self.schedule is not None:
             return self.schedule
         if self._preferred and (measured := self._preferred.get(sizes.rounded(self.step.program))):
@@ -137,7 +142,7 @@ class Variants:
         """The kernel of a schedule, from disk before its C++ is generated, else built."""
         given_schedule = wanted if wanted in self._preferred.values() else self.schedule
         given = (self.step, given_schedule, self.vector_bytes, self.options, sizes.without_operands())
-        make = cache(partial(compile_stages, *given))
+        make = cache(partial(compiled_stages, *given))
 
         def generate() -> Generated:
             stages = make()
@@ -150,3 +155,12 @@ class Variants:
         found = library(generate, parts, self.options)
         self.built += found.origin == "compiled"
         return Variant(make, found)
+
+
+def compiled_stages(
+    step: Step, schedule: Schedule | None, vector_bytes: int, options: Options, sizes: Sizes = UNKNOWN
+) -> "Stages":
+    """`pipeline.compile_stages`; kernels from disk do without its modules."""
+    from sparsify.compiler.pipeline import compile_stages
+
+    return compile_stages(step, schedule, vector_bytes, options, sizes)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from sparsify.compiler.einsum.implicit_sums import free_indices
-from sparsify.compiler.einsum.infer.sparsity import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Index, Program, Reduce
 from sparsify.compiler.ir.node import Node, find, walk
@@ -187,6 +186,8 @@ class _Check:
     declarations: Mapping[str, Declaration]
 
     def __call__(self, node: Node) -> bool:
+        from sparsify.compiler.einsum.infer.sparsity import infer_sparsity
+
         match node:
             case Reduce(monoid, _, body):
                 fill = infer_sparsity(body, self.declarations).fill

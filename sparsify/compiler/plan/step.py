@@ -12,7 +12,6 @@ from sparsify.compiler.einsum.infer.share import shared_pattern
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.einsum.rename import fresh, rename_tensors
 from sparsify.compiler.einsum.text import serialize
-from sparsify.compiler.plan.prepare.expand_blocks import assembled, index_dtypes_in, unblocked_format
 from sparsify.compiler.plan.prepare.transpose_operands import Twin
 from sparsify.compiler.plan.products.dense_product import DenseProduct
 from sparsify.storage.convert import conversion, inverted
@@ -63,6 +62,8 @@ class Convert:
 
     def compute(self, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The converted tensor."""
+        from sparsify.compiler.plan.prepare.expand_blocks import unblocked_format
+
         source = operands[0]
         if self.pattern_of is None:
             return tensor(source, self.format, fill=self.fill).to(format=self.format)
@@ -103,6 +104,8 @@ def with_wide_result(step: Step) -> Step | None:
 
 def one_step(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
     """All statements as one step, every operand as stored; results that no kernel writes as requested are converted."""
+    from sparsify.compiler.plan.prepare.expand_blocks import assembled
+
     taken = {declared.name for declared in program.declarations}
     converted: list[Convert] = []
     declarations: list[Declaration] = []
@@ -122,6 +125,8 @@ def one_step(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
 
 def converted_from(output: Declaration, format: Format, taken: set[str]) -> Declaration | None:
     """The tensor in `format` from which a result is converted; `None` if the formats agree."""
+    from sparsify.compiler.plan.prepare.expand_blocks import index_dtypes_in
+
     if format == output.format:
         return None
     name = fresh(f"{output.name}_{format.letters}", taken)

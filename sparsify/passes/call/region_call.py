@@ -20,7 +20,6 @@ from torch.autograd import forward_ad
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel.kernel import Kernel, plan
 from sparsify.compiler.kernel.transforms.autograd import pull_back, read_by_gradients
-from sparsify.compiler.plan.prepare.specialise import specialised
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import CompilerError, DeviceError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
@@ -192,6 +191,8 @@ class RegionCall:
 
         Extents in `fixed`, the same in every call, may become constants of the kernels.
         """
+        from sparsify.compiler.plan.prepare.specialise import specialised
+
         self.kernel = plan(specialised(self.program, fixed), options=self.options, sizes=sizes)
         self._read = {}
 

@@ -6,21 +6,23 @@ In: a captured graph and the settings of `apply`. Out: `Draft(captured, model, a
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
 
 from sparsify.options import Options
-from sparsify.passes.capture.export import Captured, Dynamic
+from sparsify.passes.capture.captured import Captured, Dynamic
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info
 from sparsify.recipe import Recipe, Rule
 from sparsify.report import CalibrationEntry, PassedEntry, PrunedEntry, Report
 from sparsify.sparsification.masks.mask_spec import MaskSpec
-from sparsify.sparsification.sparsified import Parts
 from sparsify.storage.format import Format
 from sparsify.warn import warn
+
+if TYPE_CHECKING:
+    from sparsify.sparsification.sparsified import Parts
 
 
 @dataclass
@@ -77,8 +79,8 @@ class Mark:
     reorder: str = "none"
     dtype: str = "same"
     mask: MaskSpec | None = None
-    outputs: Parts | None = None
-    gradients: Parts | None = None
+    outputs: "Parts | None" = None
+    gradients: "Parts | None" = None
 
     def __str__(self) -> str:
         how = ", static" if self.static else ""

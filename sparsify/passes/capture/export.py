@@ -6,7 +6,6 @@ own parameter names; one ATen node per operator, in canonical form.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from operator import index
@@ -21,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError, ShapeError
 from sparsify.passes.capture import autograd_functions, calls, data_sizes, sparse_inputs
-from sparsify.passes.capture.guards import Holds, granted
+from sparsify.passes.capture.captured import Captured, Dynamic
+from sparsify.passes.capture.guards import granted
 from sparsify.passes.capture.inline_blocks import inline_blocks
 from sparsify.passes.capture.libraries import (
     torch_encoder,
@@ -31,13 +31,13 @@ from sparsify.passes.capture.libraries import (
     transformers_cache,
     transformers_experts,
 )
+from sparsify.passes.capture.sparse_parts import sparse_parts
 from sparsify.passes.functional.functionalize import functionalize
 from sparsify.passes.graph.canonicalize import canonicalize
 from sparsify.passes.graph.node_info import set_info
 from sparsify.runtime import confined
 from sparsify.storage.own_memory import has_memory, is_on_device, without_memory
 
-Dynamic = Mapping[str, Any] | Sequence[Any] | None
 PREFIX = "model."
 # Silenced loggers of fixed extents, which the report lists, too.
 LOGS = (
@@ -68,46 +68,6 @@ class Watch(TorchFunctionMode):
             if id(value) in self.identities:
                 raise ReachedError
         return func(*args, **(kwargs or {}))
-
-
-@dataclass
-class Captured:
-    """A captured graph and its mapping from calls.
-
-    Attributes:
-        graph: canonical graph; its placeholders are the tensors of the call, its output is a list.
-        shape: structure of the captured call.
-        output: tree for rebuilding the model's output from the list.
-        training: whether the model was in training mode.
-        extents: one entry per mode for each placeholder, a number or the name of a symbol.
-        specialised: dimensions intended as dynamic but fixed, as `x[1] = 1433`.
-        constants: tensors created by the capture, by attribute name.
-        is_lifted: whether parts of the model, or sparse input matrices, were captured in a form of this package, not
-            recognisable from operators alone.
-        holds: shape guard on named extents; None for an unconditional graph.
-        written_out: operators that take sparse inputs as dense tensors, until regions read the sparse inputs directly.
-        is_granted: whether the graph asserts that data-dependent sizes are two or more, as in `data_sizes`.
-    """
-
-    graph: fx.Graph
-    shape: calls.CallShape
-    output: pytree.TreeSpec
-    training: bool
-    extents: list[tuple[int | str, ...]]
-    specialised: list[str] = field(default_factory=list)
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    is_lifted: bool = False
-    holds: Holds | None = None
-    written_out: tuple[str, ...] = ()
-    is_granted: bool = False
-
-    def tensor(self, model: nn.Module, name: str) -> torch.Tensor:
-        """The constant of the capture, or the parameter or buffer of the model, by qualified name."""
-        if name in self.constants:
-            return self.constants[name]
-        owner, _, last = name.rpartition(".")
-        attribute: torch.Tensor = getattr(model.get_submodule(owner), last)
-        return attribute
 
 
 class Flat(nn.Module):
@@ -266,42 +226,6 @@ def example_tensors(call: calls.Call) -> list[torch.Tensor]:
     return [
         tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.tensors(sparse_parts)
     ]
-
-
-def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rows, columns and values of a sparse matrix, and an empty tensor with the extents.
-
-    With more than two modes, rows are linear indices over all modes but the last one.
-
-    Raises:
-        CaptureError: a vector, or a tensor with a fill value other than 0.
-    """
-    from sparsify.storage.tensor import SparseTensor
-
-    if matrix.dim() < 2:
-        raise CaptureError(f"a sparse input of shape {list(matrix.shape)}", "two modes or more")
-    if isinstance(matrix, SparseTensor):
-        if matrix._fill != 0:
-            raise CaptureError(
-                f"a sparse input whose fill is {matrix._fill}",
-                "a fill of 0, or the tensor itself, as value.to_dense()",
-            )
-        coordinates, values = matrix.coordinates(), matrix.values()
-        inside = matrix.pattern.inside()
-        if inside is not None:  # for blocks that extend over the edge
-            coordinates, values = coordinates[:, inside], values[inside]
-        *leading, columns = coordinates
-    else:
-        entries = matrix if matrix.layout is torch.sparse_coo else matrix.to_sparse()
-        if entries.dense_dim():  # rows of values
-            entries = entries.to_dense().to_sparse()
-        entries = entries.coalesce()
-        *leading, columns = entries.indices()
-        values = entries.values()
-    rows = leading[0]
-    for extent, coordinates in zip(matrix.shape[1:-1], leading[1:], strict=True):
-        rows = rows * extent + coordinates
-    return rows.clone(), columns.clone(), values, values.new_empty((*matrix.shape, 0)).detach()
 
 
 def dimensions(

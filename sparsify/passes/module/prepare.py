@@ -17,7 +17,6 @@ from sparsify.errors import CaptureError, VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.libraries import torch_geometric_data
 from sparsify.passes.capture.shell import Modes, modes
-from sparsify.passes.module.capture_call import MAX_CAPTURES, capture_call
 from sparsify.passes.module.variants.run_eager import without_effects
 from sparsify.passes.module.variants.variant import Variant
 from sparsify.recipe.source import nearest
@@ -123,6 +122,8 @@ def checked(module: "SparseModule", number: int, kind: Any) -> tuple[str, calls.
 
 def prepared(module: "SparseModule", name: str, call: calls.Call, mode: Modes) -> Prepared:
     """The outcome of one kind."""
+    from sparsify.passes.module.capture_call import MAX_CAPTURES, capture_call
+
     started = time.perf_counter()
     tensors = call.tensors(module._matrices)
     like, shapes = (mode, call.shape), tuple(tensor.shape for tensor in tensors)

@@ -14,16 +14,12 @@ import torch
 from torch import fx
 from torch.profiler import profile
 
-from sparsify.compiler import calibrate
-from sparsify.compiler.explain import Section
-from sparsify.compiler.schedule.cost.operation_count import counted
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.errors import SparsifyError
 from sparsify.options import current
 from sparsify.page.contents import Details, Fact, GraphNode, Roof, SpyPlot, Stage, Work
 from sparsify.page.drawings import microseconds
 from sparsify.passes.call.region_call import RegionCall
-from sparsify.passes.call.region_text import region_section
 from sparsify.passes.capture.calls import anew
 from sparsify.passes.capture.draft import kept_buffers
 from sparsify.passes.capture.shell import modes
@@ -48,6 +44,7 @@ from sparsify.runtime.machine import machine
 from sparsify.storage.tensor import SparseTensor
 
 if TYPE_CHECKING:
+    from sparsify.compiler.explain import Section
     from sparsify.passes.module.sparse_module import SparseModule
 
 # Cells of a picture along its longer side.
@@ -207,6 +204,8 @@ def look_at_call(module: "SparseModule", variant: Variant | None, inputs: Any, d
 
 def look_at_graph(module: "SparseModule", variant: Variant, inputs: Any, details: Details) -> None:
     """Adds the details of a graph's call: spans, patterns and work."""
+    from sparsify.compiler import calibrate
+
     record = watched(module, variant, tensors_of(module, inputs))
     scopes = {entry.name: entry.scopes for entry in variant.report.regions}
     details.spans = [replace(s, where=", ".join(scopes.get(s.region, [s.where]))) for s in record.spans]
@@ -273,13 +272,15 @@ def operator_of(node: fx.Node) -> str:
 
 def stages_of(variant: Variant) -> Iterator[tuple[str, list[Stage]]]:
     """The stages of each region, by region name."""
+    from sparsify.passes.call.region_text import region_section
+
     calls = {region.name: region for region in variant.regions}
     for entry in variant.report.regions:
         section = region_section(calls[entry.name], replace(entry, measured_us=None), "")
         yield entry.name, [stage for stage in flat(section.inner) if stage.title != "einsum"]
 
 
-def flat(sections: Sequence[Section], before: str = "") -> Iterator[Stage]:
+def flat(sections: "Sequence[Section]", before: str = "") -> Iterator[Stage]:
     """The texts of sections; nested sections carry both titles."""
     for section in sections:
         title = before + TITLES.get(section.title, section.title)
@@ -312,6 +313,8 @@ def cells_of(tensor: SparseTensor) -> tuple[tuple[float, ...], ...]:
 
 def works_of(regions: Mapping[str, RegionCall], record: Watched) -> Iterator[Work]:
     """The work of regions with known sizes."""
+    from sparsify.compiler.schedule.cost.operation_count import counted
+
     for name, operands in record.operands.items():
         program = regions[name].program
         sizes = sizes_of(program, operands)

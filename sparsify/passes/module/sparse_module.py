@@ -6,7 +6,7 @@ In: `SparseModule(model, recipe)`. Out: a `torch.fx.GraphModule` with the model'
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -16,15 +16,12 @@ from sparsify.errors import CaptureError
 from sparsify.passes.call import tracing
 from sparsify.passes.capture import calls, data_sizes, draft
 from sparsify.passes.capture.draft import ApplyRequest, Notices
-from sparsify.passes.capture.export import sparse_parts
 from sparsify.passes.capture.libraries import transformers_cache
 from sparsify.passes.capture.shell import Modes, adopt, fill_shell, is_dunder, modes, share_tensors
+from sparsify.passes.capture.sparse_parts import sparse_parts
 from sparsify.passes.module import prepare
-from sparsify.passes.module.capture_call import capture_call, compile_graph
 from sparsify.passes.module.check import index_errors
 from sparsify.passes.module.check.verify import compare
-from sparsify.passes.module.piecewise import run_uncaptured
-from sparsify.passes.module.reconsider import Pending, settle
 from sparsify.passes.module.report_origin import ReportOrigin
 from sparsify.passes.module.source import generate, traced_calls
 from sparsify.passes.module.source.autocast import Autocast
@@ -37,6 +34,9 @@ from sparsify.passes.operands.content_memo import SparseInputs, reading_once
 from sparsify.report import Report
 from sparsify.runtime.locks import CAPTURES
 from sparsify.storage.subclass import trained_masks
+
+if TYPE_CHECKING:
+    from sparsify.passes.module.reconsider import Pending
 
 
 class SparseModule(fx.GraphModule):
@@ -186,6 +186,8 @@ class SparseModule(fx.GraphModule):
             call, references = self._example
             values = [reference() for reference in references]
             if all(value is not None for value in values):
+                from sparsify.passes.module.capture_call import capture_call
+
                 call = calls.with_tensors(call, values)
                 capture_call(self, call, call.tensors(self._matrices), modes_now)
         elif variant is not None:
@@ -221,6 +223,8 @@ class SparseModule(fx.GraphModule):
             return self._facade.run_hooked(args, kwargs)
         is_cast = torch.is_autocast_enabled("cpu")
         if self._pending is not None and self.training and torch.is_grad_enabled() and not is_cast:
+            from sparsify.passes.module.reconsider import settle
+
             call = self.flattened_call(args, kwargs)
             settle(self, call, call.tensors(self._matrices), modes(self))
         earlier = self._call_index  # replaced by any other thread that changes the model
@@ -320,6 +324,8 @@ class SparseModule(fx.GraphModule):
             return variant
         with self._weights.lock:  # otherwise half of the modules may be in the mode set by another thread
             mode = modes(self)
+        from sparsify.passes.module.capture_call import capture_call
+
         return capture_call(self, call, tensors, mode)
 
     def run_source(self, call: calls.Call) -> Any:
@@ -393,6 +399,8 @@ class SparseModule(fx.GraphModule):
 
     def _run_refused(self, pieces: Modes | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an uncaptured call, by pieces for its modes if any."""
+        from sparsify.passes.module.piecewise import run_uncaptured
+
         piecewise = self._captures.pieces
         if pieces is None or piecewise is None:
             return run_uncaptured(self, args, kwargs)
@@ -468,6 +476,8 @@ class SparseModule(fx.GraphModule):
         return restored, (self._source, self._request, self._weights.of(self._weights.source), modes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseModule":
+        from sparsify.passes.module.capture_call import compile_graph
+
         with self._weights.lock:
             variants = list(self._captures.entries)
             source = copy.deepcopy(self._source, memo)

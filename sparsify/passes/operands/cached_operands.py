@@ -28,7 +28,6 @@ from sparsify.passes.operands.content_memo import REMEMBERED, Memo, needs_gradie
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.masks.mask_spec import MaskSpec
 from sparsify.sparsification.rules.rounding import narrowed, widened
-from sparsify.sparsification.rules.streaming import KeepAll
 from sparsify.storage import transformed
 from sparsify.storage.format import Format
 from sparsify.storage.own_memory import runs_natively
@@ -244,6 +243,8 @@ class Structure:
 
         Differentiable in the nonzeros.
         """
+        from sparsify.sparsification.rules.streaming import KeepAll
+
         raw = self.module(*leaves)
         stored = [
             KeepAll().store(raw[spec.dense], spec.format)

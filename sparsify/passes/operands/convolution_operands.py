@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel.kernel import Kernel, plan
-from sparsify.compiler.reference import evaluate_program
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import Options
 from sparsify.passes.operands.cached_operands import Structure
@@ -166,6 +165,8 @@ class FlatImages:
 
     def vectors(self, *rows: Tensor) -> list[Tensor]:
         """The results of the program of vectors, for operands of any shape."""
+        from sparsify.compiler.reference import evaluate_program
+
         assert self.by_row is not None, "others have no vectors"
         operands = {}
         for number, row in enumerate(rows):

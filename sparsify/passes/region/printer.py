@@ -11,7 +11,7 @@ that the operands are computed from.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
@@ -21,8 +21,10 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.operands.convolution_operands import Chosen
-from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, SparseOperand
+
+if TYPE_CHECKING:
+    from sparsify.passes.region.region import Region
 
 LETTERS: Final = ("n", "m", "p", "q", "r", "s", "t")
 SYMBOL: Final = re.compile(r"\b[a-z]+\d+\b")
@@ -110,6 +112,8 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> str:
 
 def regions_text(draft: Draft) -> str:
     """The nodes of each region and its program."""
+    from sparsify.passes.region.region import Region
+
     parts = []
     sizes = extent_names(draft.graph)
     for number, region in enumerate(draft.regions, 1):
@@ -136,7 +140,7 @@ class Origin:
 
 
 def origin(
-    region: Region,
+    region: "Region",
     leaves: Mapping[str, Sequence[fx.Node]],
     replaced: Mapping[fx.Node, fx.Node],
     sizes: dict[str, str],

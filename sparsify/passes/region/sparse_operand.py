@@ -6,12 +6,11 @@ scales, `%s = row_scales(%w, %w_scales)`.
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
 
-from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.ir.dtypes import name_of
 from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.passes.capture.draft import Mark
@@ -23,6 +22,9 @@ from sparsify.passes.operands.cached_operands import Joins
 from sparsify.sparsification.masks.mask_spec import MaskSpec
 from sparsify.sparsification.rules.rounding import scale_dtype, scales
 from sparsify.storage.format import Format
+
+if TYPE_CHECKING:
+    from sparsify.compiler.einsum.declare import Operand
 
 # Dtypes of products with weights without gradients: sums of float32, rounded once.
 HALVES: Final = (torch.bfloat16, torch.float16)
@@ -87,8 +89,10 @@ class Matrix:
         return Format("csr" if self.mark.format == "auto" else self.mark.format)
 
     @property
-    def declared(self) -> Operand:
+    def declared(self) -> "Operand":
         """The declaration of the operand in programs."""
+        from sparsify.compiler.einsum.declare import Operand
+
         form = self.format
         return Operand(form, name_of(self.dtype), 0.0, () if form.is_dense else result_index_dtypes(form))
 
@@ -123,8 +127,10 @@ class PatternOperand:
         return self.extents if heads is None else (heads, *self.extents)
 
     @property
-    def declared(self) -> Operand:
+    def declared(self) -> "Operand":
         """The declaration in programs: truth values, or numbers added to scores."""
+        from sparsify.compiler.einsum.declare import Operand
+
         dtype, fill = ("float32", -inf) if self.spec.is_weighted else ("bool", False)
         return Operand(self.format, dtype, fill, result_index_dtypes(self.format))
 
@@ -164,8 +170,10 @@ class Bags:
         return [self.indices, self.offsets, *([] if self.weights is None else [self.weights])]
 
     @property
-    def declared(self) -> Operand:
+    def declared(self) -> "Operand":
         """The declaration in programs: arrays are the indices and offsets of the model."""
+        from sparsify.compiler.einsum.declare import Operand
+
         crd, pos = (name_of(node.meta["val"].dtype) for node in (self.indices, self.offsets))
         return Operand(BAGS, name_of(self.dtype), 0.0, (("", ""), (pos, crd), ("", crd)))
 

@@ -11,6 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from keyword import iskeyword
 from typing import Any, Final, Protocol
 
@@ -18,29 +19,29 @@ import torch
 from torch import fx
 
 from sparsify.errors import DataError
-from sparsify.passes.call.region_operator import call_region, call_results
-from sparsify.passes.graph.direct_calls import HOLDERS, require
-from sparsify.passes.graph.draws import dropped_edges, dropped_weights
+from sparsify.passes.graph.direct_calls import HOLDERS
 from sparsify.passes.graph.node_info import info, set_info
-from sparsify.passes.lift.attention.mask import attention_mask
-from sparsify.passes.lift.attention.reference import safe_softmax, scaled_by_width
-from sparsify.passes.lift.experts.capacity import tokens_of_slots
-from sparsify.passes.module.variants.reuse_memory import add_product, add_product_
-from sparsify.passes.module.weights.sparse_parameters import as_dense
-from sparsify.passes.region.sparse_operand import row_scales
-from sparsify.passes.reorder.node_order import node_order
 from sparsify.passes.served.values import decoded, encoded
 
-# Functions of this package called by graphs.
-OWN: Final[dict[str, Callable[..., Any]]] = {
-    function.__name__: function
-    for function in (
-        *(call_region, call_results, node_order, row_scales, as_dense, add_product, add_product_, require),
-        *(dropped_edges, dropped_weights, attention_mask, tokens_of_slots, safe_softmax, scaled_by_width),
-    )
+# Functions of this package called by graphs, with their modules, imported when a graph calls the function.
+OWN: Final[Mapping[str, str]] = {
+    "call_region": "sparsify.passes.call.region_operator",
+    "call_results": "sparsify.passes.call.region_operator",
+    "node_order": "sparsify.passes.reorder.node_order",
+    "row_scales": "sparsify.passes.region.sparse_operand",
+    "as_dense": "sparsify.passes.module.weights.sparse_parameters",
+    "add_product": "sparsify.passes.module.variants.reuse_memory",
+    "add_product_": "sparsify.passes.module.variants.reuse_memory",
+    "require": "sparsify.passes.graph.direct_calls",
+    "dropped_edges": "sparsify.passes.graph.draws",
+    "dropped_weights": "sparsify.passes.graph.draws",
+    "attention_mask": "sparsify.passes.lift.attention.mask",
+    "tokens_of_slots": "sparsify.passes.lift.experts.capacity",
+    "safe_softmax": "sparsify.passes.lift.attention.reference",
+    "scaled_by_width": "sparsify.passes.lift.attention.reference",
 }
 # Functions with the handle of a call as first argument.
-HANDLED: Final = (call_region, call_results, node_order)
+HANDLED: Final = ("call_region", "call_results", "node_order")
 # Functions of numbers, tensors and tuples, by module.
 PYTHON: Final[dict[str, tuple[Any, frozenset[str]]]] = {
     "python": (
@@ -96,10 +97,10 @@ def encoded_graph(graph: fx.Graph, others: Others) -> list[Any]:
     nodes = []
     for node in graph.nodes:
         args = list(node.args)
-        if node.target in HANDLED:
+        if has_handle(node.target):
             args[0] = others.handle(args[0])
         target = encoded_target(node.target, others) if node.op == "call_function" else str(node.target)
-        rest = [encoded(arg, of_node) for arg in args[1:]] if node.target in HANDLED else None
+        rest = [encoded(arg, of_node) for arg in args[1:]] if has_handle(node.target) else None
         given = [args[0], *rest] if rest is not None else [encoded(arg, of_node) for arg in args]
         named = {name: encoded(value, of_node) for name, value in node.kwargs.items()}
         line = [node.op, node.name, target, given, named]
@@ -123,7 +124,7 @@ def encoded_target(target: Any, others: Others) -> Any:
     if isinstance(target, torch._ops.OpOverload):
         return {"operator": f"{target._schema.name}.{target._overloadname}"}
     name = str(getattr(target, "__name__", ""))
-    if OWN.get(name) is target:
+    if name in OWN and own_function(name) is target:
         return {"own": name}
     for module, (place, names) in PYTHON.items():
         if name in names and getattr(place, name, None) is target:
@@ -155,7 +156,7 @@ def decoded_graph(nodes: Sequence[Any], others: Others) -> fx.Graph:
 
     for op, name, target, given, named, *notes in nodes:
         function = decoded_target(target, others) if op == "call_function" else checked(op, target)
-        first = [others.handle(given[0])] if function in HANDLED else []
+        first = [others.handle(given[0])] if has_handle(function) else []
         args = [*first, *(decoded(arg, node_of) for arg in given[len(first) :])]
         kwargs = {named_argument(key): decoded(value, node_of) for key, value in named.items()}
         if op == "output":
@@ -212,13 +213,29 @@ def named_argument(name: str) -> str:
     return name
 
 
+def own_function(name: str) -> Callable[..., Any]:
+    """The function of this package with a name.
+
+    Raises:
+        KeyError: no such function.
+    """
+    found: Callable[..., Any] = getattr(import_module(OWN[name]), name)
+    return found
+
+
+def has_handle(target: Any) -> bool:
+    """Whether the first argument of a function is the handle of a call."""
+    name = getattr(target, "__name__", "")
+    return name in HANDLED and own_function(name) is target
+
+
 def decoded_target(data: Mapping[str, Any], others: Others) -> Any:
     """The target of a node, from data."""
     ((kind, found),) = data.items()
     if kind == "operator":
         return operator_of(str(found))
     if kind == "own":
-        return OWN[found]
+        return own_function(found)
     if kind in PYTHON:
         place, names = PYTHON[kind]
         if found not in names:

@@ -14,12 +14,13 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import DataError
 from sparsify.passes.capture.calls import CallShape, Leaf
-from sparsify.passes.capture.export import Captured
+from sparsify.passes.capture.captured import Captured
 from sparsify.passes.capture.guards import Holds
 from sparsify.passes.capture.libraries import transformers_cache
+from sparsify.passes.served.deferred_output import deferred_name
 from sparsify.passes.served.values import decoded, encoded
 
-# A library whose classes are imported for results of these classes.
+# A library of which classes of results are known by name.
 KNOWN: Final = "transformers"
 # Keys of modules and functions inside a tree: reading the tree would import them.
 IMPORTING: Final = ("__enum__", "default_factory_module")
@@ -77,36 +78,52 @@ def encoded_tree(spec: pytree.TreeSpec) -> str:
 
 
 def decoded_tree(text: str) -> pytree.TreeSpec:
-    """The tree of a result from text; classes of transformers are imported.
+    """The tree of a result from text; classes of transformers are imported when a result needs them.
 
     Raises:
         DataError: an unregistered class.
     """
     if any(word in text for word in IMPORTING):
         raise DataError("the tree of a result names what it would import", "save the model again")
-    for name in classes_in(json.loads(text)[1]):
-        if name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
-            if (
-                name.endswith(f".{transformers_cache.Kept.__name__}")
-                and transformers_cache.MODULE not in sys.modules
-            ):
-                _imported(transformers_cache.MODULE, name)
-            continue
-        module = name.rpartition(".")[0]
-        if module.partition(".")[0] == KNOWN:
-            _imported(module, name)
-        if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
-            raise DataError(
-                f"results of this model are of class {name}, which is not registered in this process",
-                f"import {module or 'the module that registers it'} before load",
-            )
-    return pytree.treespec_loads(text)
+    protocol, schema = json.loads(text)
+    return pytree.treespec_loads(json.dumps([protocol, _with_known_classes(schema)]))
 
 
-def classes_in(schema: Mapping[str, Any]) -> list[str]:
-    """The names of the classes in a tree."""
-    own = [] if schema["type"] is None else [str(schema["type"])]
-    return own + [name for child in schema["children_spec"] for name in classes_in(child)]
+def _with_known_classes(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree whose classes are registered in this process.
+
+    Raises:
+        DataError: an unregistered class.
+    """
+    name = schema["type"]
+    if name is not None:
+        name = _known_class(str(name))
+    children = [_with_known_classes(child) for child in schema["children_spec"]]
+    return {**schema, "type": name, "children_spec": children}
+
+
+def _known_class(name: str) -> str:
+    """The registered name of a class in a tree.
+
+    Raises:
+        DataError: an unregistered class.
+    """
+    is_kept = name.endswith(f".{transformers_cache.Kept.__name__}")
+    if is_kept and transformers_cache.MODULE not in sys.modules:
+        _imported(transformers_cache.MODULE, name)
+    if name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+        return name
+    module = name.rpartition(".")[0]
+    if module.partition(".")[0] == KNOWN:
+        if module not in sys.modules:
+            return deferred_name(name)
+        _imported(module, name)
+    if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+        raise DataError(
+            f"results of this model are of class {name}, which is not registered in this process",
+            f"import {module or 'the module that registers it'} before load",
+        )
+    return name
 
 
 def _imported(module: str, name: str) -> None:

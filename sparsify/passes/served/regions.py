@@ -7,7 +7,7 @@ equal call with a prebuilt kernel. Structures, kernels and calls are listed once
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import MethodType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
@@ -21,16 +21,15 @@ from sparsify.options import Options
 from sparsify.passes.call.alternative import Alternative, ByRows, Preferred
 from sparsify.passes.call.region_call import Operand, RegionCall, find
 from sparsify.passes.capture.draft import Notices
-from sparsify.passes.choose.adjacency import of_operands
-from sparsify.passes.choose.expert_products import expert_products, of_experts
 from sparsify.passes.choose.linear_library import LIBRARIES, Product
-from sparsify.passes.choose.torch_convolution import Folded
-from sparsify.passes.choose.torch_csr import TorchProducts, products_of
 from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.convolution_operands import FlatImages
 from sparsify.passes.reorder.node_order import METHODS, NodeOrder
 from sparsify.passes.served.graphs import decoded_graph, encoded_graph
 from sparsify.passes.served.values import decoded, encoded
+
+if TYPE_CHECKING:
+    from sparsify.passes.choose.torch_convolution import Folded
 
 CSR: Final = "torch's CSR"
 OPERATORS: Final = "its own operators"
@@ -79,6 +78,8 @@ class Writer:
 
     def target(self, value: Any) -> Any:
         """The target of a node as data if the target is an object of this package, else None."""
+        from sparsify.passes.choose.torch_convolution import Folded
+
         owner = value.__self__ if isinstance(value, MethodType) else None
         if isinstance(owner, RegionCall):
             return {"region": self.call(owner)}
@@ -186,7 +187,7 @@ class Writer:
             "others": {str(count): self.kernel(kernel) for count, kernel in layout.others.items()},
         }
 
-    def folded(self, found: Folded) -> dict[str, Any]:
+    def folded(self, found: "Folded") -> dict[str, Any]:
         """A convolution of torch with the operators fused after it."""
         return {
             "leaves": list(found.leaves),
@@ -309,6 +310,10 @@ class Reader:
 
     def preferred(self, call: RegionCall, document: Mapping[str, Any]) -> Preferred | ByRows | None:
         """The alternative to a region's kernel."""
+        from sparsify.passes.choose.adjacency import of_operands
+        from sparsify.passes.choose.expert_products import expert_products, of_experts
+        from sparsify.passes.choose.torch_csr import TorchProducts, products_of
+
         if (rows := document.get("rows")) is not None:
             experts = expert_products(call.program)
             if experts is None:
@@ -338,8 +343,10 @@ class Reader:
         found.others = {int(count): self.kernels[number] for count, number in document["others"].items()}
         return found
 
-    def folded(self, document: Mapping[str, Any]) -> Folded:
+    def folded(self, document: Mapping[str, Any]) -> "Folded":
         """A convolution of torch with the operators fused after it."""
+        from sparsify.passes.choose.torch_convolution import Folded
+
         found = Folded.__new__(Folded)
         found.covered, found.inputs = [], []
         found.leaves = tuple(document["leaves"])

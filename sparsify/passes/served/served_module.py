@@ -196,7 +196,9 @@ class ServedModule(SparseModule):
         both = chain(
             self.named_parameters(remove_duplicate=False), self.named_buffers(remove_duplicate=False)
         )
-        return {name: stamp(tensor) for name, tensor in both}
+        # Attributes of sparse tensors are read without the table of torch's functions on them.
+        with torch._C.DisableTorchFunctionSubclass():
+            return {name: stamp(tensor) for name, tensor in both}
 
     def __reduce__(self) -> Any:
         now = self._stamps()

@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from sparsify.errors import CaptureError, DataError, ProcessError, RecipeError
 from sparsify.passes.apply import apply
 from sparsify.passes.capture import calls
+from sparsify.passes.capture.captured import Captured
 from sparsify.passes.capture.draft import ApplyRequest
-from sparsify.passes.capture.export import Captured, capture
+from sparsify.passes.capture.export import capture
 from sparsify.passes.module.prepare import as_call
 from sparsify.passes.module.prune_and_capture import pruned
 from sparsify.passes.rules.prunable import selected

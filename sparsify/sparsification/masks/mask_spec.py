@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from sparsify.sparsification.masks import patterns
 from sparsify.storage.tensor import SparseTensor
 
 # Maximum number of memoized masks.
@@ -87,6 +86,8 @@ class MaskSpec:
     @property
     def may_be_causal(self) -> bool:
         """Whether a causal variant of the pattern exists."""
+        from sparsify.sparsification.masks import patterns
+
         return self.kind == "causal" or "causal" in signature(patterns.KINDS[self.kind]).parameters
 
     @property
@@ -118,6 +119,8 @@ class MaskSpec:
 @lru_cache(maxsize=REMEMBERED)
 def _mask(spec: MaskSpec, rows: int | None, columns: int | None) -> SparseTensor:
     """The pattern, memoized; without lengths the whole mask of a file."""
+    from sparsify.sparsification.masks import patterns
+
     with torch.inference_mode(False):  # memoized masks are used in any mode
         keywords = dict(spec.arguments)
         if spec.stamp is not None:

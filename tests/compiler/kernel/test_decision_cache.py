@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.compiler import pipeline
 from sparsify.compiler.cpp.toolchain import cache, cache_directory
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.kernel import decision_cache, kernel, variants
+from sparsify.compiler.kernel import decision_cache, kernel
 from sparsify.compiler.kernel.kernel import compile_program
+from sparsify.compiler.plan import plan
 from sparsify.compiler.plan.products.dense_product import DenseProduct
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.options import Options, override
@@ -138,8 +140,8 @@ def test_a_new_process_plans_nothing(options: Options, monkeypatch: pytest.Monke
         raise AssertionError("planned again")
 
     monkeypatch.setattr(cache, "_memory", cache._Memory())
-    monkeypatch.setattr(kernel, "steps", never)
-    monkeypatch.setattr(variants, "chosen", never)
+    monkeypatch.setattr(plan, "steps", never)
+    monkeypatch.setattr(pipeline, "chosen", never)
     kernel._planned.cache_clear()
     again = compile_program(program, sizes=sizes)
     assert again is not first

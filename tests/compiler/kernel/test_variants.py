@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.compiler import pipeline
 from sparsify.compiler.cpp.toolchain import cache, fingerprint
 from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.kernel import variants
@@ -109,9 +110,9 @@ def test_found_kernels_pass_no_stages(own_cache: Options, monkeypatch: pytest.Mo
     built = compile_program(program, options=own_cache, sizes=sizes_of(program, (a, b)))
     forget(monkeypatch)
     staged = []
-    compile_stages = variants.compile_stages
+    compile_stages = pipeline.compile_stages
     monkeypatch.setattr(
-        variants, "compile_stages", lambda *given: staged.append(given) or compile_stages(*given)
+        pipeline, "compile_stages", lambda *given: staged.append(given) or compile_stages(*given)
     )
     found = compile_program(program, options=own_cache, sizes=sizes_of(program, (a, b)))
     torch.testing.assert_close(found(a, b), a.to_dense() @ b)

@@ -11,9 +11,9 @@ from graph_models import HandWritten, Kipf, KipfMatmul, TwoLayers, adjacency, gr
 from torch import nn
 
 from sparsify import errors, options
-from sparsify.passes import PASSES
 from sparsify.passes.apply import apply
 from sparsify.passes.module import capture_call
+from sparsify.passes.pipeline import PASSES
 from sparsify.storage.interop.tensors import tensor
 
 geometric = pytest.importorskip("torch_geometric.nn")

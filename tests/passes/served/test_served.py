@@ -100,6 +100,12 @@ def test_it_runs_without_class_compiler_and_cache(served, tmp_path):
         assert foreign_call.trampolines() is not None, "they are in the folder"
         assert served.first.weight is served.second.weight
         assert "torch.distributed.tensor" not in sys.modules, "it takes a second"
+        kinds = ("compiler.pipeline", "compiler.loops.lower", "compiler.schedule.templates", "compiler.explain",
+                 "compiler.reference.evaluate", "compiler.plan.plan", "passes.pipeline", "passes.capture.export",
+                 "passes.module.capture_call", "passes.rewrite", "passes.decide", "ops")
+        heavy = [f"sparsify.{kind}" for kind in kinds] + ["torch._dynamo", "torch._inductor", "sympy", "scipy"]
+        known = [name for name in heavy if name in sys.modules]
+        assert not known, f"neither loading nor calls compile, capture or export: {known}"
     """
     known = {
         **os.environ,
@@ -112,6 +118,56 @@ def test_it_runs_without_class_compiler_and_cache(served, tmp_path):
     ran = subprocess.run(arguments, env=known, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert not (tmp_path / "none").exists()
+
+
+RESULT_OF_TRANSFORMERS = """
+    import copy, pickle, sys, torch
+    import sparsify
+
+    served = sparsify.load(sys.argv[1])
+    x, expected = torch.load(sys.argv[2])
+    result = served(x)
+    assert "transformers" not in sys.modules, "the import takes longer than loading"
+    assert type(result).__name__ == "BaseModelOutput" and list(result) == ["last_hidden_state"]
+    for found in (result[0], result["last_hidden_state"], result.last_hidden_state, *result.to_tuple()):
+        assert torch.equal(found, expected)
+    assert torch.utils._pytree.tree_leaves(result)[0] is result[0]
+    try:
+        result.unknown
+    except AttributeError:
+        pass
+    else:
+        raise AssertionError("no such field")
+    assert result.hidden_states is None
+    from transformers.modeling_outputs import BaseModelOutput
+
+    assert isinstance(result, BaseModelOutput) and not isinstance(result, tuple)
+    for found in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result), served(x)):
+        assert type(found) is BaseModelOutput and torch.equal(found.last_hidden_state, expected)
+"""
+
+
+def test_results_of_transformers_do_without_transformers(tmp_path):
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(16, 16)
+
+        def forward(self, x):
+            return outputs.BaseModelOutput(last_hidden_state=self.lin(x))
+
+    with sparsify.options.override(tune_seconds=0):
+        sparse = sparsify.apply(Encoder().eval(), HALF, (INPUT,), trainable=False)
+        sparsify.save(sparse, tmp_path / "served", kernels=True)
+    torch.save((INPUT, sparse(INPUT).last_hidden_state), tmp_path / "expected.pt")
+    arguments = [str(tmp_path / "served"), str(tmp_path / "expected.pt")]
+    code = textwrap.dedent(RESULT_OF_TRANSFORMERS)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_weights_lie_in_the_mapped_file(served):

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from sparsify.compiler.cpp.helpers.arithmetic import LANE_BY_LANE
 from sparsify.options import Options
 
 # -ffast-math would assume finite values, but fills may be infinite; integers wrap around, as in torch.
@@ -101,6 +100,8 @@ def optimisation(source: str) -> tuple[str, ...]:
     >>> optimisation("for (;;) {}")
     ('-O3',)
     """
+    from sparsify.compiler.cpp.helpers.arithmetic import LANE_BY_LANE
+
     if len(source) > LONG and "vector_size" not in source:
         return ("-O1",)
     if len(_SUM.findall(source)) >= WRITTEN_OUT and LANE_BY_LANE not in source:

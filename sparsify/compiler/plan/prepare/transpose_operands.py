@@ -7,16 +7,16 @@ copy `C_10[k,i]`, which stores k below i.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from sparsify.compiler.einsum.infer.sparsity import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.ir.node import Node, find, map_children
-from sparsify.compiler.notation.concretize import index_names
-from sparsify.compiler.plan.prepare.expand_blocks import Unblocked, index_dtypes_in
 from sparsify.storage.format import Format, LevelExpression, StoredLevel
 from sparsify.storage.level.levels import Compressed
+
+if TYPE_CHECKING:
+    from sparsify.compiler.plan.prepare.expand_blocks import Unblocked
 
 # Most summed index variables of which all orders are tried.
 MOST_SUMS: Final = 6
@@ -36,7 +36,7 @@ class Twin:
 
 
 def twins(
-    program: Program, statement: Assign, apart: Unblocked, known: tuple[str, ...] = ()
+    program: Program, statement: Assign, apart: "Unblocked", known: tuple[str, ...] = ()
 ) -> dict[Access, Twin]:
     """Transposed copies for accesses with levels discordant to the loop order, or with expanded blocks.
 
@@ -66,6 +66,8 @@ def twins(
 
 def loop_order(program: Program, statement: Assign, sparse: Mapping[Access, Format]) -> list[str]:
     """All index variables of sparse operands: the result's first, then sums ordered for fewest transposed copies."""
+    from sparsify.compiler.notation.concretize import index_names
+
     target = _result_order(program, statement)
     names = dict.fromkeys(name for access in sparse for name in index_names(access))
     sums = [name for name in names if name not in target]
@@ -86,6 +88,8 @@ def loop_order(program: Program, statement: Assign, sparse: Mapping[Access, Form
 
 def _is_scattered(program: Program, statement: Assign) -> bool:
     """Whether a sum is 0, or the identity of its reduction, at unstored coordinates: only stored entries contribute."""
+    from sparsify.compiler.einsum.infer.sparsity import infer_sparsity
+
     declarations = {declared.name: declared for declared in program.declarations}
     return any(
         infer_sparsity(n.body, declarations).fill == MONOIDS[n.monoid].neutral
@@ -98,6 +102,8 @@ def concordant(access: Access, format: Format, order: list[str]) -> tuple[int, .
 
     Dense levels below all others keep their place too: any position gives access to all their coordinates.
     """
+    from sparsify.compiler.notation.concretize import index_names
+
     listed = [number for number, stored in enumerate(format.levels) if not stored.level.is_full]
     below = set(format.ordering[max(listed, default=-1) + 1 :]) if listed else set()
     places: dict[int, int] = {}
@@ -149,6 +155,8 @@ def with_twins(value: Expr, found: Mapping[Access, Twin]) -> Expr:
 
 def turned_declaration(twin: Twin, source: Declaration) -> Declaration:
     """The declaration of an operand in the format of its transposed copy."""
+    from sparsify.compiler.plan.prepare.expand_blocks import index_dtypes_in
+
     dtypes = index_dtypes_in(twin.format, source)
     is_alike = [tuple(map(bool, pair)) for pair in source.index_dtypes] == [
         tuple(map(bool, pair)) for pair in dtypes
@@ -167,6 +175,8 @@ def _can_turn(access: Access, format: Format) -> bool:
 
 def _result_order(program: Program, statement: Assign) -> list[str]:
     """The index variables of the result: in level order for a sparse result, in mode order for a dense one."""
+    from sparsify.compiler.notation.concretize import index_names
+
     modes = index_names(statement.target)
     stored = program.declaration(statement.target.tensor).format.ordering
     return [modes[mode] for mode in stored] if len(stored) == len(modes) else list(modes)

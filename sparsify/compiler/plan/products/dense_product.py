@@ -10,7 +10,6 @@ import torch
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce
 from sparsify.compiler.ir.dtypes import FLOATING, category
-from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.plan.products.small_product import small_product
 from sparsify.errors import ShapeError
 from sparsify.runtime.buffers import POOL, SMALLEST_BYTES
@@ -88,6 +87,8 @@ def _plain(operand: torch.Tensor) -> torch.Tensor:
 
 def dense_product(program: Program, statement: Assign) -> DenseProduct | None:
     """`statement` as a product of two dense matrices, with or without a bias; `None` for other statements."""
+    from sparsify.compiler.notation.concretize import index_names
+
     value, bias = without_bias(program, statement)
     if statement.monoid is not None or not isinstance(value, Reduce) or value.monoid != "sum":
         return None

@@ -8,7 +8,7 @@ its module's dictionary and calls the region directly; operators after a convolu
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -16,12 +16,14 @@ from torch.autograd import forward_ad
 
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.shell import with_copied_buffers
-from sparsify.passes.choose.torch_convolution import Folded, folded
 from sparsify.passes.graph.direct_calls import direct
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.graph.operators import operator_name, updates_statistics
 from sparsify.passes.module.variants.reuse_memory import FACTORIES, Sum, sums, writers
 from sparsify.passes.module.variants.variant import Variant
+
+if TYPE_CHECKING:
+    from sparsify.passes.choose.torch_convolution import Folded
 
 # A dictionary of a module, and a key of the dictionary.
 Place = tuple[dict[str, Any], str]
@@ -55,6 +57,8 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
 
 def running(graph: fx.Graph, root: nn.Module) -> Running:
     """The graph of a variant in its executable form."""
+    from sparsify.passes.choose.torch_convolution import folded
+
     chains = {chain.covered[-1]: chain for chain in folded(graph)}
     within = {node for chain in chains.values() for node in chain.covered} - chains.keys()
     copied = fx.Graph()
@@ -122,7 +126,7 @@ def _copied(
     node: fx.Node,
     graph: fx.Graph,
     copies: dict[fx.Node, fx.Node],
-    chain: Folded | None = None,
+    chain: "Folded | None" = None,
     added: Sum | None = None,
 ) -> fx.Node:
     """A node copied into a graph with copies of its inputs; a fused chain or sum replaces its last node."""

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from sparsify.compiler.ir.memo import REMEMBERED
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.calls import SPARSE_LAYOUTS, Call, CallShape
-from sparsify.passes.capture.export import Captured
+from sparsify.passes.capture.captured import Captured
 from sparsify.passes.capture.shell import Modes, ModulePairs
 from sparsify.passes.emit.mask_gradients import is_kept_sparse, is_sparse
 from sparsify.passes.graph.node_info import info

@@ -37,7 +37,6 @@ from sparsify.passes.module.weights.sparse_parameters import as_dense, exchanged
 from sparsify.passes.operands.cached_operands import MatrixOutput, Structure
 from sparsify.passes.operands.convolution_operands import FlatImages, Placed
 from sparsify.passes.region.sparse_operand import SCALES
-from sparsify.passes.rules.merge_masks import take_masks_away
 from sparsify.report import Report, RoundingEntry, WeightEntry
 from sparsify.runtime.locks import WEIGHTS
 from sparsify.sparsification.rules.rounding import Moved, scales, widened
@@ -431,6 +430,8 @@ class Weights:
 
     def follow(self) -> None:
         """Copies the source model's present parameters to the user's model, after a successful capture."""
+        from sparsify.passes.rules.merge_masks import take_masks_away
+
         if self.callers_model is not None and self.is_followed:
             take_masks_away(self.callers_model, self.source)
             share_tensors(self.callers_model, self.source)

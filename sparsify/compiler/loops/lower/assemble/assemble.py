@@ -41,7 +41,7 @@ LARGEST = {"int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
 
 def is_assembled(declaration: Declaration) -> bool:
     """Whether the kernel computes the pattern of a result."""
-    return declaration.pattern_of is None and not declaration.format.is_dense
+    return declaration.is_assembled
 
 
 def phases(low: Lowering, names: list[str]) -> Lowered:
