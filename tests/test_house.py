@@ -8,6 +8,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,59 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def import_graph(
+    folder: str, nodes: Callable[[ast.Module], ast.Module] = lambda tree: tree
+) -> dict[str, set[str]]:
+    """The modules of a folder, each with the modules of the folder that it imports."""
+    paths = {
+        name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    trees = {name: nodes(ast.parse(path.read_text(encoding="utf-8"))) for name, path in paths.items()}
+    found = {
+        name: {full if full in paths else full.rpartition(".")[0] for full in imported(tree)}
+        for name, tree in trees.items()
+    }
+    return {name: (names & paths.keys()) - {name} for name, names in found.items()}
+
+
+def at_load_time(tree: ast.Module) -> ast.Module:
+    """The statements outside of functions, classes and conditions."""
+    return ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph = import_graph("sparsify", at_load_time)
+    assert "sparsify.errors" in graph["sparsify.options"]
+    TopologicalSorter(graph).prepare()  # raises CycleError, which shows a circle
+
+
+# `compiler/kernel` is left out: a kernel and the operators of traced graphs need each other.
+COMPILER = sorted(path.parent for path in (ROOT / "sparsify" / "compiler").glob("*/__init__.py"))
+ROOMS = [f"compiler/{path.name}" for path in COMPILER if path.name != "kernel"]
+
+
+# Imports in functions and for type checking count, too.
+@pytest.mark.parametrize("folder", [*ROOMS, "ops", "pruning", "nn", "training", "scale", "runtime"])
+def test_rooms_have_no_circle_of_imports(folder: str) -> None:
+    graph = import_graph(f"sparsify/{folder}")
+    assert len(graph) > 1
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("hidden", ["", "if TYPE_CHECKING:\n    ", "def f():\n    "])
+def test_a_circle_is_found(hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "__init__.py").write_text("from room import first\n")
+    (tmp_path / "room" / "first.py").write_text("from room.second import name\n")
+    (tmp_path / "room" / "second.py").write_text(f"{hidden}from room import first\n")
+    with pytest.raises(CycleError, match="nodes are in a cycle"):
+        TopologicalSorter(import_graph("room")).prepare()
+    if hidden:
+        TopologicalSorter(import_graph("room", at_load_time)).prepare()
 
 
 def test_compiler_knows_no_graphs_of_torch() -> None:

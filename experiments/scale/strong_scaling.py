@@ -1,10 +1,12 @@
 """Strong scaling of a GCN's training step on a mesh: processes with one thread each against one with one thread.
 
     python -m experiments.scale.strong_scaling --side 59 --processes 1,2,4 --recipe gcn --out scaling.csv
+    python -m experiments.scale.strong_scaling --processes 2 --overlap auto,yes,no --mbit 1000
 
 A cube of side^3 nodes, joined with their six neighbours, is cut into ranges of nodes. The median step: wall time, CPU
 time of the busiest process, bytes on the loopback interface, bytes predicted by the plan; and the peak memory of a
-process. On processors that share a core, wall time cannot fall with the number of processes.
+process. On processors that share a core, wall time cannot fall with the number of processes. With `--mbit`, exchanges
+take at least the time of a network of that rate: processes sleep for the rest of it, without work.
 """
 
 import argparse
@@ -13,8 +15,9 @@ import os
 import statistics
 import tempfile
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,9 +29,12 @@ import sparsify
 from sparsify.runtime.peak import resident_bytes
 from sparsify.scale.cost import machine_here, predict_training
 from sparsify.scale.partition import partition
+from sparsify.scale.parts import read_meta
 
 WIDTHS = (128, 128, 16)
 WARM = 3
+LATENCY_S = 100e-6
+OVERLAPS = {"auto": None, "yes": True, "no": False}
 
 
 class Gcn(nn.Module):
@@ -73,17 +79,47 @@ def loopback_bytes() -> int:
     return next(int(line.split()[9]) for line in lines if line.strip().startswith("lo:"))
 
 
-def run(rank: int, count: int, folder: Path, recipe: str | None, steps: int, verify: bool) -> None:
+class Delayed:
+    """An exchange that ends no earlier than at `until`."""
+
+    def __init__(self, work: Any, until: float) -> None:
+        self.work, self.until = work, until
+
+    def wait(self) -> None:
+        self.work.wait()
+        time.sleep(max(self.until - time.perf_counter(), 0))
+
+
+def slow_down(mbit: float) -> None:
+    """Limits the rate of exchanges of this process."""
+    exchange: Any = dist.all_to_all_single
+
+    def delayed(received: Tensor, sent: Tensor, *sizes: Any, async_op: bool = False, **options: Any) -> Any:
+        until = time.perf_counter() + LATENCY_S + max(sent.nbytes, received.nbytes) * 8e-6 / mbit
+        work = Delayed(exchange(received, sent, *sizes, async_op=True, **options), until)
+        return work if async_op else work.wait()
+
+    setattr(dist, "all_to_all_single", delayed)  # noqa: B010  another type
+
+
+def run(rank: int, count: int, folder: Path, asked: argparse.Namespace, overlap: bool | None) -> None:
     """Main function of one process: times training steps."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{count}", rank=rank, world_size=count)
+    if asked.mbit:
+        slow_down(asked.mbit)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet-{count}-{overlap}", rank=rank, world_size=count
+    )
     model = Gcn()
     base = resident_bytes() / (1 << 20)
-    part = sparsify.shard(model, recipe, graph=folder / f"parts-{count}", verify=verify)
+    recipe = None if asked.recipe == "-" else asked.recipe
+    part = sparsify.shard(
+        model, recipe, graph=folder / f"parts-{count}", verify=asked.verify, overlap=overlap
+    )
     data = part.data
     optimizer = torch.optim.AdamW(part.parameters(), 0.01)
     losses, walls, cpus, sent = [], [], [], []
-    for _ in range(WARM + steps):
+    for _ in range(WARM + asked.steps):
         dist.barrier()
         before, wall, cpu = loopback_bytes(), time.perf_counter(), time.process_time()
         optimizer.zero_grad()
@@ -96,6 +132,8 @@ def run(rank: int, count: int, folder: Path, recipe: str | None, steps: int, ver
         dist.barrier()
         sent.append(loopback_bytes() - before)
         losses.append(float(part.total(loss)))
+    if rank == 0:
+        print(f"{count} processes, overlap {overlap}: {part.overlap}", flush=True)
     told = {
         "wall_ms": 1e3 * statistics.median(walls[WARM:]), "cpu_ms": 1e3 * statistics.median(cpus[WARM:]),
         "bytes": statistics.median(sent[WARM:]),
@@ -116,21 +154,28 @@ def main() -> None:
     parser.add_argument("--processes", default="1,2")
     parser.add_argument("--recipe", default="gcn", help="- for torch's operators")
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--overlap", default="auto", help="auto, yes, no, or several of them")
+    parser.add_argument("--mbit", type=float, default=0, help="rate of a slower network, simulated")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    recipe = None if asked.recipe == "-" else asked.recipe
     found, machine = [], machine_here()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         torch.save(cube(asked.side), folder / "graph.pt")
-        for count in map(int, asked.processes.split(",")):
-            meta = partition(folder / "graph.pt", count, "range", folder / f"parts-{count}")
-            spawn(run, (count, folder, recipe, asked.steps, asked.verify), nprocs=count)
+        overlaps = [OVERLAPS[name] for name in asked.overlap.split(",")]
+        for count, overlap in product(map(int, asked.processes.split(",")), overlaps):
+            parts = folder / f"parts-{count}"
+            meta = (
+                read_meta(parts).model_dump()
+                if parts.exists()
+                else partition(folder / "graph.pt", count, "range", parts)
+            )
+            spawn(run, (count, folder, asked, overlap), nprocs=count)
             told = [torch.load(folder / f"told-{count}-{rank}.pt") for rank in range(count)]
             most = {key: max(each[key] for each in told) for key in told[0]}
             halo = round(sum(each["halo"] for each in told) / asked.side**3, 4)
-            line = {"recipe": asked.recipe, "processes": count, **most, "halo": halo}
+            line = {"recipe": asked.recipe, "processes": count, "overlap": overlap, **most, "halo": halo}
             predicted = predict_training(meta, machine, WIDTHS)
             line |= {
                 "predicted_bytes": predicted.sent_bytes,

@@ -49,7 +49,7 @@ class HaloPlan:
 
 
 _PLANS: list[HaloPlan] = []
-_TAGS: Final = (torch.Tag.nondeterministic_seeded,)
+TAGS: Final = (torch.Tag.nondeterministic_seeded,)
 _REHEARSALS: list[list[str]] = []
 
 
@@ -99,19 +99,19 @@ def _travel(rows: Tensor, given: Sequence[int], taken: Sequence[int], plan: Halo
     return received
 
 
-def _copies(rows: Tensor, count: int) -> Tensor:
+def copies(rows: Tensor, count: int) -> Tensor:
     """`count` rows, cycling through copies of the given ones; zeros for no given rows."""
     if not len(rows):
         return rows.new_zeros((count, *rows.shape[1:]))
     return rows[torch.arange(count) % len(rows)]
 
 
-@torch.library.custom_op("sparsify::halo_exchange", mutates_args=(), tags=_TAGS)
+@torch.library.custom_op("sparsify::halo_exchange", mutates_args=(), tags=TAGS)
 def halo_exchange(rows: Tensor, plan: int) -> Tensor:
     """Own rows followed by the halo rows, [own + halo, ...]."""
     known = _PLANS[plan]
     if is_rehearsed("halo_exchange", rows):
-        return torch.cat([rows, _copies(rows, known.halo)])
+        return torch.cat([rows, copies(rows, known.halo)])
     halo = _travel(rows[known.send_rows], known.send_counts, known.receive_counts, known)
     return torch.cat([rows, halo])
 
@@ -122,7 +122,7 @@ def _exchanged(rows: Tensor, plan: int) -> Tensor:
     return rows.new_empty((rows.shape[0] + _PLANS[plan].halo, *rows.shape[1:]))
 
 
-@torch.library.custom_op("sparsify::halo_reduce", mutates_args=(), tags=_TAGS)
+@torch.library.custom_op("sparsify::halo_reduce", mutates_args=(), tags=TAGS)
 def halo_reduce(extended: Tensor, plan: int) -> Tensor:
     """Own rows plus the contributions from the halos of other processes, [own, ...]."""
     known = _PLANS[plan]
@@ -138,7 +138,7 @@ def _reduced(extended: Tensor, plan: int) -> Tensor:
     return extended.new_empty((extended.shape[0] - _PLANS[plan].halo, *extended.shape[1:]))
 
 
-@torch.library.custom_op("sparsify::all_reduce_sum", mutates_args=(), tags=_TAGS)
+@torch.library.custom_op("sparsify::all_reduce_sum", mutates_args=(), tags=TAGS)
 def all_reduce_sum(values: Tensor, plan: int) -> Tensor:
     """The sum over all processes, the same in each."""
     found = values.clone(memory_format=torch.contiguous_format)
@@ -155,7 +155,7 @@ def _summed(values: Tensor, plan: int) -> Tensor:
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("sparsify::all_reduce_amax", mutates_args=(), tags=_TAGS)
+@torch.library.custom_op("sparsify::all_reduce_amax", mutates_args=(), tags=TAGS)
 def all_reduce_amax(values: Tensor, modes: list[int], plan: int) -> Tensor:
     """The maximum along modes, kept with extent 1, over the rows of all processes; without a gradient.
 

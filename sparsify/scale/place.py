@@ -11,6 +11,7 @@ would be wrong.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,8 @@ aten = torch.ops.aten
 DROP: Final = torch.ops.sparsify.drop_rows.default
 # The buffers of the new graph with numbers of rows and edges in the whole graph.
 NUMBERS: Final = {NODES: "numbers_of_rows", EDGES: "numbers_of_edges"}
+# Bytes of an exchanged row, in the metadata of an exchange.
+ROW_BYTES: Final = "sparsify_row_bytes"
 # Distance of the number ranges of concatenated sets of rows.
 APART: Final = 1 << 40
 
@@ -79,6 +82,7 @@ class Placing:
             if mode:
                 rows = self.call(aten.transpose.int, rows, 0, mode)
             found = self.call(torch.ops.sparsify.halo_exchange.default, rows, self.plan)
+            found.meta[ROW_BYTES] = row_bytes(node, mode)
             self.exchanged[node] = self.call(aten.transpose.int, found, 0, mode) if mode else found
         return self.exchanged[node]
 
@@ -194,6 +198,12 @@ def shape_of(node: Any) -> tuple[Any, ...]:
     """The captured sizes of a tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def row_bytes(node: fx.Node, mode: int) -> int:
+    """Bytes of one row along a mode; symbolic sizes count as one."""
+    sizes = [size for at, size in enumerate(shape_of(node)) if at != mode]
+    return int(prod(size for size in sizes if isinstance(size, int)) * node.meta["val"].element_size())
 
 
 def _require_values(placing: Placing, node: Any, *placements: Placement) -> None:

@@ -25,6 +25,7 @@ from sparsify.scale.dropout import DRAWS, Draws
 from sparsify.scale.hoist import hoist
 from sparsify.scale.in_turns import PartsInTurn
 from sparsify.scale.kernels import require_rules_of_graphs, with_kernels
+from sparsify.scale.overlap.overlaps import Overlaps
 from sparsify.scale.parts import Part
 from sparsify.scale.place import NUMBERS, place
 from sparsify.scale.placement import EDGES, NODES, REPLICATED, Placement
@@ -57,6 +58,7 @@ def shard(
     verify: bool = True,
     timeout_s: float = TIMEOUT_S,
     memory: None = None,
+    overlap: bool | None = None,
 ) -> "ShardedModule": ...
 
 
@@ -89,6 +91,7 @@ def shard(
     verify: bool = True,
     timeout_s: float | None = None,
     memory: str | int | None = None,
+    overlap: bool | None = None,
 ) -> "ShardedModule | PartsInTurn | TensorParallelModule":
     """The part of a model computed by this process, under `torchrun`: rows of a graph, or weights of linear layers.
 
@@ -111,6 +114,8 @@ def shard(
             as "2GB"; called with `data`, placeholders of the whole graph's tensors. Takes no rules.
         timeout_s: timeout for a process that does not answer, an error in the others; by default from the recipe,
             or 300.
+        overlap: with a graph, whether rows without neighbours in other parts are computed while halo rows travel; by
+            default each process decides by the cost model, with measured rates of the network.
 
     Raises:
         DataError: the folder is missing, damaged or of several graphs, in any process.
@@ -126,16 +131,22 @@ def shard(
     if timeout_s is None:
         timeout_s = asked.timeout if asked is not None else TIMEOUT_S
     if graph is None and asked is not None and asked.linear is not None:
+        _require_no_overlap(overlap, "`linear: tensor`")
         return _tensor_parallel(model, loaded, example_inputs, timeout_s, strict=strict, verify=verify)
     if example_inputs is not None:
         raise SparsifyError("shard with example inputs and a graph", "leave them out: calls have the inputs")
     folder = _folder(graph, loaded)
     memory = memory if memory is not None or asked is None else asked.memory
     if memory is not None:
-        if loaded is not None and loaded.rules:
-            raise SparsifyError("shard with a recipe and memory=", "leave one of them out")
-        return PartsInTurn(model, folder, memory)
-    return _by_rows(model, loaded, folder, timeout_s, strict=strict, verify=verify)
+        _require_no_overlap(overlap, "memory=")
+        return _in_turns(model, loaded, folder, memory)
+    return _by_rows(model, loaded, folder, timeout_s, strict=strict, verify=verify, overlap=overlap)
+
+
+def _require_no_overlap(overlap: bool | None, what: str) -> None:
+    """Raises for an argument `overlap` of a model without exchanges of halo rows."""
+    if overlap is not None:
+        raise SparsifyError(f"shard with {what} and overlap=", "leave overlap= out: no halo rows travel")
 
 
 def _folder(graph: str | PathLike[str] | None, recipe: Recipe | None) -> Path:
@@ -151,8 +162,22 @@ def _folder(graph: str | PathLike[str] | None, recipe: Recipe | None) -> Path:
     return Path(named_folder)
 
 
+def _in_turns(model: nn.Module, recipe: Recipe | None, folder: Path, memory: str | int) -> PartsInTurn:
+    """The model over all parts, one after the other."""
+    if recipe is not None and recipe.rules:
+        raise SparsifyError("shard with a recipe and memory=", "leave one of them out")
+    return PartsInTurn(model, folder, memory)
+
+
 def _by_rows(
-    model: nn.Module, recipe: Recipe | None, folder: Path, timeout_s: float, *, strict: bool, verify: bool
+    model: nn.Module,
+    recipe: Recipe | None,
+    folder: Path,
+    timeout_s: float,
+    *,
+    strict: bool,
+    verify: bool,
+    overlap: bool | None,
 ) -> "ShardedModule":
     """The model over the rows of this process's part."""
     if recipe is not None:
@@ -173,7 +198,7 @@ def _by_rows(
     processes.require_equal_start("" if meta is None else f"{meta.fingerprint}-{meta.digest}", problem)
     assert part is not None, "a problem raises"
     broadcast_parameters(model)
-    return ShardedModule(model, part, recipe, strict=strict, verify=verify)
+    return ShardedModule(model, part, recipe, strict=strict, verify=verify, overlap=overlap)
 
 
 def _tensor_parallel(
@@ -217,6 +242,8 @@ class ShardedModule(nn.Module):
         part: the part of this process, written by `sparsify partition`.
         report: report of the latest graph in kernels; None without a recipe, and before the first call.
         data: tensors of the part by name: `rows`, `edge_index`, and the data of the graph, as `x`, `y`, `train_mask`.
+        overlap: whether the latest graph computes inner rows while halo rows travel, and the reason; empty before the
+            first call.
     """
 
     source: nn.Module
@@ -229,6 +256,7 @@ class ShardedModule(nn.Module):
         *,
         strict: bool = False,
         verify: bool = True,
+        overlap: bool | None = None,
     ) -> None:
         super().__init__()
         self.training = model.training
@@ -240,12 +268,14 @@ class ShardedModule(nn.Module):
         object.__setattr__(self, "data", SimpleNamespace(**tensors))
         self._recipe, self._strict, self._verify = recipe, strict, verify
         object.__setattr__(self, "report", None)
+        object.__setattr__(self, "overlap", "")
         self._plan = halo.HaloPlan.of(part)
         self._number = halo.register(self._plan)
         DRAWS[self._number] = Draws(processes.agree("a seed", torch.initial_seed())[0])
         self._variants: dict[Any, Variant] = {}
         self._made = 0
         self._known = _tensors(model)
+        self._overlaps = Overlaps(part, self._plan, self._number, overlap)
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the model besides parameters, buffers and modules, shared with this module."""
@@ -346,9 +376,13 @@ class ShardedModule(nn.Module):
         graph, outputs = place(
             captured.graph, inputs, self._number, self._plan.halo, self.part.nodes, self.part.edges
         )
+        numbers = {NUMBERS[NODES]: self.part.rows, NUMBERS[EDGES]: self.part.edge_numbers}
+        merged = self._overlaps.merged(captured.graph, graph, inputs, outputs)
+        object.__setattr__(self, "overlap", self._overlaps.reason)
+        if merged is not None:
+            graph, numbers = merged
         root = nn.Module()
         root.training = self.training
-        numbers = {NUMBERS[NODES]: self.part.rows, NUMBERS[EDGES]: self.part.edge_numbers}
         read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
         for name in read:
             attach(root, name, numbers[name] if name in numbers else captured.tensor(self.source, name))
@@ -359,7 +393,7 @@ class ShardedModule(nn.Module):
         }
         alike = {name: place_ for place_, name in enumerate(names) if not inputs[name].is_sharded}
         module = fx.GraphModule(root, graph, type(self.source).__name__)
-        hoist(module, inputs, tensors)
+        hoist(module, inputs, tensors, numbers.keys())
         runs: nn.Module = module
         if self._recipe is not None and not torch.is_autocast_enabled("cpu"):
             runs, report = with_kernels(

@@ -10,7 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import sparsify
-from sparsify.errors import CaptureError, DataError, ProcessError, RecipeError, UnsupportedOperatorError
+from sparsify.errors import (
+    CaptureError,
+    DataError,
+    ProcessError,
+    RecipeError,
+    SparsifyError,
+    UnsupportedOperatorError,
+)
 from sparsify.scale import processes
 from sparsify.scale.halo import HaloPlan, halo_exchange, halo_reduce, register
 from sparsify.scale.partition import partition
@@ -239,6 +246,8 @@ def test_processes_that_cannot_meet(folder: Path, monkeypatch: pytest.MonkeyPatc
     partition(folder / "graph.pt", 2, "range", tmp_path / "two")
     with pytest.raises(ProcessError, match="has 2 parts, and 1 process runs; torchrun --nproc-per-node 2"):
         sparsify.shard(ByHand(), graph=tmp_path / "two")
+    with pytest.raises(SparsifyError, match="overlap="):
+        sparsify.shard(ByHand().eval(), graph=tmp_path / "two", memory="1GB", overlap=True)
     if dist.is_initialized():
         dist.destroy_process_group()
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -46,6 +46,7 @@ def run(
     names: tuple[str, ...],
     has_errors: bool,
     kernels: tuple[str, ...] = (),
+    overlaps: tuple[str, ...] = (),
 ) -> None:
     """One process: trains every model on its part."""
     torch.set_num_threads(1)
@@ -69,6 +70,18 @@ def run(
                 out, gradients, parameters = train(part, given, loss)
             assert part.report.regions or len(part.data.rows) < 2, part.report
             found[name, dtype, "gcn"] = (part.whole(out), gradients, parameters)
+        if name in overlaps:
+            # The last process has no overlap: each decides alone, and all make the same exchanges.
+            recipe = "gcn" if name in kernels and dtype == torch.float64 else None
+            part = sparsify.shard(
+                model(name, dtype), recipe, graph=folder / "parts", overlap=rank < count - 1
+            )
+            with options.override(compiler_flags=("-O0",)):
+                out, gradients, parameters = train(part, given, loss)
+            assert part.overlap == (
+                "overlap: overlap=True" if rank < count - 1 else "no overlap: overlap=False"
+            )
+            found[name, dtype, "overlap"] = (part.whole(out), gradients, parameters)
     dropped = sparsify.shard(torch.nn.Sequential(torch.nn.Dropout(0.5)), graph=folder / "parts")
     dropped.data.ones = torch.ones(len(dropped.data.rows), 7)
     found["dropout"] = dropped.whole(dropped(dropped.data.ones))
@@ -201,6 +214,7 @@ def compare(
     count: int,
     names: tuple[str, ...],
     kernels: tuple[str, ...] = (),
+    overlaps: tuple[str, ...] = (),
 ) -> None:
     """All processes have the results of one."""
     whole: Any = SimpleNamespace(**data)
@@ -211,6 +225,7 @@ def compare(
         keys = [
             (name, dtype),
             *([(name, dtype, "gcn")] if name in kernels and dtype == torch.float64 else []),
+            *([(name, dtype, "overlap")] if name in overlaps else []),
         ]
         for found in [each[key] for each in told for key in keys]:
             pairs = [(out, found[0])]
@@ -233,8 +248,9 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "parts", tmp_path / "missing")
     (tmp_path / "missing" / "part-1" / "graph.safetensors").unlink()
     kernels = tuple(name for name in ("gcn", "gat") if name in PRESENT)
-    mp.spawn(run, (2, tmp_path, PRESENT, True, kernels), nprocs=2)
-    compare(tmp_path, data, 2, PRESENT, kernels)
+    overlaps = tuple(name for name in ("gat", "hand") if name in PRESENT)
+    mp.spawn(run, (2, tmp_path, PRESENT, True, kernels, overlaps), nprocs=2)
+    compare(tmp_path, data, 2, PRESENT, kernels, overlaps)
 
 
 @pytest.mark.slow

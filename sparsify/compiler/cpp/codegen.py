@@ -66,7 +66,7 @@ def emit(function: nodes.Function) -> str:
     complex_numbers.declare(unit, function)
     unit.computes_in_regions = parallel.computes_in_regions(function.body)
     expressions = Expressions(unit, names.assign(function), {b.name: b.dtype for b in function.buffers})
-    body = Statements(function, expressions).lines(function.body)
+    body = Statements(function, expressions, parallel.outline).lines(function.body)
     used = set(names.mentioned(function.body))
     lines = []
     for slot, size in enumerate(function.sizes):

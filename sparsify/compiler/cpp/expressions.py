@@ -183,9 +183,9 @@ class Expressions:
         if name == "logical_not":
             return f"!{within(self.write(args[0]), PREFIX)}", PREFIX
         if name == "lookup":
-            return register_tables.call(self, expr), ATOM
+            return register_tables.call(self.unit, self.text, self.loaded, expr), ATOM
         if name == "uniform":
-            return random_numbers.call(self, expr), ATOM
+            return random_numbers.call(self.unit, self.text, expr), ATOM
         power = power_of_two(args[1], type) if name in ("floordiv", "mod") else None
         if power is not None:
             return self._by_power(name, args[0], power)

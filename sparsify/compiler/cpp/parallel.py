@@ -8,18 +8,16 @@ A separate function keeps pointers restricted and values in registers; capturing
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparsify.compiler.cpp import names
 from sparsify.compiler.cpp.helpers import types
 from sparsify.compiler.cpp.helpers.unit import Template, Unit, indent
 from sparsify.compiler.cpp.scratch import fits_stack
+from sparsify.compiler.cpp.statements import Statements
 from sparsify.compiler.ir.node import Node, children, find, holds, walk
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
-
-if TYPE_CHECKING:
-    from sparsify.compiler.cpp.statements import Statements
 
 OPENMP: Final = (
     'extern "C" int omp_get_thread_num() noexcept;\nextern "C" int omp_get_num_threads() noexcept;'
@@ -30,7 +28,7 @@ LARGE: Final = 64
 FEW_CHUNKS: Final = 4
 
 
-def outline(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
+def outline(statements: Statements, stmt: nodes.ParallelFor) -> list[str]:
     """The call of a parallel loop; adds the function of the loop to the unit."""
     e, unit = statements.expressions, statements.unit
     unit.declare("openmp", OPENMP)
@@ -115,7 +113,7 @@ def _may_fail(stmt: nodes.ParallelFor) -> bool:
     return holds(stmt, nodes.Table) or any(not fits_stack(node) for node in find(stmt, nodes.Allocate))
 
 
-def _captured(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
+def _captured(statements: Statements, stmt: nodes.ParallelFor) -> list[str]:
     """Variables and buffers captured by the region from outside, in order of appearance."""
     known = {**statements.variables, **statements.expressions.buffers}
     region = nodes.Block((nodes.Set(stmt.begin, stmt.extent), stmt.setup, stmt.body))
@@ -142,7 +140,7 @@ def _declared(region: nodes.Stmt) -> set[str]:
 
 
 def _region(
-    statements: "Statements", stmt: nodes.ParallelFor, name: str, captured: list[str], may_fail: bool
+    statements: Statements, stmt: nodes.ParallelFor, name: str, captured: list[str], may_fail: bool
 ) -> str:
     e = statements.expressions
     parameters = ["int64_t thread", "int64_t threads"]
@@ -182,7 +180,7 @@ def _loop(dynamic: bool) -> str:
     return "for (int64_t chunk = thread; chunk < chunks; chunk += threads) {"
 
 
-def _split(statements: "Statements", stmt: nodes.ParallelFor, chunk: str, chunks: str) -> str:
+def _split(statements: Statements, stmt: nodes.ParallelFor, chunk: str, chunks: str) -> str:
     e = statements.expressions
     if stmt.balance is None:
         return f"{statements.unit.use('split', 'int64', 1)}({chunk}, {chunks}, extent)"
@@ -190,7 +188,7 @@ def _split(statements: "Statements", stmt: nodes.ParallelFor, chunk: str, chunks
     return f"{helper}({chunk}, {chunks}, extent, {e.name(stmt.balance)}, {stmt.row_cost})"
 
 
-def _parameter(statements: "Statements", name: str) -> str:
+def _parameter(statements: Statements, name: str) -> str:
     e = statements.expressions
     if name in e.buffers:
         constant = any(b.name == name and not b.output and not b.grown for b in statements.function.buffers)

@@ -7,7 +7,8 @@ The rounds and constants come from `einsum.threefry`, with the source: scalars a
 bits as the interpreter.
 """
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from sparsify.compiler.cpp.helpers import types
 from sparsify.compiler.cpp.helpers.unit import Template, Unit, indent
@@ -16,39 +17,36 @@ from sparsify.compiler.einsum.counter_random import GROUP, KEPT_BITS, PARITY, RO
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 
-if TYPE_CHECKING:
-    from sparsify.compiler.cpp.expressions import Expressions
-
 # Operations with low bits determined by the low bits of the operands.
 MODULAR: Final = {"add": "+", "sub": "-", "mul": "*"}
 
 
-def call(write: "Expressions", expr: nodes.Op) -> str:
-    """The call of the generator with the words of a seed, a row and a column."""
+def call(unit: Unit, text: Callable[[nodes.Expr], str], expr: nodes.Op) -> str:
+    """The call of the generator with the words of a seed, a row and a column; `text` writes an operand."""
     seed, row, column = expr.args
-    helper = write.unit.use("uniform", "int64", expr.type.lanes)
-    words = (word(write, seed), word(write, seed, WORD_BITS), word(write, row), word(write, column))
+    helper = unit.use("uniform", "int64", expr.type.lanes)
+    words = (_word(unit, text, *part) for part in ((seed,), (seed, WORD_BITS), (row,), (column,)))
     return f"{helper}({', '.join(words)})"
 
 
-def word(write: "Expressions", expr: nodes.Expr, first: int = 0) -> str:
+def _word(unit: Unit, text: Callable[[nodes.Expr], str], expr: nodes.Expr, first: int = 0) -> str:
     """32 bits of a 64-bit integer in each lane: the lowest ones, or the bits from `first` on."""
     lanes = type_of(expr).lanes
-    words = write.unit.type("uint32", lanes)
+    words = unit.type("uint32", lanes)
     shift = f" >> {first}" if first else ""
     if lanes == 1:
-        return f"(uint32_t)(({write.text(expr)}){shift})"
+        return f"(uint32_t)(({text(expr)}){shift})"
     match expr:
         case nodes.Broadcast(value, _):
-            return f"{write.unit.use('broadcast', 'uint32', lanes)}({word(write, value, first)})"
+            return f"{unit.use('broadcast', 'uint32', lanes)}({_word(unit, text, value, first)})"
         case nodes.Lanes(start, _) if not first:
             numbers = ", ".join(map(str, range(lanes)))
-            return f"({word(write, start)} + {words}{{{numbers}}})"
+            return f"({_word(unit, text, start)} + {words}{{{numbers}}})"
         case nodes.Op(name, (left, right), _) if name in MODULAR and not first:
-            return f"({word(write, left)} {MODULAR[name]} {word(write, right)})"
+            return f"({_word(unit, text, left)} {MODULAR[name]} {_word(unit, text, right)})"
         case nodes.Convert(value, _) if type_of(value).dtype == "int32" and not first:
-            return f"({words})({write.text(value)})"
-    return f"__builtin_convertvector(({write.text(expr)}){shift}, {words})"
+            return f"({words})({text(value)})"
+    return f"__builtin_convertvector(({text(expr)}){shift}, {words})"
 
 
 def _uniform(unit: Unit, dtype: str, lanes: int) -> str:

@@ -4,8 +4,9 @@ In: `lookup(j, x_0, x_1)` with 16 lanes of float32. Out: `lookup_2_float32x16(j,
 with AVX-512. Larger tables are looked up by halves, selected by a bit of the place; elsewhere lane by lane.
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparsify.compiler.cpp.helpers import types, wide
 from sparsify.compiler.cpp.helpers.unit import Template, Unit
@@ -13,9 +14,6 @@ from sparsify.compiler.cpp.helpers.vector_memory import INLINE
 from sparsify.compiler.ir.dtypes import INTEGER, category
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import MOST_LOOKED_UP, type_of
-
-if TYPE_CHECKING:
-    from sparsify.compiler.cpp.expressions import Expressions
 
 # By dtype and lanes: the permutation instructions of two vectors, and of one.
 PERMUTED: Final = {
@@ -28,29 +26,36 @@ PERMUTED_ALONE: Final = {("float32", 8): "permvarsf256", ("int32", 8): "permvars
 NATIVE_ELEMENTS: Final = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
 
 
-def call(write: "Expressions", expr: nodes.Op) -> str:
-    """The call of the lookup function for a table of a number of vectors."""
+def call(
+    unit: Unit, text: Callable[[nodes.Expr], str], loaded: Mapping[str, nodes.Load], expr: nodes.Op
+) -> str:
+    """The call of the lookup function for a table of a number of vectors.
+
+    Args:
+        text: writes an operand.
+        loaded: loads of vectors of indices, by the variable that holds the vector.
+    """
     places, *table = expr.args
     dtype, lanes = expr.type.dtype, expr.type.lanes
     count = 1 << (len(table) - 1).bit_length()
     assert count <= MOST_LOOKED_UP, f"{expr} has a table of more than {MOST_LOOKED_UP} vectors"
-    texts = [write.text(vector) for vector in (*table, *[table[-1]] * (count - len(table)))]
-    helper = write.unit.use(f"lookup_{count}", dtype, lanes)
-    return f"{helper}({_places(write, places, dtype, lanes)}, {', '.join(texts)})"
+    texts = [text(vector) for vector in (*table, *[table[-1]] * (count - len(table)))]
+    helper = unit.use(f"lookup_{count}", dtype, lanes)
+    # Places are converted directly from memory if loaded.
+    source = loaded.get(places.name, places) if isinstance(places, nodes.Var) else places
+    found = _as_wide(unit, text(source), type_of(source).dtype, dtype, lanes)
+    return f"{helper}({found}, {', '.join(texts)})"
 
 
-def _places(write: "Expressions", places: nodes.Expr, dtype: str, lanes: int) -> str:
-    """The places as integers as wide as the elements, converted directly from memory if loaded."""
-    loaded = write.loaded.get(places.name) if isinstance(places, nodes.Var) else None
-    source = places if loaded is None else loaded
-    wanted, found = types.integer_as_wide(dtype), type_of(source)
-    text = write.text(source)
-    if found.dtype == wanted:
-        return text
-    assert category(found.dtype) == INTEGER, "places are integers"
-    if wide.is_widened(found.dtype, wanted, lanes):
-        return wide.converted(write.unit, text, wanted)
-    return f"__builtin_convertvector({text}, {write.unit.type(wanted, lanes)})"
+def _as_wide(unit: Unit, places: str, stored: str, dtype: str, lanes: int) -> str:
+    """The places as integers as wide as the elements."""
+    wanted = types.integer_as_wide(dtype)
+    if stored == wanted:
+        return places
+    assert category(stored) == INTEGER, "places are integers"
+    if wide.is_widened(stored, wanted, lanes):
+        return wide.converted(unit, places, wanted)
+    return f"__builtin_convertvector({places}, {unit.type(wanted, lanes)})"
 
 
 def _lookup(count: int, unit: Unit, dtype: str, lanes: int) -> str:

@@ -7,9 +7,9 @@ from typing import Final
 
 from sparsify.compiler.cpp.expressions import PREFIX, Expressions, within
 from sparsify.compiler.cpp.helpers import types
+from sparsify.compiler.ir.status import OUT_OF_MEMORY
 from sparsify.compiler.loops import nodes
 
-OUT_OF_MEMORY: Final = 1
 STACK_BYTES: Final = 32 * 1024
 
 SCRATCH: Final = """\

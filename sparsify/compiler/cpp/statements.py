@@ -5,16 +5,17 @@ In: `for p in A2_pos[i]..A2_pos[i + 1]: ...`. Out:
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sparsify.compiler.cpp import parallel, scratch
+from sparsify.compiler.cpp import scratch
 from sparsify.compiler.cpp.expressions import PREFIX, SUM, Expressions, unwidened, within
 from sparsify.compiler.cpp.helpers import compress, types
 from sparsify.compiler.cpp.helpers.unit import Unit, indent
-from sparsify.compiler.cpp.scratch import OUT_OF_MEMORY
 from sparsify.compiler.einsum.nodes import Selection
 from sparsify.compiler.ir.node import find, holds, walk
+from sparsify.compiler.ir.status import OUT_OF_MEMORY
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 
@@ -27,10 +28,15 @@ LARGEST: Final = 2**62
 
 @dataclass
 class Statements:
-    """Writes statements as lines; parallel loops become separate functions in the unit."""
+    """Writes statements as lines.
+
+    Attributes:
+        outline: writes parallel loops, which become separate functions in the unit.
+    """
 
     function: nodes.Function
     expressions: Expressions
+    outline: Callable[["Statements", nodes.ParallelFor], list[str]]
     variables: dict[str, nodes.Type] = field(default_factory=dict)
     mutable: set[str] = field(default_factory=set)
 
@@ -99,7 +105,7 @@ class Statements:
             case nodes.Prefetch(buffer, index):
                 return [f"__builtin_prefetch({self.expressions.address(buffer, index)});"]
             case nodes.ParallelFor():
-                return self._parallel(stmt)
+                return self.outline(self, stmt)
             case nodes.AllocateOutput():
                 return self._allocate_output(stmt)
             case nodes.Return(status):
@@ -330,9 +336,6 @@ class Statements:
             f"{name} = ({element} *)context->allocate(context->state, {slot}, {size} * {types.BYTES[stmt.dtype]});",
             f"if (!{name} && {count} > 0) return {OUT_OF_MEMORY};",
         ]
-
-    def _parallel(self, stmt: nodes.ParallelFor) -> list[str]:
-        return parallel.outline(self, stmt)
 
 
 def _covers(count: nodes.Expr | None, lanes: int) -> bool:

@@ -8,7 +8,6 @@
 
 from dataclasses import dataclass
 
-from sparsify.compiler.einsum.text import printer
 from sparsify.compiler.ir.node import Node
 from sparsify.storage.format import Format
 
@@ -16,9 +15,6 @@ from sparsify.storage.format import Format
 @dataclass(frozen=True, slots=True)
 class Expr(Node):
     """A scalar expression over index variables and tensor accesses."""
-
-    def __str__(self) -> str:
-        return printer.expression(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,9 +92,6 @@ class Assign(Node):
     monoid: str | None
     value: Expr
 
-    def __str__(self) -> str:
-        return printer.assignment(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Selection(Node):
@@ -145,9 +138,6 @@ class Declaration(Node):
     drops: bool = False
     selection: Selection | None = None
 
-    def __str__(self) -> str:
-        return printer.declaration(self)
-
     @property
     def is_assembled(self) -> bool:
         """Whether the kernel computes the pattern of the result."""
@@ -167,6 +157,3 @@ class Program(Node):
     def declaration(self, name: str) -> Declaration:
         """The declaration of tensor `name`."""
         return next(d for d in self.declarations if d.name == name)
-
-    def __str__(self) -> str:
-        return printer.program(self)

@@ -5,6 +5,7 @@ In: a frozen dataclass, `Call("mul", (Const(2), Index("i")))`. Out: its children
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import singledispatch
 from itertools import count
 from operator import is_
 from typing import Final, TypeVar, get_origin, overload
@@ -26,6 +27,15 @@ class _Remembering:
 @dataclass(frozen=True, slots=True)
 class Node(_Remembering):
     """A frozen dataclass; the children are the fields of nodes or tuples of nodes."""
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+
+@singledispatch
+def text_of(node: object) -> str:
+    """The text of a node: printers register a function for each class of nodes that they print."""
+    return repr(node)
 
 
 # The set of all classes, see `classes`.

@@ -19,6 +19,7 @@ from sparsify.compiler.cpp.toolchain.cache import Library
 from sparsify.compiler.einsum.infer.extents import accesses, check_indices
 from sparsify.compiler.einsum.infer.share import shared_pattern
 from sparsify.compiler.einsum.nodes import Declaration, Index
+from sparsify.compiler.ir.status import POSITION_OVERFLOW
 from sparsify.compiler.kernel import fast_call, substitute
 from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.compiler.kernel.sparse_result import Assembled
@@ -384,8 +385,6 @@ class GeneratedStep:
             try:
                 return self._assembled(operands, frame)
             except KernelError as error:
-                from sparsify.compiler.loops.lower.assemble.assemble import POSITION_OVERFLOW
-
                 if error.status != POSITION_OVERFLOW or self.wide is None:
                     raise
                 return self.wide.compute(tuple(operands))

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from sparsify.compiler.einsum.nodes import Selection
 from sparsify.compiler.ir.node import Node
-from sparsify.compiler.loops import printer
 
 
 class Type(NamedTuple):
@@ -36,9 +35,6 @@ MOST_LOOKED_UP = 64  # vectors of a lookup table, padded by C++ to a power of tw
 @dataclass(frozen=True, slots=True)
 class Expr(Node):
     """A value of a type."""
-
-    def __str__(self) -> str:
-        return printer.expression(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +163,6 @@ type_of: Callable[[Expr], Type] = attrgetter("type")
 @dataclass(frozen=True, slots=True)
 class Stmt(Node):
     """A statement."""
-
-    def __str__(self) -> str:
-        return printer.statement(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,6 +446,3 @@ class Function(Node):
     body: Stmt
     vector_bytes: int
     comment: str = ""
-
-    def __str__(self) -> str:
-        return printer.function(self)

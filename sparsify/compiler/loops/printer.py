@@ -5,6 +5,7 @@ In: `For(p, begin, end, body)`. Out: `for p in A2_pos[i]..A2_pos[i + 1]:` and th
 
 from typing import Final
 
+from sparsify.compiler.ir.node import text_of
 from sparsify.compiler.loops import nodes
 
 INDENT: Final = "  "
@@ -30,17 +31,17 @@ INFIX: Final = {
 PREFIXES: Final = {"neg": "-", "logical_not": "not "}
 
 
-def expression(expr: "nodes.Expr") -> str:
+def expression(expr: nodes.Expr) -> str:
     """`expr` on one line, with no more parentheses than needed."""
     return _expression(expr)[0]
 
 
-def statement(stmt: "nodes.Stmt") -> str:
+def statement(stmt: nodes.Stmt) -> str:
     """`stmt` as indented lines."""
     return "\n".join(_lines(stmt))
 
 
-def function(kernel: "nodes.Function") -> str:
+def function(kernel: nodes.Function) -> str:
     """The arguments and the body of a kernel."""
     arguments = [*kernel.sizes, *(_argument(buffer) for buffer in kernel.buffers)]
     lines = [f"kernel({', '.join(arguments)}), vectors of {kernel.vector_bytes} bytes:"]
@@ -49,28 +50,28 @@ def function(kernel: "nodes.Function") -> str:
     return "\n".join([*lines, *_indented(kernel.body)])
 
 
-def _argument(buffer: "nodes.Buffer") -> str:
+def _argument(buffer: nodes.Buffer) -> str:
     role = "grown " if buffer.grown else "out " if buffer.output else ""
     return f"{role}{buffer.name}: {buffer.dtype}"
 
 
-def _within(expr: "nodes.Expr", precedence: int) -> str:
+def _within(expr: nodes.Expr, precedence: int) -> str:
     text, own = _expression(expr)
     return text if own >= precedence else f"({text})"
 
 
-def _range(index: "nodes.Expr", lanes: int, count: "nodes.Expr | None") -> str:
+def _range(index: nodes.Expr, lanes: int, count: nodes.Expr | None) -> str:
     if lanes == 1 and count is None:
         return expression(index)
     limit = "" if count is None else f" if < {expression(count)}"
     return f"{expression(index)} ..{lanes}{limit}"
 
 
-def _limit(count: "nodes.Expr | None") -> str:
+def _limit(count: nodes.Expr | None) -> str:
     return "" if count is None else f" if < {expression(count)}"
 
 
-def _expression(expr: "nodes.Expr") -> tuple[str, int]:
+def _expression(expr: nodes.Expr) -> tuple[str, int]:
     match expr:
         case nodes.Var(name, _):
             return name, ATOM
@@ -99,7 +100,7 @@ def _expression(expr: "nodes.Expr") -> tuple[str, int]:
             raise AssertionError(f"unknown expression {type(expr).__name__}")
 
 
-def _operation(name: str, args: "tuple[nodes.Expr, ...]") -> tuple[str, int]:
+def _operation(name: str, args: tuple[nodes.Expr, ...]) -> tuple[str, int]:
     if name in INFIX and len(args) == 2:
         symbol, precedence = INFIX[name]
         left = _within(args[0], precedence)
@@ -110,12 +111,12 @@ def _operation(name: str, args: "tuple[nodes.Expr, ...]") -> tuple[str, int]:
     return f"{name}({', '.join(expression(arg) for arg in args)})", ATOM
 
 
-def _indented(stmt: "nodes.Stmt") -> list[str]:
+def _indented(stmt: nodes.Stmt) -> list[str]:
     lines = _lines(stmt) or ["pass"]
     return [INDENT + line for line in lines]
 
 
-def _lines(stmt: "nodes.Stmt") -> list[str]:
+def _lines(stmt: nodes.Stmt) -> list[str]:
     match stmt:
         case nodes.Block(statements):
             return [line for inner in statements for line in _lines(inner)]
@@ -135,7 +136,7 @@ def _lines(stmt: "nodes.Stmt") -> list[str]:
             return [_line(stmt)]
 
 
-def _line(stmt: "nodes.Stmt") -> str:
+def _line(stmt: nodes.Stmt) -> str:
     match stmt:
         case nodes.Declare(var, value, mutable):
             return f"{'var ' if mutable else ''}{var.name}: {var.type} = {expression(value)}"
@@ -188,7 +189,7 @@ def _line(stmt: "nodes.Stmt") -> str:
             raise AssertionError(f"unknown statement {type(stmt).__name__}")
 
 
-def _parallel(stmt: "nodes.ParallelFor") -> list[str]:
+def _parallel(stmt: nodes.ParallelFor) -> list[str]:
     how = "dynamic" if stmt.dynamic else "static"
     balance = "" if stmt.balance is None else f" by {stmt.balance} + {stmt.row_cost} * rows"
     head = (
@@ -198,3 +199,8 @@ def _parallel(stmt: "nodes.ParallelFor") -> list[str]:
     setup = _lines(stmt.setup)
     inner = ["setup:", *(INDENT + line for line in setup)] if setup else []
     return [head, *(INDENT + line for line in inner), *_indented(stmt.body)]
+
+
+text_of.register(nodes.Expr, expression)
+text_of.register(nodes.Stmt, statement)
+text_of.register(nodes.Function, function)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from sparsify.compiler.einsum.nodes import Assign, Declaration, Expr
 from sparsify.compiler.ir.node import Node
-from sparsify.compiler.notation import printer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,6 @@ class Transposed(Kind):
 class Statement(Node):
     """A statement of concrete index notation."""
 
-    def __str__(self) -> str:
-        return printer.statement(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Forall(Statement):
@@ -104,9 +100,6 @@ class Temporary(Node):
     listed: bool = False
     marked: bool = False
 
-    def __str__(self) -> str:
-        return printer.temporary(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Let(Statement):
@@ -127,9 +120,6 @@ class If(Statement):
 @dataclass(frozen=True, slots=True)
 class Relation(Node):
     """Origin of derived index variables."""
-
-    def __str__(self) -> str:
-        return printer.relation(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +173,3 @@ class Notation(Node):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     extents: tuple[tuple[str, int], ...] = ()
-
-    def __str__(self) -> str:
-        return printer.notation(self)

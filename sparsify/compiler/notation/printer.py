@@ -4,10 +4,11 @@ In: `Forall("i", Forall("j", y[i] += A[i,j] * x[j]))`. Out: `forall i: forall j:
 """
 
 from sparsify.compiler.einsum import nodes as einsum
+from sparsify.compiler.ir.node import text_of
 from sparsify.compiler.notation import nodes
 
 
-def statement(stmt: "nodes.Statement | einsum.Assign") -> str:
+def statement(stmt: nodes.Statement | einsum.Assign) -> str:
     """The text of a statement on one line; a body reaches as far as possible, `;` included."""
     match stmt:
         case nodes.Sequence(statements):
@@ -19,7 +20,7 @@ def statement(stmt: "nodes.Statement | einsum.Assign") -> str:
             return str(stmt)
 
 
-def indented(stmt: "nodes.Statement | einsum.Assign", depth: int = 0) -> str:
+def indented(stmt: nodes.Statement | einsum.Assign, depth: int = 0) -> str:
     """The text of a statement with a line for each loop, `let`, `if` and assignment, two spaces a level."""
     match stmt:
         case nodes.Sequence(statements):
@@ -30,7 +31,7 @@ def indented(stmt: "nodes.Statement | einsum.Assign", depth: int = 0) -> str:
             return f"{'  ' * depth}{stmt}"
 
 
-def folded(stmt: "nodes.Statement | einsum.Assign", width: int = 100, depth: int = 0) -> str:
+def folded(stmt: nodes.Statement | einsum.Assign, width: int = 100, depth: int = 0) -> str:
     """As `indented`, with each nest around a single assignment on one line if shorter than `width`."""
     match stmt:
         case nodes.Sequence(statements):
@@ -44,14 +45,14 @@ def folded(stmt: "nodes.Statement | einsum.Assign", width: int = 100, depth: int
             return f"{'  ' * depth}{stmt}"
 
 
-def _is_chain(stmt: "nodes.Statement | einsum.Assign") -> bool:
+def _is_chain(stmt: nodes.Statement | einsum.Assign) -> bool:
     """Whether only loops and conditions surround one assignment."""
     while isinstance(stmt, nodes.Forall | nodes.If):
         stmt = stmt.body
     return isinstance(stmt, einsum.Assign)
 
 
-def head(stmt: "nodes.Statement") -> str:
+def head(stmt: nodes.Statement) -> str:
     """The head of a statement, `parallel forall i by positions of A:`."""
     match stmt:
         case nodes.Forall(index, _, kind):
@@ -64,7 +65,7 @@ def head(stmt: "nodes.Statement") -> str:
             raise AssertionError(f"{type(stmt).__name__} has no body")
 
 
-def temporary(temp: "nodes.Temporary") -> str:
+def temporary(temp: nodes.Temporary) -> str:
     """The text of a temporary, `w[k]: float32 in register`."""
     modes = f"[{','.join(temp.indices)}]" if temp.indices else ""
     text = f"{temp.name}{modes}: {temp.dtype} in {temp.scope}"
@@ -75,7 +76,7 @@ def temporary(temp: "nodes.Temporary") -> str:
     return f"{text}{' listed' * temp.listed}{' marked' * temp.marked}"
 
 
-def relation(rel: "nodes.Relation") -> str:
+def relation(rel: nodes.Relation) -> str:
     """The text of a relation in schedule syntax, `split k ko ki 64 tail 32 16 8`."""
     match rel:
         case nodes.Split(index, outer, inner, size, tail, masked):
@@ -91,7 +92,7 @@ def relation(rel: "nodes.Relation") -> str:
             raise AssertionError(f"no text for {type(rel).__name__}")
 
 
-def notation(tree: "nodes.Notation", *, multiline: bool = False) -> str:
+def notation(tree: nodes.Notation, *, multiline: bool = False) -> str:
     """The text of a whole notation: declarations, relations and the body, on one line or indented."""
     lines = [str(declared) for declared in tree.declarations]
     lines += map(relation, tree.relations)
@@ -99,13 +100,13 @@ def notation(tree: "nodes.Notation", *, multiline: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _member(stmt: "nodes.Statement | einsum.Assign", closed: bool) -> str:
+def _member(stmt: nodes.Statement | einsum.Assign, closed: bool) -> str:
     """A member of a sequence, in parentheses if the next member would be parsed as part of the body."""
     open_ended = closed and not isinstance(stmt, einsum.Assign)
     return f"({statement(stmt)})" if open_ended or isinstance(stmt, nodes.Sequence) else statement(stmt)
 
 
-def _loop(index: str, kind: "nodes.Kind") -> str:
+def _loop(index: str, kind: nodes.Kind) -> str:
     """The text of a loop including the kind, `vector forall k`."""
     match kind:
         case nodes.Serial():
@@ -125,3 +126,9 @@ def _loop(index: str, kind: "nodes.Kind") -> str:
             return text + (f" chunks {chunks}" if chunks != 1 else "") + (f" hubs {hubs}" if hubs else "")
         case _:
             raise AssertionError(f"no text for {type(kind).__name__}")
+
+
+text_of.register(nodes.Statement, statement)
+text_of.register(nodes.Temporary, temporary)
+text_of.register(nodes.Relation, relation)
+text_of.register(nodes.Notation, notation)

@@ -21,7 +21,7 @@ from sparsify.passes.module.variants.run_eager import Running, running
 from sparsify.passes.module.variants.variant import Variant
 from sparsify.passes.served import weights
 from sparsify.passes.served.examples import encoded_examples
-from sparsify.passes.served.kinds import encoded_captured, encoded_signature
+from sparsify.passes.served.kinds import encoded_captured, encoded_shape, encoded_signature
 from sparsify.passes.served.regions import Writer
 from sparsify.passes.served.values import encoded
 from sparsify.report import Report
@@ -76,6 +76,7 @@ def described(module: SparseModule, target: Sequence[str]) -> Described:
         "held": held,
         "varying": sorted(module._captures.varying),
         "variants": graphs,
+        "autocast": _autocast(module),
         "structures": writer.structures,
         "kernels": writer.kernels,
         "calls": writer.calls,
@@ -110,6 +111,15 @@ def served_variants(module: SparseModule) -> list[Variant]:
             "sparse.prepare(kinds=[{'inputs': (x,)}]), then save",
         )
     return found
+
+
+def _autocast(module: SparseModule) -> list[list[Any]]:
+    """The dtypes of results under autocast by kind of call in evaluation, for the kinds that were called there."""
+    return [
+        [encoded(wanted), encoded_shape(shape), encoded(dtypes)]
+        for wanted, mode, shape, dtypes in module._autocast.kinds()
+        if not any(mode)
+    ]
 
 
 def _modules(source: nn.Module) -> list[list[str]]:

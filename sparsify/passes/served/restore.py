@@ -22,7 +22,7 @@ from sparsify.passes.module.variants.variant import Variant
 from sparsify.passes.module.weights.packed_weights import Weights
 from sparsify.passes.region.sparse_operand import SCALES
 from sparsify.passes.served import weights
-from sparsify.passes.served.kinds import decoded_captured, decoded_signature
+from sparsify.passes.served.kinds import decoded_captured, decoded_shape, decoded_signature
 from sparsify.passes.served.regions import Reader
 from sparsify.passes.served.served_module import Frozen, ServedModule, frozen_class
 from sparsify.passes.served.values import decoded
@@ -57,13 +57,16 @@ def restored(
     module = ServedModule(source, asked, Weights(source, True, packed_forms=held), folder)
     reader = Reader(document, stored, options, module._notices)
     module._captures.varying |= set(document["varying"])
+    evaluation = (False,) * (1 + len(document["modules"]))
     for data in document["variants"]:
         constants = {name: tensors[name] for name in data["constants"]}
         for name, constant in constants.items():
             module.register_buffer(name, constant, persistent=False)
         variant = _variant(module, data, constants, reader)
         module.met.append(data["examples"])
-        module._captures.add(((False,) * (1 + len(document["modules"])), variant.captured.shape), variant)
+        module._captures.add((evaluation, variant.captured.shape), variant)
+    for wanted, shape, dtypes in document["autocast"]:
+        module._autocast.dtypes_by_kind[decoded(wanted), evaluation, decoded_shape(shape)] = decoded(dtypes)
     module.show(module.variants[0])
     return module
 

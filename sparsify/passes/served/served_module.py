@@ -46,7 +46,8 @@ class Frozen(nn.Module):
             raise CaptureError(
                 f"{type(self).__name__} was loaded without its class, and the dtypes of results under autocast are "
                 "those of a call of its code",
-                "call it outside of torch.autocast, or load with the model, sparsify.load(folder, model)",
+                "call the sparse model that way under torch.autocast once before sparsify.save(..., kernels=True), or "
+                "load with the model, sparsify.load(folder, model)",
             )
         raise CaptureError(
             f"{type(self).__name__} was loaded without its class, and has no code to run", REMEDY

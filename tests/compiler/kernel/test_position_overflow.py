@@ -9,9 +9,10 @@ import torch
 import sparsify
 from sparsify.compiler.cpp.call.foreign_call import fail
 from sparsify.compiler.evaluate import einsum_kernel
+from sparsify.compiler.ir.status import POSITION_OVERFLOW
 from sparsify.compiler.kernel.pattern_cache import KNOWN
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
-from sparsify.compiler.loops.lower.assemble import assemble
+from sparsify.compiler.loops.lower import assembly
 from sparsify.compiler.operands.arguments import SparseInput
 from sparsify.compiler.schedule.size_class import PatternClasses
 from sparsify.errors import FormatError, KernelError
@@ -31,7 +32,7 @@ def overflowing(step, operands):
     KNOWN.clear()
     for shapes, frame in step._frames.items():
         library = frame.choice.variant.library
-        overflows = SimpleNamespace(call=lambda *_: fail(assemble.POSITION_OVERFLOW), library=library)
+        overflows = SimpleNamespace(call=lambda *_: fail(POSITION_OVERFLOW), library=library)
         step._frames[shapes] = replace(frame, choice=replace(frame.choice, variant=overflows))
 
 
@@ -68,7 +69,7 @@ def test_the_limit_is_exact(monkeypatch, tmp_path, format):
     A, B, *stored = operands()
     count = int(((A @ B) != 0).sum())
     for letter, limit, dtype in (("y", count, torch.int32), ("z", count - 1, torch.int64)):
-        monkeypatch.setitem(assemble.LARGEST, "int32", limit)
+        monkeypatch.setitem(assembly.LARGEST, "int32", limit)
         # Another directory and odd letters: kernels with such limits are of no use to others.
         with override(cache_dir=tmp_path / str(limit)):
             found = sparsify.einsum(f"i{letter},{letter}k->ik", *stored, format=format)

@@ -26,7 +26,6 @@ from sparsify.compiler.kernel.kernel import Kernel
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.kernel.variants import Variant, Variants
 from sparsify.compiler.loops.interpret import interpret as interpret_loops
-from sparsify.compiler.loops.lower.assemble.assemble import is_assembled
 from sparsify.compiler.loops.numpy_values import array_dtype
 from sparsify.compiler.notation.interpret import interpret as interpret_notation
 from sparsify.compiler.operands.arguments import DenseInput, SparseInput
@@ -226,7 +225,7 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
     outputs = [step.program.declaration(name) for name in step.program.outputs]
     shapes = {output.name: tuple(extents[name] for name in output.extents) for output in outputs}
     for output in outputs:
-        if is_assembled(output):
+        if output.is_assembled:
             continue
         count = int(np.prod(shapes[output.name]))
         if output.pattern_of is not None:
@@ -236,7 +235,7 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
     assert found.status == 0, f"status {found.status}"
     results = {}
     for output in outputs:
-        if is_assembled(output):
+        if output.is_assembled:
             results[output.name] = _grown(output, shapes[output.name], found.grown)
             continue
         values = _torch(arrays[f"{output.name}_vals"], output.dtype)

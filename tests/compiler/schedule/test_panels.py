@@ -13,7 +13,8 @@ from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.plan.plan import Step, steps
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.candidates import candidates
-from sparsify.compiler.schedule.templates.sparse_linear import panels, tile_rows
+from sparsify.compiler.schedule.templates.panels import panels
+from sparsify.compiler.schedule.templates.sparse_linear import tile_rows
 from sparsify.options import override
 
 from ...sampling import sampled

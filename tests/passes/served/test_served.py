@@ -202,6 +202,23 @@ def test_other_sizes_run_by_the_kernel_of_the_nearest(served, refused_builds):
     torch.testing.assert_close(sparsify.load(folder)(many), expected)
 
 
+def test_kinds_called_under_autocast_before(tmp_path):
+    with sparsify.options.override(tune_seconds=0):
+        sparse = tied()
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = sparse(INPUT)
+        loaded = sparsify.load(sparsify.save(sparse, tmp_path, kernels=True))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = loaded(INPUT)
+        assert {leaf.dtype for leaf in pytree.tree_leaves(found)} == {torch.bfloat16, torch.int64}
+        assert are_equal(found, expected)
+        with pytest.raises(CaptureError, match=r"under torch.autocast once before sparsify.save"):
+            loaded(INPUT, scale=2.0)
+    with torch.autocast("cpu", torch.float16), pytest.raises(CaptureError, match="of a call of its code"):
+        loaded(INPUT)
+    assert are_equal(loaded(INPUT), sparse(INPUT))
+
+
 def test_an_exported_program_holds_all_that_it_computes(served, tmp_path):
     sparse, folder = served
     program = torch.export.export(sparsify.load(folder), (INPUT,))

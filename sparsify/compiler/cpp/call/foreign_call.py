@@ -13,7 +13,6 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Final
 
 import torch
 
@@ -27,6 +26,7 @@ from sparsify.compiler.cpp.call import (
     trampoline,
 )
 from sparsify.compiler.cpp.toolchain.cache import Library, library
+from sparsify.compiler.ir.status import STATUSES
 from sparsify.errors import CompilerError, KernelError
 from sparsify.options import Options, current
 
@@ -35,14 +35,6 @@ Allocator = Callable[[int, int], torch.Tensor]
 Sizes = tuple[int, ...]
 Buffers = tuple[torch.Tensor | None, ...]
 Call = Callable[[Sizes, Buffers, int, Allocator | None], None]
-
-STATUSES: Final = {
-    1: "the kernel ran out of memory",
-    2: "a position does not fit int32; use int64 for pos and crd",
-    3: "a coordinate lies outside its mode; the tensor's crd and shape do not fit each other",
-    4: "the kernel found itself in a state that cannot be; this is a mistake of sparsify",
-    5: "coordinates of a workspace of several modes make no key of 63 bits; ask for another order of the loops",
-}
 
 
 def call(

@@ -10,11 +10,12 @@ from math import inf, isnan
 from sparsify.compiler.einsum import nodes
 from sparsify.compiler.einsum.functions import ATOM, COMPARISON, FUNCTIONS, NEGATION, POWER
 from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.ir.node import text_of
 from sparsify.storage.format import StoredLevel
 from sparsify.storage.level.levels import spelled
 
 
-def expression(expr: "nodes.Expr") -> str:
+def expression(expr: nodes.Expr) -> str:
     """The text of an expression, `relu(sum(j, A[i,j] * T[j,k]) + b[k])`."""
     match expr:
         case nodes.Const(value):
@@ -37,13 +38,13 @@ def expression(expr: "nodes.Expr") -> str:
             raise AssertionError(f"no text for {type(expr).__name__}")
 
 
-def assignment(assign: "nodes.Assign") -> str:
+def assignment(assign: nodes.Assign) -> str:
     """The text of a statement, `d[i] += P[i,j]`."""
     operator = "=" if assign.monoid is None else MONOIDS[assign.monoid].assign
     return f"{expression(assign.target)} {operator} {expression(assign.value)}"
 
 
-def declaration(declared: "nodes.Declaration") -> str:
+def declaration(declared: nodes.Declaration) -> str:
     """The text of a declaration, `A[i,j]: float32 dense(i) compressed(j); fill -inf; pattern of B`."""
     name, dtype, levels = declaration_parts(declared)
     parts = [f"{name}: {dtype} {levels}".rstrip()]
@@ -60,14 +61,14 @@ def declaration(declared: "nodes.Declaration") -> str:
     return "; ".join(parts)
 
 
-def declaration_parts(declared: "nodes.Declaration") -> tuple[str, str, str]:
+def declaration_parts(declared: nodes.Declaration) -> tuple[str, str, str]:
     """Name with modes, dtype and levels of a declaration, `A[i,j]`, `float32`, `dense(i) compressed(j)`."""
     modes = f"[{','.join(declared.extents)}]" if declared.extents else ""
     levels = " ".join(_level(stored, declared.extents) for stored in declared.format.levels)
     return f"{declared.name}{modes}", declared.dtype, levels
 
 
-def program(prog: "nodes.Program") -> str:
+def program(prog: nodes.Program) -> str:
     """The text of a program: a line for each declaration and each statement, inputs and outputs named."""
     lines = [f"in {', '.join(prog.inputs)}", f"out {', '.join(prog.outputs)}"]
     if prog.extents:
@@ -88,7 +89,7 @@ def _level(stored: StoredLevel, extents: tuple[str, ...]) -> str:
     return spelled(stored.level.name, (text, *stored.level.parameters))
 
 
-def _number(value: "float | int | bool") -> str:
+def _number(value: float | int | bool) -> str:
     """A literal that parses to the same number, `-inf`."""
     if isinstance(value, bool | int):
         return str(value)
@@ -97,12 +98,12 @@ def _number(value: "float | int | bool") -> str:
     return {inf: "inf", -inf: "-inf"}.get(value, repr(value))
 
 
-def _compact(index: "nodes.Expr") -> str:
+def _compact(index: nodes.Expr) -> str:
     """The text of an index of an access, without spaces, `2*h+r-1`."""
     return expression(index).replace(" ", "")
 
 
-def _call(name: str, args: "tuple[nodes.Expr, ...]") -> str:
+def _call(name: str, args: tuple[nodes.Expr, ...]) -> str:
     """The text of a function applied to arguments."""
     function = FUNCTIONS.get(name)
     if function is None or not function.symbol:
@@ -121,7 +122,7 @@ def _call(name: str, args: "tuple[nodes.Expr, ...]") -> str:
     return f"{_operand(args[0], left)} {function.symbol} {_operand(args[1], right)}"
 
 
-def _operand(expr: "nodes.Expr", least: int, literal: bool = False) -> str:
+def _operand(expr: nodes.Expr, least: int, literal: bool = False) -> str:
     """The text of an operand, in parentheses if it binds less tightly than `least`.
 
     With `literal`, a number takes parentheses too: `-(1)` is a negation, `-1` a number.
@@ -130,7 +131,7 @@ def _operand(expr: "nodes.Expr", least: int, literal: bool = False) -> str:
     return f"({text})" if _precedence(expr) < least or (literal and isinstance(expr, nodes.Const)) else text
 
 
-def _precedence(expr: "nodes.Expr") -> int:
+def _precedence(expr: nodes.Expr) -> int:
     """Precedence of the text of `expr`."""
     match expr:
         case nodes.Call(name, _):
@@ -139,3 +140,9 @@ def _precedence(expr: "nodes.Expr") -> int:
             return NEGATION
         case _:
             return ATOM
+
+
+text_of.register(nodes.Expr, expression)
+text_of.register(nodes.Assign, assignment)
+text_of.register(nodes.Declaration, declaration)
+text_of.register(nodes.Program, program)

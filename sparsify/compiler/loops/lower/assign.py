@@ -5,8 +5,6 @@ In: `w[ki] += A[i,j] * T[j,k]` in a vector loop over `ki`. Out: `w_0 = w_0 + A_v
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer.dtype import OF_BOOL, with_casts
 from sparsify.compiler.einsum.monoids import MONOIDS
@@ -15,40 +13,35 @@ from sparsify.compiler.einsum.register import expand_functions
 from sparsify.compiler.ir.dtypes import computing
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import lanes_of
-from sparsify.compiler.loops.lower.access import load, position_of, store
-from sparsify.compiler.loops.lower.assemble import bitset_workspace, hash_workspace, list_workspace
+from sparsify.compiler.loops.lower.assemble import assemble, bitset_workspace, workspace
+from sparsify.compiler.loops.lower.context import Context
 from sparsify.compiler.loops.lower.environment import Environment, LaneContext
-from sparsify.compiler.loops.lower.expression import is_zero_past_end, used_lanes, widen
-from sparsify.compiler.loops.lower.iterate.search import evaluate_masked
 from sparsify.compiler.loops.lower.lattice import prune_known
+from sparsify.compiler.loops.lower.values.access import load, position_of, store
+from sparsify.compiler.loops.lower.values.expression import is_zero_past_end, used_lanes, widen
+from sparsify.compiler.loops.lower.values.masked import evaluate_masked
 from sparsify.errors import ScheduleError
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
 
-
-def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
+def lower(context: Context, assign: Assign, env: Environment) -> list[loops.Stmt]:
     """`target = value` or `target = combine(target, value)`; no code if the value is the identity."""
-    value, is_background = prune_known(with_casts(assign.value, low.kinds), env.absent, low)
-    target, dtype = assign.target, computing(low.dtype(assign.target.tensor))
-    if low.assembly is not None and target.tensor == low.assembly.name:
-        if is_background and value == Const(low.fill_of(target)) and not low.assembly.phase:
+    value, is_background = prune_known(with_casts(assign.value, context.kinds), env.absent, context)
+    target, dtype = assign.target, computing(context.dtype(assign.target.tensor))
+    if context.assembly is not None and target.tensor == context.assembly.name:
+        if is_background and value == Const(context.fill_of(target)) and not context.assembly.phase:
             return []  # unstored in all operands, hence unstored in the result
-        return low.assembly.append(target, evaluate_masked(low, value, env, dtype), env)
+        return assemble.append(context, context.assembly, evaluate_masked(context, value, env, dtype), env)
     if assign.monoid is None:
-        result = evaluate_masked(low, value, env, dtype)
-        if target.tensor in low.tables:
-            placed = hash_workspace.find_place(low, target, env)
-            return [*placed, *hash_workspace.add(low, target, result, result)]
-        if target.tensor in low.listed:
-            return list_workspace.add(low, target, result, result, env)
-        return [store(low, target, _fit(low, result, assign, env), env)]
+        result = evaluate_masked(context, value, env, dtype)
+        if (listed := workspace.add(context, target, result, result, env)) is not None:
+            return listed
+        return [store(context, target, _fit(context, result, assign, env), env)]
     monoid = MONOIDS[assign.monoid]
     if isinstance(value, Const) and value.value == monoid.neutral:
         return []
-    added = evaluate_masked(low, value, env, dtype)
+    added = evaluate_masked(context, value, env, dtype)
     combine = monoid.combine if dtype != "bool" else OF_BOOL.get(monoid.combine, monoid.combine)
-    current = load(low, target, env)
+    current = load(context, target, env)
     is_own = bool(FUNCTIONS[combine].body)
     if lanes_of(current) == 1 and env.lane is not None:
         if is_own:
@@ -59,27 +52,24 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
             added = loops.Op("where", (_stored_lanes(env.lane), added, nothing), nothing.type)
         added = loops.Horizontal(combine, added, loops.Type(dtype), env.lane.count)
     elif target.tensor not in env.registers:
-        _, position = position_of(low, target, env)
+        _, position = position_of(context, target, env)
         if position.vector is not None:
             raise ScheduleError(f"the lanes of {target} may write one entry twice", "vectorise another index")
     added = widen(added, lanes_of(current))
     kind = loops.Type(dtype, lanes_of(current))
     combined: loops.Expr = loops.Op(combine, (current, added), kind)
     if is_own:
-        combined = evaluate_masked(low, expand_functions(Call(combine, (target, value))), env, dtype)
+        combined = evaluate_masked(context, expand_functions(Call(combine, (target, value))), env, dtype)
     if _spills(target, env) and (combine != "add" or not is_zero_past_end(added)):
         assert env.lane is not None, "only lanes spill"
         combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
     if env.lane is not None and env.lane.bits is not None and lanes_of(current) > 1:
         combined = loops.Op("where", (_stored_lanes(env.lane), combined, current), kind)
-    if target.tensor in low.marked:
-        return bitset_workspace.add(low, target, combined, env)
-    if target.tensor in low.tables:
-        placed = hash_workspace.find_place(low, target, env)
-        return [*placed, *hash_workspace.add(low, target, added, combined)]
-    if target.tensor in low.listed:
-        return list_workspace.add(low, target, added, combined, env)
-    return [store(low, target, combined, env)]
+    if target.tensor in context.marked:
+        return bitset_workspace.add(context, target, combined, env)
+    if (listed := workspace.add(context, target, added, combined, env)) is not None:
+        return listed
+    return [store(context, target, combined, env)]
 
 
 def _stored_lanes(lane: LaneContext) -> loops.Expr:
@@ -95,12 +85,12 @@ def _spills(target: Access, env: Environment) -> bool:
     return is_cut and register is not None and register.is_reduced
 
 
-def _fit(low: Lowering, value: loops.Expr, assign: Assign, env: Environment) -> loops.Expr:
+def _fit(context: Context, value: loops.Expr, assign: Assign, env: Environment) -> loops.Expr:
     """`value` with the number of lanes of the target."""
     if assign.target.tensor in env.registers:
         lanes = env.registers[assign.target.tensor].type.lanes
     else:
-        _, position = position_of(low, assign.target, env)
+        _, position = position_of(context, assign.target, env)
         lanes = 1 if env.lane is None or position.is_uniform else env.lane.lanes
     if lanes == 1 and lanes_of(value) > 1:
         raise ScheduleError(f"the lanes of `{assign}` all write one entry", "vectorise another index")

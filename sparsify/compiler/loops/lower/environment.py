@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, lanes_of, plus, times
-from sparsify.compiler.loops.nodes import Broadcast, Expr, Lanes, Op, Type, Var
+from sparsify.compiler.loops.nodes import Broadcast, Expr, Lanes, Op, Stmt, Type, Var
 from sparsify.compiler.notation.nodes import Let, Temporary
+
+Lowered = list[Stmt]
 
 
 @dataclass(frozen=True, slots=True)

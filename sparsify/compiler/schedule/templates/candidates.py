@@ -18,18 +18,19 @@ from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.rewrite.nests import around, downward, loop_chain, loop_names, many_first
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.schedule.templates import sparse_linear
 from sparsify.compiler.schedule.templates.compressed_rows import dropped
 from sparsify.compiler.schedule.templates.experts import experts
 from sparsify.compiler.schedule.templates.gemm import tiles
 from sparsify.compiler.schedule.templates.joint_reductions import aggregates
 from sparsify.compiler.schedule.templates.joint_statements import joined
 from sparsify.compiler.schedule.templates.padded_rows import padded_lanes
+from sparsify.compiler.schedule.templates.panels import panels
 from sparsify.compiler.schedule.templates.row_chain.chain import row_chain
 from sparsify.compiler.schedule.templates.row_chain.row_nests import row_nests
 from sparsify.compiler.schedule.templates.row_chain.strategies import row_ways
 from sparsify.compiler.schedule.templates.row_lanes import entries_at_a_time, lists_entries
 from sparsify.compiler.schedule.templates.sddmm import sampled
-from sparsify.compiler.schedule.templates.sparse_linear import panels
 from sparsify.compiler.schedule.templates.spgemm import scattered
 from sparsify.compiler.schedule.templates.tile_width import (
     TILE_BYTES,
@@ -72,7 +73,7 @@ def candidates(
     if (sums := scattered(program)) is not None:
         yield from sums.schedules(sizes, order)
     if (product := panels(program)) is not None:
-        yield from product.schedules(lanes, item_bytes, sizes)
+        yield from sparse_linear.schedules(product, lanes, item_bytes, sizes)
     if (dense := tiles(program)) is not None:
         yield from dense.schedules(lanes, item_bytes, sizes)
     if (mixture := experts(program)) is not None:

@@ -9,21 +9,13 @@ A tile of rows of X is transposed once and then read by every stored entry: one 
 column. Columns in panels keep the part of the tile read at a time in the first-level cache.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import lcm
+from collections.abc import Iterator
 from typing import Final
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
-from sparsify.compiler.einsum.products import product_factors
-from sparsify.compiler.ir.node import find
-from sparsify.compiler.notation.concretize import index_names
-from sparsify.compiler.notation.nodes import Notation, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import loop_names
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates import sparse_linear_row
-from sparsify.storage.level.levels import Compressed
+from sparsify.compiler.schedule.templates.panels import TURNED_BYTES, Panels
 
 # Accumulator registers: enough to hide the latency of an fma, leaving half of 16 for loads. A block loads each vector
 # of X for all of its rows: twelve of 16 registers are accumulators with seven loads, or sixteen of 32; more would need
@@ -37,221 +29,105 @@ ENTRY_VECTORS: Final = 1.5
 # Bytes of a column of a tile; as many rows as accumulators allow if the panel then fits the first-level cache.
 TILE_BYTES: Final = 256
 NEAR_BYTES: Final = 48 << 10
-# Most bytes of the part of a tile read by one panel, which has to fit the second-level cache.
-TURNED_BYTES: Final = 1 << 18
 # Scalar accumulators for the entries of a long row, for one row of X.
 SETS: Final = 8
-# Fewest entries of a row for each set of accumulators, to amortize the final additions.
-ENTRIES_A_SET: Final = 4
 # Fewest tiles that threads share; with fewer tiles, threads share parts of the result's columns.
 FEW_TILES: Final = 2
 # Most rows of X for which the rows of a slice are the lanes.
 FEW_ROWS: Final = 8
-PARTS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Loops:
-    """The loops over the levels of a sparse matrix.
+def schedules(product: Panels, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
+    """The schedules, the best first; empty if a tile exceeds the caches, except for slices."""
+    rows = sizes.extents.get(product.row)
+    yield from _few(product, rows, lanes, sizes)
+    tile = _tile(product, rows, lanes, item_bytes, sizes)
+    if not tile:
+        yield from _few(product, 1, lanes, sizes) if product.loops.has_slices else ()
+        return
+    count = 1 if product.loops.has_slices else _sets(product, tile // lanes, sizes)
+    few = rows is not None and -(-rows // tile) < FEW_TILES
+    for sets in dict.fromkeys((count, 1)):
+        yield _tiled(product, tile, sets, product.part_size(sizes, lanes) if few else 0)
+    yield _tiled(product, tile, 1, 0)
 
-    Attributes:
-        rows, columns: index variables.
-        panel: loop over the panels of columns, "" without.
-        output: loop over rows, or over block rows.
-        column: loop over the stored columns.
-        block: loop inside block rows, "" without.
-        width: columns of a panel, 0 for all.
-        height: rows of a block.
-        has_bits: whether the columns are stored as bits; panels are then inside rows.
-        has_slices: whether the rows of a block have equally many, interleaved entries; panels are then inside slices.
+
+def _few(product: Panels, rows: int | None, lanes: int, sizes: Sizes) -> Iterator[d.Schedule]:
+    """Schedules for few rows of X, computed one after the other."""
+    part = product.part_size(sizes, 1)
+    if product.loops.has_slices:
+        if rows is not None and rows <= FEW_ROWS:
+            yield sparse_linear_row.slices(product, lanes, part)
+    elif rows == 1 and product.loops.has_bits:
+        yield sparse_linear_row.bits(product, lanes, part)
+    elif rows == 1 and not product.loops.block:
+        yield sparse_linear_row.entries(product, SETS if product.is_long(SETS, sizes) else SETS // 2, part)
+
+
+def _tile(product: Panels, rows: int | None, lanes: int, item_bytes: int, sizes: Sizes) -> int:
+    """The number of rows of X in a tile, 0 if no tile stays in cache."""
+    height = 1 if product.loops.has_slices else product.loops.height
+    tile = tile_rows(rows, lanes, item_bytes, height, product.width(sizes))
+    most = TURNED_BYTES // (product.width(sizes) * item_bytes)
+    if product.loops.has_slices:  # all columns are transposed at once, across panels
+        tile = min(tile, most // lanes * lanes)
+    return tile if tile <= most else 0
+
+
+def _sets(product: Panels, registers: int, sizes: Sizes) -> int:
+    """The number of entries of a row at a time with independent accumulators."""
+    sets = REGISTERS // (registers * product.loops.height)
+    while sets > 1 and not product.is_long(sets, sizes):
+        sets //= 2
+    return max(sets, 1)
+
+
+def _tiled(product: Panels, size: int, sets: int, part: int) -> d.Schedule:
+    """Tiles of `size` rows with sums in registers, `sets` entries of W at a time.
+
+    Threads share parts of the outputs if `part` is not 0.
     """
-
-    rows: str
-    columns: str
-    panel: str
-    output: str
-    column: str
-    block: str
-    width: int
-    height: int
-    has_bits: bool = False
-    has_slices: bool = False
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether panels are inside rows or slices."""
-        return self.has_bits or self.has_slices
-
-    def around(self, output: str) -> tuple[str, str]:
-        """The loops around the stored columns, one of them over `output`."""
-        return (output, self.panel) if self.is_inside else (self.panel, output)
-
-
-@dataclass(frozen=True, slots=True)
-class Panels:
-    """A sum over `X[.., t, k] * W[n, k]` with W sparse.
-
-    Attributes:
-        leading: loops over the modes of X before the last two.
-        row: loop over the rows `t` of X.
-        loops: loops over the levels of W.
-        dense, weight: operands.
-        collected: target of the sum, the result or a temporary.
-        result: result of the program.
-        taken: names not available for new loops and tensors.
-    """
-
-    leading: tuple[str, ...]
-    row: str
-    loops: Loops
-    dense: Declaration
-    weight: Declaration
-    collected: str
-    result: str
-    taken: frozenset[str]
-
-    def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """The schedules, the best first; empty if a tile exceeds the caches, except for slices."""
-        rows = sizes.extents.get(self.row)
-        yield from self._few(rows, lanes, sizes)
-        tile = self._tile(rows, lanes, item_bytes, sizes)
-        if not tile:
-            yield from self._few(1, lanes, sizes) if self.loops.has_slices else ()
-            return
-        count = 1 if self.loops.has_slices else self._sets(tile // lanes, sizes)
-        few = rows is not None and -(-rows // tile) < FEW_TILES
-        for sets in dict.fromkeys((count, 1)):
-            yield self._tiled(tile, sets, self._part(sizes, lanes) if few else 0)
-        yield self._tiled(tile, 1, 0)
-
-    def _few(self, rows: int | None, lanes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """Schedules for few rows of X, computed one after the other."""
-        part = self._part(sizes, 1)
-        if self.loops.has_slices:
-            if rows is not None and rows <= FEW_ROWS:
-                yield sparse_linear_row.slices(self, lanes, part)
-        elif rows == 1 and self.loops.has_bits:
-            yield sparse_linear_row.bits(self, lanes, part)
-        elif rows == 1 and not self.loops.block:
-            yield sparse_linear_row.entries(self, SETS if self._is_long(SETS, sizes) else SETS // 2, part)
-
-    def _tile(self, rows: int | None, lanes: int, item_bytes: int, sizes: Sizes) -> int:
-        """The number of rows of X in a tile, 0 if no tile stays in cache."""
-        height = 1 if self.loops.has_slices else self.loops.height
-        tile = tile_rows(rows, lanes, item_bytes, height, self._width(sizes))
-        most = TURNED_BYTES // (self._width(sizes) * item_bytes)
-        if self.loops.has_slices:  # all columns are transposed at once, across panels
-            tile = min(tile, most // lanes * lanes)
-        return tile if tile <= most else 0
-
-    def _width(self, sizes: Sizes) -> int:
-        """The columns of a panel, or of W without panels."""
-        return (
-            (0 if self.loops.is_inside else self.loops.width)
-            or self._extent(self.loops.columns, sizes)
-            or TURNED_BYTES
-        )
-
-    def _extent(self, name: str, sizes: Sizes) -> int:
-        """The extent of a mode of W, 0 if unknown."""
-        listed = next(s.expression.mode for s in self.weight.format.levels if not s.level.is_full)
-        mode = listed if name == self.loops.columns else 1 - listed
-        return sizes.extents.get(self.weight.extents[mode], 0)
-
-    def _sets(self, registers: int, sizes: Sizes) -> int:
-        """The number of entries of a row at a time with independent accumulators."""
-        sets = REGISTERS // (registers * self.loops.height)
-        while sets > 1 and not self._is_long(sets, sizes):
-            sets //= 2
-        return max(sets, 1)
-
-    def _is_long(self, sets: int, sizes: Sizes) -> bool:
-        """Whether rows have enough entries for `sets` sets of accumulators."""
-        is_list = not self.loops.block and not self.loops.has_bits
-        mean = sizes.mean_below(self.weight) if is_list else None
-        return mean is not None and mean >= ENTRIES_A_SET * sets
-
-    def _part(self, sizes: Sizes, step: int) -> int:
-        """The size of the parts of W's rows or block rows shared by threads; 0 for the whole.
-
-        Parts have a multiple of `step` rows.
-        """
-        extent, height = self._extent(self.loops.rows, sizes), self.loops.height
-        step = lcm(step, height)
-        return -(-extent // (PARTS * step)) * step // height if extent >= 2 * step else 0
-
-    def name(self, text: str) -> str:
-        """An unused name."""
-        while text in self.taken:
-            text += "_"
-        return text
-
-    def places(self) -> tuple[str, str, str]:
-        """Names for the loop over stored positions, over groups of positions, and inside a group."""
-        place = self.name("p")
-        return place, self.name(f"{place}o"), self.name(f"{place}i")
-
-    def shared(self, part: int) -> tuple[list[d.Directive], list[str], str]:
-        """Directives that split outputs into parts of `part`, 0 for none; the loops over parts and over outputs."""
-        output = self.loops.output
-        if not part:
-            return [], [], output
-        parts, inside = self.name(f"{output}s"), self.name(f"{output}p")
-        return [d.Split(output, parts, inside, part)], [parts], inside
-
-    def collect(self, order: d.Order, at: str) -> tuple[str, list[d.Directive]]:
-        """The temporary with the sums of a tile, and the loop order that writes the result from it."""
-        if self.collected != self.result:
-            return self.collected, [order, d.Precompute(self.collected, "thread", at=at)]
-        name = self.name(f"tile_{self.collected}")
-        return name, [d.Precompute(name, "thread", at=at, source=self.collected), order]
-
-    def _tiled(self, size: int, sets: int, part: int) -> d.Schedule:
-        """Tiles of `size` rows with sums in registers, `sets` entries of W at a time.
-
-        Threads share parts of the outputs if `part` is not 0.
-        """
-        outer, row = self.name(f"{self.row}o"), self.name(f"{self.row}i")
-        steps: list[d.Directive] = [d.Split(self.row, outer, row, size, masked=True)]
-        split, shared, output = self.shared(part)
-        steps += split
-        columns = [self.loops.column]
-        if sets > 1:
-            place, *columns = self.places()
-            steps.append(d.Pos(self.loops.column, place, self.weight.name))
-            steps.append(d.Split(place, columns[0], columns[1], sets))
-        first = [*shared, *self.leading, outer]
-        outputs = [name for name in (output, self.loops.block) if name]
-        around = self.loops.around(output)
-        in_slice = self.loops.block if self.loops.has_slices else ""
-        in_block = "" if in_slice else self.loops.block
-        inside = [name for name in (*around, in_slice, *columns, in_block, row) if name]
-        steps.append(d.Order((*first, *inside)))
-        tile, collected = self.collect(d.Order((*first, row, *outputs), self.result), outer)
-        steps += collected
-        turned = self.name(f"turned_{self.dense.name}")
-        packed = tuple(name for name in (self.loops.panel, self.loops.column) if name)
-        sums = self.name("sums")
-        steps.append(d.Precompute(sums, "register", at=in_slice or output, source=tile))
-        if sets > 1:
-            apart = self.name("apart")
-            steps += [d.Precompute(apart, "register", source=sums, over=columns[1]), d.Unroll(columns[1])]
-            steps.append(d.Vector(row, apart))
-        steps += [
-            d.Pack(turned, self.dense.name, (*packed, row), outer, "thread"),
-            d.Transpose(self.loops.column, row, turned),
-        ]
-        if self.loops.block:
-            output = self.loops.rows
-            steps.append(d.Join(output, self.result))
-            steps += [d.Unroll(in_block)] if in_block else []
-        steps += [
-            d.Transpose(row, output, self.result),
-            d.Vector(row, sums),
-            d.Vector(row, tile),
-            d.Parallel(first[0], "dynamic", chunks=4),
-        ]
-        return d.Schedule(tuple(steps))
+    outer, row = product.name(f"{product.row}o"), product.name(f"{product.row}i")
+    steps: list[d.Directive] = [d.Split(product.row, outer, row, size, masked=True)]
+    split, shared, output = product.shared(part)
+    steps += split
+    columns = [product.loops.column]
+    if sets > 1:
+        place, *columns = product.places()
+        steps.append(d.Pos(product.loops.column, place, product.weight.name))
+        steps.append(d.Split(place, columns[0], columns[1], sets))
+    first = [*shared, *product.leading, outer]
+    outputs = [name for name in (output, product.loops.block) if name]
+    around = product.loops.around(output)
+    in_slice = product.loops.block if product.loops.has_slices else ""
+    in_block = "" if in_slice else product.loops.block
+    inside = [name for name in (*around, in_slice, *columns, in_block, row) if name]
+    steps.append(d.Order((*first, *inside)))
+    tile, collected = product.collect(d.Order((*first, row, *outputs), product.result), outer)
+    steps += collected
+    turned = product.name(f"turned_{product.dense.name}")
+    packed = tuple(name for name in (product.loops.panel, product.loops.column) if name)
+    sums = product.name("sums")
+    steps.append(d.Precompute(sums, "register", at=in_slice or output, source=tile))
+    if sets > 1:
+        apart = product.name("apart")
+        steps += [d.Precompute(apart, "register", source=sums, over=columns[1]), d.Unroll(columns[1])]
+        steps.append(d.Vector(row, apart))
+    steps += [
+        d.Pack(turned, product.dense.name, (*packed, row), outer, "thread"),
+        d.Transpose(product.loops.column, row, turned),
+    ]
+    if product.loops.block:
+        output = product.loops.rows
+        steps.append(d.Join(output, product.result))
+        steps += [d.Unroll(in_block)] if in_block else []
+    steps += [
+        d.Transpose(row, output, product.result),
+        d.Vector(row, sums),
+        d.Vector(row, tile),
+        d.Parallel(first[0], "dynamic", chunks=4),
+    ]
+    return d.Schedule(tuple(steps))
 
 
 def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1, width: int = 0) -> int:
@@ -284,98 +160,3 @@ def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1, wi
         range(max(most, 1), 0, -1), key=lambda n: -(-rows // (n * lanes)) * (n + ENTRY_VECTORS / height)
     )
     return best * lanes
-
-
-def panels(program: Notation) -> Panels | None:
-    """`program` as a product with a sparse matrix, `None` for other programs."""
-    declared = {declaration.name: declaration for declaration in program.declarations}
-    assigns = find(program.body, Assign)
-    if len(program.outputs) != 1 or len(assigns) > 2 or assigns[0].monoid != "sum":
-        return None
-    summed, result = assigns[0], assigns[-1].target
-    factors = product_factors(summed.value) or []
-    reads = [access for access in factors if isinstance(access, Access)]
-    sparse = [a for a in reads if not declared[a.tensor].format.is_dense]
-    if len(factors) != 2 or len(reads) != 2 or len(sparse) != 1:
-        return None
-    if not {access.tensor for access in reads} <= set(program.inputs):
-        return None
-    weight, dense = sparse[0], next(access for access in reads if access is not sparse[0])
-    if not all(isinstance(i, Index) for a in (weight, dense, summed.target, result) for i in a.indices):
-        return None
-    if len(dense.indices) < 2 or any(len(index_names(a)) < len(a.indices) for a in reads):
-        return None  # a diagonal
-    found = weight_loops(program, declared[weight.tensor], weight)
-    if found is None or declared[dense.tensor].format.ordering != tuple(range(len(dense.indices))):
-        return None
-    *leading, row, last = index_names(dense)
-    wanted = (*leading, row, found.rows)
-    if last != found.columns or index_names(summed.target) != wanted or index_names(result) != wanted:
-        return None
-    return Panels(
-        tuple(leading), row, found, declared[dense.tensor], declared[weight.tensor], summed.target.tensor,
-        result.tensor, frozenset(loop_names(program)) | frozenset(declared) | {summed.target.tensor},
-    )  # fmt: skip
-
-
-def weight_loops(program: Notation, declared: Declaration, access: Access) -> Loops | None:
-    """The loops over the levels of a sparse matrix: panels of columns, rows, columns, rows of a block."""
-    splits = {r.index: r for r in program.relations if isinstance(r, Split)}
-    levels = declared.format.levels
-    lists = [number for number, stored in enumerate(levels) if not stored.level.is_full]
-    if len(access.indices) != 2 or len(lists) != 1:
-        return None
-    listed = levels[lists[0]].level
-    if not (listed.has_bits or listed.stride > 1 or isinstance(listed, Compressed)):
-        return None
-    mode = levels[lists[0]].expression.mode
-    rows, columns = (index_names(access)[m] for m in (1 - mode, mode))
-    parts = []
-    for stored in levels:
-        name, kind = index_names(access)[stored.expression.mode], stored.expression.kind
-        found = name if kind == "whole" else splits[name].outer if kind == "block" else splits[name].inner
-        parts.append((stored.expression.mode == mode, found))
-    is_column = [is_of_columns for is_of_columns, _ in parts]
-    names = [name for _, name in parts]
-    if listed.has_bits:
-        return _rows_of_bits(rows, columns, splits, is_column, names)
-    if listed.stride > 1:
-        return _slices_of_rows(rows, columns, splits, is_column, names)
-    if rows == columns or is_column[: lists[0] + 1] not in ([False, True], [True, False, True]):
-        return None
-    if len(parts) - lists[0] > 2 or is_column[lists[0] + 1 :] == [True]:
-        return None
-    panel = names[0] if is_column[0] else ""
-    block = names[-1] if len(parts) > lists[0] + 1 else ""
-    width = splits[columns].size if panel else 0
-    return Loops(
-        rows,
-        columns,
-        panel,
-        names[lists[0] - 1],
-        names[lists[0]],
-        block,
-        width,
-        splits[rows].size if block else 1,
-    )
-
-
-def _rows_of_bits(
-    rows: str, columns: str, splits: Mapping[str, Split], is_column: list[bool], names: list[str]
-) -> Loops | None:
-    """The loops over rows with a bit for each column, in panels of whole words."""
-    if rows == columns or is_column != [False, True, True]:
-        return None
-    output, panel, column = names
-    return Loops(rows, columns, panel, output, column, "", splits[columns].size, 1, has_bits=True)
-
-
-def _slices_of_rows(
-    rows: str, columns: str, splits: Mapping[str, Split], is_column: list[bool], names: list[str]
-) -> Loops | None:
-    """The loops over slices of rows, and in each slice over panels of columns."""
-    if rows == columns or is_column != [False, True, False, True]:
-        return None
-    output, panel, block, column = names
-    sizes = splits[columns].size, splits[rows].size
-    return Loops(rows, columns, panel, output, column, block, *sizes, has_slices=True)

@@ -8,14 +8,10 @@ Out: `order t, no, ko, ni, ki; precompute sums = Y at no in register; precompute
 Lanes are the rows of a slice: each looks its element of X up in a table held in registers.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparsify.compiler.schedule import directives as d
-
-if TYPE_CHECKING:
-    from sparsify.compiler.schedule.templates.sparse_linear import Panels
+from sparsify.compiler.schedule.templates.panels import Panels
 
 # Most vectors of a table: at most half of the registers, and few to select from.
 TABLE: Final = 8

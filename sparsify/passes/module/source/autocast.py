@@ -5,7 +5,7 @@ bfloat16. Autocast rounds the operands of some operators of float32 models. Kern
 in full precision instead. The dtypes of the results are read from one call of the source model under autocast.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import kept_buffers
-from sparsify.passes.capture.shell import modes
+from sparsify.passes.capture.shell import Modes, modes
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
@@ -35,6 +35,12 @@ class Autocast:
 
     def __init__(self) -> None:
         self.dtypes_by_kind: dict[Any, Dtypes | None] = {}
+
+    def kinds(self) -> Iterator[tuple[torch.dtype, Modes, calls.CallShape, Dtypes]]:
+        """Autocast's dtype, modes, structure of the call and dtypes of the results of each kind that has them."""
+        for key, dtypes in self.dtypes_by_kind.items():
+            if len(key) == 3 and dtypes is not None:
+                yield *key, dtypes
 
     def run(self, sparse: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results of a call without autocast, in the dtypes of a call with autocast."""

@@ -1,1 +1,1 @@
-"""Assembly of results with unknown patterns: workspaces, bounds, positions and coordinates."""
+"""Assembly of results with unknown patterns: workspaces, and the phases that count and write their entries."""

@@ -11,12 +11,13 @@ Source: Zhang, Hsu and Kjolstad, Compilation of Modular and General Sparse Works
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.ir.node import find
+from sparsify.compiler.ir.status import KEY_OVERFLOW
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
     ONE,
@@ -30,41 +31,18 @@ from sparsify.compiler.loops.arithmetic import (
     remainder,
     times,
 )
-from sparsify.compiler.loops.lower.environment import Environment, scalar
-from sparsify.compiler.loops.lower.iterate import coordinates, ranges
+from sparsify.compiler.loops.lower.context import Context, Table
+from sparsify.compiler.loops.lower.environment import Environment, Lowered, scalar
+from sparsify.compiler.loops.lower.iterate.bind import bind
+from sparsify.compiler.loops.lower.iterate.body import lower_body
 from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.loops.lower.levels.stored import note_skipping
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.errors import ScheduleError
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
-
-Lowered = list[loops.Stmt]
-KEY_OVERFLOW: Final = 5
 LARGEST_KEY: Final = 2**62
 FRACTION: Final = loops.Type("float64")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A workspace of several modes.
-
-    Attributes:
-        name: name of the table; the values have the name of the temporary.
-        keys: buffer of the keys, in insertion order.
-        order: index variables from the largest step of a key to the smallest.
-        count: number of entries in use.
-        place: place of the current entry.
-        span: range of entries selected by the outer loops, `None` for all.
-    """
-
-    name: str
-    keys: str
-    order: tuple[str, ...]
-    count: loops.Var
-    place: loops.Expr
-    span: tuple[loops.Expr, loops.Expr] | None = None
 
 
 def around_all(
@@ -79,21 +57,21 @@ def around_all(
     return None
 
 
-def begin(low: Lowering, node: notation.Let, temporary: notation.Temporary) -> Lowered:
+def begin(context: Context, node: notation.Let, temporary: notation.Temporary) -> Lowered:
     """An empty workspace; memory is allocated once a thread."""
     name = temporary.name
-    if name not in low.memory:
-        low.memory[name] = temporary
-        low.setups[0] += _checked(low, temporary)
-        low.setups[-1].append(loops.Table(f"{name}_table", name, f"{name}_keys", temporary.dtype))
-    count, place = (loops.Var(low.fresh(f"{name}_{word}"), loops.INT) for word in ("count", "place"))
-    low.tables[name] = Table(f"{name}_table", f"{name}_keys", _order(node, temporary), count, place)
+    if name not in context.memory:
+        context.memory[name] = temporary
+        context.setups[0] += _checked(context, temporary)
+        context.setups[-1].append(loops.Table(f"{name}_table", name, f"{name}_keys", temporary.dtype))
+    count, place = (context.fresh_int(f"{name}_{word}") for word in ("count", "place"))
+    context.tables[name] = Table(f"{name}_table", f"{name}_keys", _order(node, temporary), count, place)
     return [loops.Declare(count, ZERO, True), loops.Declare(place, ZERO, True)]
 
 
-def end(low: Lowering, temporary: notation.Temporary) -> Lowered:
+def end(context: Context, temporary: notation.Temporary) -> Lowered:
     """Clears the table."""
-    return [loops.ClearTable(low.tables.pop(temporary.name).name)]
+    return [loops.ClearTable(context.tables.pop(temporary.name).name)]
 
 
 def _order(node: notation.Let, temporary: notation.Temporary) -> tuple[str, ...]:
@@ -108,9 +86,9 @@ def _order(node: notation.Let, temporary: notation.Temporary) -> tuple[str, ...]
     )
 
 
-def _checked(low: Lowering, temporary: notation.Temporary) -> Lowered:
+def _checked(context: Context, temporary: notation.Temporary) -> Lowered:
     """Ends the kernel if coordinates exceed a key of 63 bits; constant extents are checked at compile time."""
-    bounds = [low.bound(index) for index in temporary.indices]
+    bounds = [context.bound(index) for index in temporary.indices]
     known = [constant(bound) for bound in bounds]
     if None not in known and prod(n for n in known if n is not None) <= LARGEST_KEY:
         return []
@@ -121,9 +99,28 @@ def _checked(low: Lowering, temporary: notation.Temporary) -> Lowered:
     return [loops.If(loops.Op("gt", (whole, limit), loops.BOOL), loops.Return(KEY_OVERFLOW))]
 
 
-def find_place(low: Lowering, target: Access, env: Environment) -> Lowered:
+def add(
+    context: Context, target: Access, added: loops.Expr, combined: loops.Expr, env: Environment
+) -> Lowered:
+    """Stores `added` in a new entry, else `combined`.
+
+    While the entries of a result are counted, values are not stored.
+    """
+    table = context.tables[target.tensor]
+    is_counting = (
+        context.assembly is not None and not context.assembly.filling and not context.assembly.keeps_workspace
+    )
+    enter: Lowered = [loops.Set(table.count, plus(table.count, ONE))]
+    if not is_counting:
+        enter.append(loops.Store(target.tensor, table.place, added))
+    again = None if is_counting else loops.Store(target.tensor, table.place, combined)
+    is_new = compare("eq", table.place, table.count)
+    return [*_find_place(context, target, env), loops.If(is_new, loops.Block(tuple(enter)), again)]
+
+
+def _find_place(context: Context, target: Access, env: Environment) -> Lowered:
     """The place of the entry at the current coordinates; a new entry is inserted."""
-    table = low.tables[target.tensor]
+    table = context.tables[target.tensor]
     for index in target.indices:
         is_plain = isinstance(index, Index) and env.coordinates[index.name].is_uniform
         if env.lane is not None or not is_plain:
@@ -132,42 +129,18 @@ def find_place(low: Lowering, target: Access, env: Environment) -> Lowered:
             )
     key: loops.Expr = ZERO
     for name in table.order:
-        key = plus(times(key, low.bound(name)), env.coordinates[name].start)
+        key = plus(times(key, context.bound(name)), env.coordinates[name].start)
     assert isinstance(table.place, loops.Var), "places that are written are variables"
     return [loops.Enter(table.place, table.name, key)]
 
 
-def add(low: Lowering, target: Access, added: loops.Expr, combined: loops.Expr) -> Lowered:
-    """Stores `added` in a new entry, else `combined`.
-
-    While the entries of a result are counted, values are not stored.
-    """
-    table = low.tables[target.tensor]
-    is_counting = low.assembly is not None and not low.assembly.filling and not low.assembly.keeps_workspace
-    enter: Lowered = [loops.Set(table.count, plus(table.count, ONE))]
-    if not is_counting:
-        enter.append(loops.Store(target.tensor, table.place, added))
-    again = None if is_counting else loops.Store(target.tensor, table.place, combined)
-    return [loops.If(compare("eq", table.place, table.count), loops.Block(tuple(enter)), again)]
-
-
-def read_by(low: Lowering, loop: notation.Forall) -> str | None:
-    """The workspace with listed entries read by `loop`."""
-    written = {n.target.tensor for n in find(loop.body, Assign)}
-    for access in find(loop.body, Access):
-        is_kept = access.tensor in low.tables and access.tensor not in written
-        if is_kept and Index(loop.index) in access.indices:
-            return access.tensor
-    return None
-
-
-def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -> Lowered:
+def iterate(context: Context, loop: notation.Forall, access: Access, env: Environment) -> Lowered:
     """The loop over one mode of a workspace, within the entries selected by the outer loops."""
-    table = low.tables[name]
-    access = next(n for n in find(loop.body, Access) if n.tensor == name)
+    name = access.tensor
+    table = context.tables[name]
     depth = table.order.index(loop.index)
-    points = statement_points(loop.body, frozenset({access}), low, env.absent)
-    is_whole = index_names(access) == low.memory[name].indices
+    points = statement_points(loop.body, frozenset({access}), context, env.absent)
+    is_whole = index_names(access) == context.memory[name].indices
     is_next = (depth == 0) == (table.span is None)
     if (
         points != frozenset({frozenset({access})})
@@ -178,41 +151,41 @@ def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -
             f"{loop.index} runs over the entries in use of {name}, and its body is about others too",
             f"{name} not listed, or serial loops of its own over its modes",
         )
-    coordinates.note_skipping(low, loop.body, [])
+    note_skipping(context, loop.body, [])
     first, after = table.span or (ZERO, table.count)
     sort: Lowered = [loops.SortTable(table.name, table.count)] if depth == 0 else []
     is_last = depth == len(table.order) - 1
-    return sort + (_entries if is_last else _segments)(low, loop, name, (first, after), env)
+    return sort + (_entries if is_last else _segments)(context, loop, name, (first, after), env)
 
 
 def _entries(
-    low: Lowering, loop: notation.Forall, name: str, span: tuple[loops.Expr, loops.Expr], env: Environment
+    context: Context, loop: notation.Forall, name: str, span: tuple[loops.Expr, loops.Expr], env: Environment
 ) -> Lowered:
     """`for p in first..after: j = keys[p] % extent; body`."""
-    table = low.tables[name]
-    place, coordinate = (loops.Var(low.fresh(n), loops.INT) for n in (f"p{name}", loop.index))
-    low.tables[name] = replace(table, place=place, span=span)
-    bound, inner = ranges.bind(low, loop.index, scalar(coordinate), loop.body, env)
-    body = low.body(loop, inner)
-    low.tables[name] = table
+    table = context.tables[name]
+    place, coordinate = (context.fresh_int(n) for n in (f"p{name}", loop.index))
+    context.tables[name] = replace(table, place=place, span=span)
+    bound, inner = bind(context, loop.index, scalar(coordinate), loop.body, env)
+    body = lower_body(context, loop, inner)
+    context.tables[name] = table
     key = loops.Load(table.keys, place, loops.INT)
-    declared = loops.Declare(coordinate, remainder(key, low.bound(loop.index)))
+    declared = loops.Declare(coordinate, remainder(key, context.bound(loop.index)))
     return [loops.For(place, *span, loops.Block((declared, *bound, *body)))]
 
 
 def _segments(
-    low: Lowering, loop: notation.Forall, name: str, span: tuple[loops.Expr, loops.Expr], env: Environment
+    context: Context, loop: notation.Forall, name: str, span: tuple[loops.Expr, loops.Expr], env: Environment
 ) -> Lowered:
     """`while p < after: row = keys[p] / step; q = end of the keys with row; i = row % extent; body; p = q`."""
-    table = low.tables[name]
+    table = context.tables[name]
     words = (f"p{name}", f"{name}_{loop.index}", f"{name}_after", loop.index)
-    place, row, after, coordinate = (loops.Var(low.fresh(word), loops.INT) for word in words)
+    place, row, after, coordinate = (context.fresh_int(word) for word in words)
     depth = table.order.index(loop.index)
-    step = product([low.bound(index) for index in table.order[depth + 1 :]])
-    low.tables[name] = replace(table, span=(place, after))
-    bound, inner = ranges.bind(low, loop.index, scalar(coordinate), loop.body, env)
-    body = low.body(loop, inner)
-    low.tables[name] = table
+    step = product([context.bound(index) for index in table.order[depth + 1 :]])
+    context.tables[name] = replace(table, span=(place, after))
+    bound, inner = bind(context, loop.index, scalar(coordinate), loop.body, env)
+    body = lower_body(context, loop, inner)
+    context.tables[name] = table
 
     def row_at(at: loops.Expr) -> loops.Expr:
         return quotient(loops.Load(table.keys, at, loops.INT), step)
@@ -222,7 +195,7 @@ def _segments(
         loops.Declare(row, row_at(place)),
         loops.Declare(after, plus(place, ONE), True),
         loops.While(is_same, loops.Set(after, plus(after, ONE))),
-        loops.Declare(coordinate, remainder(row, low.bound(loop.index))),
+        loops.Declare(coordinate, remainder(row, context.bound(loop.index))),
         *bound,
         *body,
         loops.Set(place, after),

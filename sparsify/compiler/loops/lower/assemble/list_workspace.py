@@ -10,22 +10,20 @@ Workspaces, 2019.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Index
-from sparsify.compiler.ir.node import find
+from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus, times
-from sparsify.compiler.loops.lower.environment import Environment, scalar
-from sparsify.compiler.loops.lower.iterate import coordinates, ranges
+from sparsify.compiler.loops.lower.context import Context
+from sparsify.compiler.loops.lower.environment import Environment, Lowered, scalar
+from sparsify.compiler.loops.lower.iterate.bind import bind
+from sparsify.compiler.loops.lower.iterate.body import lower_body
 from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.loops.lower.levels.stored import note_skipping
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
-
-Lowered = list[loops.Stmt]
 FLAG: Final = loops.Type("int8")
 UNSEEN: Final = loops.Literal(0, FLAG)
 SEEN: Final = loops.Literal(1, FLAG)
@@ -33,30 +31,32 @@ SEEN: Final = loops.Literal(1, FLAG)
 SPARSE: Final = 128
 
 
-def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
+def begin(context: Context, temporary: notation.Temporary) -> Lowered:
     """An empty workspace; allocated once a thread, with cleared flags."""
     name = temporary.name
-    if name not in low.memory:
-        extent = low.bound(temporary.indices[0])
-        low.memory[name] = temporary
-        low.setups[-1] += [
+    if name not in context.memory:
+        extent = context.bound(temporary.indices[0])
+        context.memory[name] = temporary
+        context.setups[-1] += [
             loops.Allocate(name, temporary.dtype, extent),
             loops.Allocate(f"{name}_list", "int64", extent),
             loops.Allocate(f"{name}_seen", FLAG.dtype, extent, 0),
         ]
-    low.listed[name] = loops.Var(low.fresh(f"{name}_count"), loops.INT)
-    return [loops.Declare(low.listed[name], ZERO, True)]
+    context.listed[name] = context.fresh_int(f"{name}_count")
+    return [loops.Declare(context.listed[name], ZERO, True)]
 
 
-def end(low: Lowering, temporary: notation.Temporary) -> Lowered:
+def end(context: Context, temporary: notation.Temporary) -> Lowered:
     """Clears the flags of the entries in use."""
     name = temporary.name
-    place = loops.Var(low.fresh(f"p{name}"), loops.INT)
+    place = context.fresh_int(f"p{name}")
     clear = loops.Store(f"{name}_seen", loops.Load(f"{name}_list", place, loops.INT), UNSEEN)
-    return [loops.For(place, ZERO, low.listed.pop(name), clear)]
+    return [loops.For(place, ZERO, context.listed.pop(name), clear)]
 
 
-def add(low: Lowering, target: Access, added: loops.Expr, combined: loops.Expr, env: Environment) -> Lowered:
+def add(
+    context: Context, target: Access, added: loops.Expr, combined: loops.Expr, env: Environment
+) -> Lowered:
     """Stores `added` in an entry not in use yet, else `combined`.
 
     While the entries of a result are counted, values are not stored.
@@ -67,8 +67,8 @@ def add(low: Lowering, target: Access, added: loops.Expr, combined: loops.Expr, 
     coordinate = env.coordinates[index.name]
     if env.lane is not None or not coordinate.is_uniform:
         raise ScheduleError(f"{name} lists its entries one by one", f"no vector loop around {target}")
-    k, count = coordinate.start, low.listed[name]
-    counting = low.assembly is not None and not low.assembly.filling
+    k, count = coordinate.start, context.listed[name]
+    counting = context.assembly is not None and not context.assembly.filling
     enter: Lowered = [
         loops.Store(f"{name}_seen", k, SEEN),
         loops.Store(f"{name}_list", count, k),
@@ -81,39 +81,31 @@ def add(low: Lowering, target: Access, added: loops.Expr, combined: loops.Expr, 
     return [loops.If(unseen, loops.Block(tuple(enter)), again)]
 
 
-def read_by(low: Lowering, loop: notation.Forall) -> str | None:
-    """The workspace with listed entries read by `loop`."""
-    written = {n.target.tensor for n in find(loop.body, Assign)}
-    for access in find(loop.body, Access):
-        listed = access.tensor in low.listed and access.tensor not in written
-        if listed and access.indices == (Index(loop.index),):
-            return access.tensor
-    return None
-
-
-def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -> Lowered:
+def iterate(context: Context, loop: notation.Forall, access: Access, env: Environment) -> Lowered:
     """`for p in 0..w_count: k = w_list[p]; body`, with a sorted list if entries are written."""
-    access = Access(name, (Index(loop.index),))
-    points = statement_points(loop.body, frozenset({access}), low, env.absent)
+    name = access.tensor
+    points = statement_points(loop.body, frozenset({access}), context, env.absent)
     if points != frozenset({frozenset({access})}) or not isinstance(loop.kind, notation.Serial):
         raise ScheduleError(
             f"{loop.index} runs over the entries in use of {name}, and its body is about others too",
             f"{name} not listed, or a serial loop of its own",
         )
-    coordinates.note_skipping(low, loop.body, [])
-    place = loops.Var(low.fresh(f"p{name}"), loops.INT)
-    coordinate = loops.Var(low.fresh(loop.index), loops.INT)
-    bound, inner = ranges.bind(low, loop.index, scalar(coordinate), loop.body, env)
-    body = low.body(loop, inner)
+    note_skipping(context, loop.body, [])
+    place = context.fresh_int(f"p{name}")
+    coordinate = context.fresh_int(loop.index)
+    bound, inner = bind(context, loop.index, scalar(coordinate), loop.body, env)
+    body = lower_body(context, loop, inner)
     declared = loops.Declare(coordinate, loops.Load(f"{name}_list", place, loops.INT))
     block = loops.Block((declared, *bound, *body))
-    ordered = [] if low.assembly is not None and not low.assembly.filling else _sorted(low, loop, name)
-    return [*ordered, loops.For(place, ZERO, low.listed[name], block)]
+    ordered = (
+        [] if context.assembly is not None and not context.assembly.filling else _sorted(context, loop, name)
+    )
+    return [*ordered, loops.For(place, ZERO, context.listed[name], block)]
 
 
-def _sorted(low: Lowering, loop: notation.Forall, name: str) -> Lowered:
+def _sorted(context: Context, loop: notation.Forall, name: str) -> Lowered:
     """The list in ascending order: sorted, or if long, rewritten from the flags."""
-    count, extent = low.listed[name], low.bound(loop.index)
+    count, extent = context.listed[name], context.bound(loop.index)
     is_long = compare("gt", times(count, integer(SPARSE)), extent)
     again = loops.Enumerate(f"{name}_list", f"{name}_seen", extent)
     return [loops.If(is_long, again, loops.Sort(f"{name}_list", count))]

@@ -1,1 +1,1 @@
-"""Loops over levels: merged, intersected, searched, in parallel."""
+"""Loops: over ranges and tiles, over the coordinates of levels, merged or intersected, in parallel."""

@@ -8,7 +8,7 @@ vector of `ji` the bits, the entries of A expanded to the lanes with a set bit, 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
@@ -23,42 +23,40 @@ from sparsify.compiler.loops.arithmetic import (
     quotient,
     times,
 )
+from sparsify.compiler.loops.lower.context import Context
 from sparsify.compiler.loops.lower.environment import (
     Coordinate,
     Environment,
     LaneContext,
+    Lowered,
     Place,
     Range,
     scalar,
 )
-from sparsify.compiler.loops.lower.iterate import ranges
-from sparsify.compiler.loops.lower.iterate.enter import body_at
-from sparsify.compiler.loops.lower.level_access import advance, level_extent
+from sparsify.compiler.loops.lower.iterate.bind import range_of
+from sparsify.compiler.loops.lower.iterate.body import body_at, bound_body
+from sparsify.compiler.loops.lower.iterate.cursor import Cursor
+from sparsify.compiler.loops.lower.levels.places import advance
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.iterate.coordinates import Cursor
-    from sparsify.compiler.loops.lower.lowering import Lowering
-
-Lowered = list[loops.Stmt]
 BYTE: Final = 8
 WORD: Final = 64
 
 
 def iterate(
-    low: Lowering, loop: notation.Forall, cursor: Cursor, env: Environment, limits: Range | None
+    context: Context, loop: notation.Forall, cursor: Cursor, env: Environment, limits: Range | None
 ) -> Lowered:
     """The body at every set bit below the cursor's parent."""
     if limits is not None or cursor.shift != ZERO:
         raise ScheduleError(f"parts of the bits of {cursor.access}", f"a loop around {loop.index}")
-    stored = low.declaration(cursor.access.tensor).format.levels[cursor.level]
-    extent = level_extent(low, cursor.access.tensor, stored)
+    stored = context.levels(cursor.access.tensor)[cursor.level]
+    extent = context.level_extent(cursor.access.tensor, stored)
     rows = quotient(plus(extent, integer(BYTE - 1)), integer(BYTE))
     first = times(cursor.parent, rows)
-    if isinstance(loop.kind, notation.Vector) and low.lanes > 1:
-        return _lanes(low, loop, cursor, first, env)
-    return _one_by_one(low, loop, cursor, first, extent, env)
+    if isinstance(loop.kind, notation.Vector) and context.lanes > 1:
+        return _lanes(context, loop, cursor, first, env)
+    return _one_by_one(context, loop, cursor, first, extent, env)
 
 
 def _buffer(cursor: Cursor) -> str:
@@ -66,7 +64,7 @@ def _buffer(cursor: Cursor) -> str:
 
 
 def _one_by_one(
-    low: Lowering,
+    context: Context,
     loop: notation.Forall,
     cursor: Cursor,
     first: loops.Expr,
@@ -76,12 +74,12 @@ def _one_by_one(
     """`while bits: j = word + lowest_bit(bits); body; p += 1; bits = drop_bit(bits)`, word by word."""
     known = constant(extent)
     step = WORD if known is not None and known % WORD == 0 else BYTE
-    position = loops.Var(low.fresh(cursor.name), loops.INT)
-    word = loops.Var(low.fresh(f"{loop.index}_word"), loops.INT)
-    left = loops.Var(low.fresh(f"{loop.index}_bits"), loops.INT)
-    coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+    position = context.fresh_int(cursor.name)
+    word = context.fresh_int(f"{loop.index}_word")
+    left = context.fresh_int(f"{loop.index}_bits")
+    coordinate = context.fresh_int(loop.index)
     place = Place(cursor.level + 1, scalar(position), segment=cursor.reach.begin)
-    body = body_at(low, loop, coordinate, advance(env, cursor.access, place))
+    body = body_at(context, loop, coordinate, advance(env, cursor.access, place))
     if not body:
         return []
     lowest = loops.Op("lowest_bit", (left,), loops.INT)
@@ -108,25 +106,25 @@ def _one_by_one(
 
 
 def _lanes(
-    low: Lowering, loop: notation.Forall, cursor: Cursor, first: loops.Expr, env: Environment
+    context: Context, loop: notation.Forall, cursor: Cursor, first: loops.Expr, env: Environment
 ) -> Lowered:
     """The body for each vector of coordinates, masked by the bits."""
     if env.lane is not None:
         raise ScheduleError(f"vector {loop.index} inside vector {env.lane.index}", "vector one of them")
-    lanes, reach = low.lanes, ranges.range_of(low, loop.index, loop.body, env)
+    lanes, reach = context.lanes, range_of(context, loop.index, loop.body, env)
     if reach.bound is None or reach.bound % max(lanes, BYTE) or reach.begin != ZERO:
         raise ScheduleError(
             f"vector {loop.index}: {cursor.access} has no bits for whole vectors", f"blocks of {WORD}"
         )
-    position = loops.Var(low.fresh(cursor.name), loops.INT)
+    position = context.fresh_int(cursor.name)
     place = Place(cursor.level + 1, scalar(position), segment=cursor.reach.begin)
     inner = advance(env, cursor.access, place)
     lowered: Lowered = [loops.Declare(position, cursor.reach.begin, True)]
     for start in range(0, reach.bound, lanes):
         count = None if reach.exact else larger(minus(reach.end, integer(start)), ZERO)
-        bits = loops.Var(low.fresh(f"{loop.index}_bits"), loops.INT)
+        bits = context.fresh_int(f"{loop.index}_bits")
         lane = LaneContext(loop.index, lanes, count, bits, cursor.access)
-        body = ranges.inside(low, loop, Coordinate(integer(start), ONE), replace(inner, lane=lane))
+        body = bound_body(context, loop, Coordinate(integer(start), ONE), replace(inner, lane=lane))
         if not body:
             return []
         found = loops.Bits(_buffer(cursor), plus(first, integer(start // BYTE)), lanes, start % BYTE)

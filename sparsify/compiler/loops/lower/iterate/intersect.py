@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
@@ -27,50 +26,47 @@ from sparsify.compiler.loops.arithmetic import (
     quotient,
     times,
 )
-from sparsify.compiler.loops.lower.environment import Environment
-from sparsify.compiler.loops.lower.iterate.enter import body_at
+from sparsify.compiler.loops.lower.context import Context
+from sparsify.compiler.loops.lower.environment import Environment, Lowered
+from sparsify.compiler.loops.lower.iterate.body import body_at
+from sparsify.compiler.loops.lower.iterate.cursor import Cursor
 from sparsify.compiler.notation import nodes as notation
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.iterate.coordinates import Cursor
-    from sparsify.compiler.loops.lower.lowering import Lowering
-
-Lowered = list[loops.Stmt]
 # Entries passed one by one before steps double: enough for lists of similar lengths.
 NEAR = 3
 
 
 def intersection(
-    low: Lowering, loop: notation.Forall, cursors: Sequence[Cursor], env: Environment
+    context: Context, loop: notation.Forall, cursors: Sequence[Cursor], env: Environment
 ) -> Lowered:
     """The loop over the common coordinates of all cursors."""
-    low.count_cases(loop, 1)
-    coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+    context.count_cases(loop, 1)
+    coordinate = context.fresh_int(loop.index)
     places, search = env, list[loops.Stmt]()
     for cursor in cursors:
-        found, places = cursor.here(low, places, coordinate)
+        found, places = cursor.here(context, places, coordinate)
         search += found
-    body = body_at(low, loop, coordinate, places)
+    body = body_at(context, loop, coordinate, places)
     if not body:
         return []
     after = [loops.Set(cursor.var, cursor.after(places)) for cursor in cursors]
     alive = reduce(both, (cursor.alive for cursor in cursors))
-    most = reduce(larger, (cursor.coordinate(low) for cursor in cursors))
-    seeks = [stmt for cursor in cursors for stmt in seek(low, cursor, coordinate)]
-    at = (compare("eq", cursor.coordinate(low), coordinate) for cursor in cursors)
+    most = reduce(larger, (cursor.coordinate(context) for cursor in cursors))
+    seeks = [stmt for cursor in cursors for stmt in seek(context, cursor, coordinate)]
+    at = (compare("eq", cursor.coordinate(context), coordinate) for cursor in cursors)
     together = loops.If(both(alive, reduce(both, at)), loops.Block((*search, *body, *after)))
     step = loops.Block((loops.Declare(coordinate, most), *seeks, together))
     return [*(stmt for cursor in cursors for stmt in cursor.declarations), loops.While(alive, step)]
 
 
-def seek(low: Lowering, cursor: Cursor, coordinate: loops.Var) -> Lowered:
+def seek(context: Context, cursor: Cursor, coordinate: loops.Var) -> Lowered:
     """Advances the cursor to the first entry not before `coordinate`."""
 
     def is_before(position: loops.Expr) -> loops.Expr:
         inside = compare("lt", position, cursor.end)
-        return both(inside, compare("lt", cursor.coordinate_of(low, position), coordinate))
+        return both(inside, compare("lt", cursor.coordinate_of(context, position), coordinate))
 
-    step = loops.Var(low.fresh(f"{cursor.name}_step"), loops.INT)
+    step = context.fresh_int(f"{cursor.name}_step")
     ahead = plus(cursor.var, step)
     far: Lowered = [
         loops.Declare(step, ONE, True),
@@ -92,7 +88,7 @@ def seek(low: Lowering, cursor: Cursor, coordinate: loops.Var) -> Lowered:
     seek: loops.Stmt = loops.If(is_before(cursor.var), loops.Block(tuple(far)))
     for near in range(NEAR, 0, -1):
         # In the loop around, every cursor is at an entry.
-        first = compare("lt", cursor.coordinate(low), coordinate)
+        first = compare("lt", cursor.coordinate(context), coordinate)
         condition = first if near == 1 else is_before(cursor.var)
         seek = loops.If(condition, loops.Block((loops.Set(cursor.var, plus(cursor.var, ONE)), seek)))
     return [seek]

@@ -13,32 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO, both, compare, larger, smaller
-from sparsify.compiler.loops.lower.environment import Environment
-from sparsify.compiler.loops.lower.iterate.enter import body_at
+from sparsify.compiler.loops.lower.context import Context
+from sparsify.compiler.loops.lower.environment import Environment, Lowered
+from sparsify.compiler.loops.lower.iterate.body import body_at
+from sparsify.compiler.loops.lower.iterate.cursor import Cursor
 from sparsify.compiler.loops.lower.iterate.intersect import seek
 from sparsify.compiler.loops.lower.lattice import Point
 from sparsify.compiler.notation import nodes as notation
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.iterate.coordinates import Cursor
-    from sparsify.compiler.loops.lower.lowering import Lowering
-
-Lowered = list[loops.Stmt]
 Bodies = Mapping[Point, loops.Block]
 
 
 def merge(
-    low: Lowering, loop: notation.Forall, found: list[Cursor], points: frozenset[Point], env: Environment
+    context: Context, loop: notation.Forall, found: list[Cursor], points: frozenset[Point], env: Environment
 ) -> Lowered:
     """A `while` loop for each point, larger ones first: as long as all operands of the point have entries left."""
     lowered: Lowered = [stmt for cursor in found for stmt in cursor.declarations]
     for point in _by_size(points, found):
-        visit = Visit(low, loop, [cursor for cursor in found if cursor.access in point])
+        visit = Visit(context, loop, [cursor for cursor in found if cursor.access in point])
         inner = env.without(frozenset(cursor.access for cursor in found) - point)
         bodies = visit.bodies([p for p in _by_size(points, found) if p <= point], inner)
         if len(visit.cursors) == 1:
@@ -67,9 +63,9 @@ class Visit:
         coordinate: current coordinate of the loop.
     """
 
-    def __init__(self, low: Lowering, loop: notation.Forall, cursors: list[Cursor]) -> None:
-        self.low, self.loop, self.cursors = low, loop, cursors
-        self.coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+    def __init__(self, context: Context, loop: notation.Forall, cursors: list[Cursor]) -> None:
+        self.context, self.loop, self.cursors = context, loop, cursors
+        self.coordinate = context.fresh_int(loop.index)
         self._searches: dict[Access, Lowered] = {}
         self._steps: dict[Access, loops.Stmt] = {}
 
@@ -79,14 +75,14 @@ class Visit:
 
     def bodies(self, points: list[Point], env: Environment) -> Bodies:
         """The statements of each point, with exactly the operands of the point stored."""
-        self.low.count_cases(self.loop, len(points))
+        self.context.count_cases(self.loop, len(points))
         for cursor in self.cursors:
-            self._searches[cursor.access], env = cursor.here(self.low, env, self.coordinate)
+            self._searches[cursor.access], env = cursor.here(self.context, env, self.coordinate)
             self._steps[cursor.access] = loops.Set(cursor.var, cursor.after(env))
         accesses = frozenset(self._steps)
         made = {
             point: loops.Block(
-                tuple(body_at(self.low, self.loop, self.coordinate, env.without(accesses - point)))
+                tuple(body_at(self.context, self.loop, self.coordinate, env.without(accesses - point)))
             )
             for point in reversed(points)
         }
@@ -109,7 +105,7 @@ class Visit:
                 cursor.alive,
                 loops.Block(
                     (
-                        loops.Declare(self.coordinate, cursor.coordinate(self.low)),
+                        loops.Declare(self.coordinate, cursor.coordinate(self.context)),
                         *self._searches[cursor.access],
                         block,
                         self._steps[cursor.access],
@@ -127,16 +123,14 @@ class Visit:
         """
         if not bodies:
             return []
-        left = loops.Var(self.low.fresh(f"{self.coordinate.name}_left"), loops.BOOL)
+        left = loops.Var(self.context.fresh(f"{self.coordinate.name}_left"), loops.BOOL)
         held = {
-            cursor.access: loops.Var(
-                self.low.fresh(f"{self.coordinate.name}{cursor.access.tensor}"), loops.INT
-            )
+            cursor.access: self.context.fresh_int(f"{self.coordinate.name}{cursor.access.tensor}")
             for cursor in self.cursors
         }
         lowered: Lowered = [loops.Declare(left, self._alive, True)]
         for cursor in self.cursors:
-            start = loops.Op("where", (left, cursor.coordinate(self.low), ZERO), loops.INT)
+            start = loops.Op("where", (left, cursor.coordinate(self.context), ZERO), loops.INT)
             lowered.append(loops.Declare(held[cursor.access], start, True))
 
         def case(*here: Cursor) -> loops.Block:
@@ -147,10 +141,10 @@ class Visit:
                 body = [loops.Declare(self.coordinate, held[here[0].access]), *body]
             if len(here) == 1 and (done is None or not done.statements):
                 (other,) = (cursor for cursor in self.cursors if cursor is not here[0])
-                body = seek(self.low, here[0], held[other.access])
+                body = seek(self.context, here[0], held[other.access])
             else:
                 body += [self._steps[cursor.access] for cursor in here]
-            again = tuple(loops.Set(held[cursor.access], cursor.coordinate(self.low)) for cursor in here)
+            again = tuple(loops.Set(held[cursor.access], cursor.coordinate(self.context)) for cursor in here)
             still = reduce(both, (cursor.alive for cursor in here))
             return loops.Block((*body, loops.Set(left, still), loops.If(left, loops.Block(again))))
 
@@ -164,15 +158,15 @@ class Visit:
         """`while all have entries left: j = the least of their coordinates`, and the cases of stored operands."""
         if not bodies:
             return []
-        least = reduce(smaller, (cursor.coordinate(self.low) for cursor in self.cursors))
+        least = reduce(smaller, (cursor.coordinate(self.context) for cursor in self.cursors))
         block = (loops.Declare(self.coordinate, least), *self.cases(bodies, is_merged=True))
         return [loops.While(self._alive, loops.Block(block))]
 
     def led(self, bodies: Bodies, leading: list[Cursor]) -> Lowered:
         """`while all have entries left: j = next candidate of the leading cursors`: all seek j, then the cases."""
-        most = reduce(larger, (cursor.coordinate(self.low) for cursor in leading))
-        seeks = [stmt for cursor in self.cursors for stmt in seek(self.low, cursor, self.coordinate)]
-        at = (both(c.alive, compare("eq", c.coordinate(self.low), self.coordinate)) for c in leading)
+        most = reduce(larger, (cursor.coordinate(self.context) for cursor in leading))
+        seeks = [stmt for cursor in self.cursors for stmt in seek(self.context, cursor, self.coordinate)]
+        at = (both(c.alive, compare("eq", c.coordinate(self.context), self.coordinate)) for c in leading)
         found = loops.If(reduce(both, at), loops.Block(tuple(self.cases(bodies))))
         block = (loops.Declare(self.coordinate, most), *seeks, found)
         return [loops.While(self._alive, loops.Block(block))]
@@ -184,13 +178,14 @@ class Visit:
         points is omitted.
         """
         flags = {
-            c.access: loops.Var(self.low.fresh(f"has_{c.access.tensor}"), loops.BOOL) for c in self.cursors
+            c.access: loops.Var(self.context.fresh(f"has_{c.access.tensor}"), loops.BOOL)
+            for c in self.cursors
         }
         before: Lowered = []
         after: Lowered = []
         for cursor in self.cursors:
             flag = flags[cursor.access]
-            is_here = compare("eq", cursor.coordinate(self.low), self.coordinate)
+            is_here = compare("eq", cursor.coordinate(self.context), self.coordinate)
             before.append(loops.Declare(flag, is_here if is_merged else both(cursor.alive, is_here)))
             before += self._searches[cursor.access]
             after.append(loops.If(flag, self._steps[cursor.access]))

@@ -7,7 +7,6 @@ In: `transpose t n in Y` on `forall t: forall n: Y[t,n] = W[n,t]`. Out: `lanes` 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.ir.node import find
@@ -23,20 +22,24 @@ from sparsify.compiler.loops.arithmetic import (
     smaller,
     times,
 )
-from sparsify.compiler.loops.lower.access import lanes_in_use, position_of
-from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Range, scalar
-from sparsify.compiler.loops.lower.iterate import ranges
-from sparsify.compiler.loops.lower.temporary_places import has_room
+from sparsify.compiler.loops.lower.context import Context
+from sparsify.compiler.loops.lower.environment import (
+    Coordinate,
+    Environment,
+    LaneContext,
+    Lowered,
+    Range,
+    scalar,
+)
+from sparsify.compiler.loops.lower.iterate.bind import bind, range_of
+from sparsify.compiler.loops.lower.iterate.ranges import Strip, serial, strips
+from sparsify.compiler.loops.lower.values.access import lanes_in_use, position_of
+from sparsify.compiler.loops.lower.values.temporary_places import has_room
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
 
-Lowered = list[loops.Stmt]
-
-
-def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
+def transposed(context: Context, loop: notation.Forall, env: Environment) -> Lowered:
     """Square tiles of the loop variable and of the directly nested vector loop."""
     inner = loop.body
     is_nest = isinstance(inner, notation.Forall) and isinstance(inner.kind, notation.Vector)
@@ -46,24 +49,24 @@ def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowere
         )
     if env.lane is not None:
         raise ScheduleError(f"transpose {loop.index} inside vector {env.lane.index}", "vector one of them")
-    lanes = low.lanes
+    lanes = context.lanes
     if lanes == 1:
-        return ranges.serial(low, replace(loop, kind=notation.Serial()), env)
-    in_memory = not any(access.tensor in low.in_registers for access in find(inner.body, Access))
-    rows = _cut(low, loop.index, ranges.range_of(low, loop.index, loop.body, env), in_memory)
-    columns = _cut(low, inner.index, ranges.range_of(low, inner.index, inner.body, env), in_memory)
+        return serial(context, replace(loop, kind=notation.Serial()), env)
+    in_memory = not any(access.tensor in context.in_registers for access in find(inner.body, Access))
+    rows = _cut(context, loop.index, range_of(context, loop.index, loop.body, env), in_memory)
+    columns = _cut(context, inner.index, range_of(context, inner.index, inner.body, env), in_memory)
 
     def strip(row: loops.Expr, height: loops.Expr | None) -> Lowered:
         def tile(column: loops.Expr, width: loops.Expr | None) -> Lowered:
-            return _tile(low, loop, inner, _Corner(row, height, column, width, lanes), env)
+            return _tile(context, loop, inner, _Corner(row, height, column, width, lanes), env)
 
-        return _strips(low, inner.index, columns, tile)
+        return _strips(context, inner.index, columns, tile)
 
-    lowered = [*rows.declared, *columns.declared, *_strips(low, loop.index, rows, strip)]
+    lowered = [*rows.declared, *columns.declared, *_strips(context, loop.index, rows, strip)]
     if rows.rest is not None:
-        lowered += _entries(low, loop, inner, rows.rest, columns.whole, env)
+        lowered += _entries(context, loop, inner, rows.rest, columns.whole, env)
     if columns.rest is not None:
-        lowered += _entries(low, loop, inner, rows.all, columns.rest, env)
+        lowered += _entries(context, loop, inner, rows.all, columns.rest, env)
     return lowered
 
 
@@ -77,22 +80,22 @@ class _Cut:
     declared: tuple[loops.Stmt, ...] = ()
 
 
-def _cut(low: Lowering, index: str, reach: Range, in_memory: bool) -> _Cut:
+def _cut(context: Context, index: str, reach: Range, in_memory: bool) -> _Cut:
     """The strips of a range; no rest for registers, as elements of registers cannot be indexed one by one."""
     if not in_memory or (reach.bound is not None and not reach.exact):
         return _Cut(reach, reach)
     extent = minus(reach.end, reach.begin) if reach.bound is None else integer(reach.bound)
-    lanes, count = integer(low.lanes), constant(extent)
+    lanes, count = integer(context.lanes), constant(extent)
     last = plus(reach.begin, times(quotient(extent, lanes), lanes))
     if count is not None:
-        rest = Range(last, reach.end) if count % low.lanes else None
-        return _Cut(reach, Range(reach.begin, last, count // low.lanes * low.lanes, True), rest)
-    end = loops.Var(low.fresh(f"{index}_rest"), loops.INT)
+        rest = Range(last, reach.end) if count % context.lanes else None
+        return _Cut(reach, Range(reach.begin, last, count // context.lanes * context.lanes, True), rest)
+    end = context.fresh_int(f"{index}_rest")
     return _Cut(reach, Range(reach.begin, end), Range(end, reach.end), (loops.Declare(end, last),))
 
 
 def _entries(
-    low: Lowering,
+    context: Context,
     loop: notation.Forall,
     inner: notation.Forall,
     rows: Range,
@@ -101,21 +104,21 @@ def _entries(
 ) -> Lowered:
     """The assignment entry by entry: short code for the small remainder."""
     env = env.with_range(loop.index, rows).with_range(inner.index, columns)
-    serial = replace(inner, kind=notation.Serial())
-    return ranges.serial(low, replace(loop, kind=notation.Serial(), body=serial), env)
+    nest = replace(loop, kind=notation.Serial(), body=replace(inner, kind=notation.Serial()))
+    return serial(context, nest, env)
 
 
-def _strips(low: Lowering, index: str, cut: _Cut, body: ranges.Strip) -> Lowered:
+def _strips(context: Context, index: str, cut: _Cut, body: Strip) -> Lowered:
     """Whole strips and, for masked strips, a rest; in a (rare) cut tile all strips are emitted once, as the rest."""
-    reach, lanes = cut.whole, low.lanes
-    var = loops.Var(low.fresh(index), loops.INT)
+    reach, lanes = cut.whole, context.lanes
+    var = context.fresh_int(index)
     if cut.rest is not None and constant(minus(reach.end, reach.begin)) == 0:
         return []
     if cut.rest is not None:
         return [loops.For(var, reach.begin, reach.end, loops.Block(tuple(body(var, None))), lanes)]
     if reach.exact or reach.bound is None or reach.bound <= lanes:
-        return ranges.strips(low, index, reach, lanes, body)
-    left = loops.Var(low.fresh(f"{index}_left"), loops.INT)
+        return strips(context, index, reach, lanes, body)
+    left = context.fresh_int(f"{index}_left")
     masked = loops.Block((loops.Declare(left, minus(reach.end, var)), *body(var, left)))
     return [loops.For(var, reach.begin, reach.end, masked, lanes)]
 
@@ -132,7 +135,7 @@ class _Corner:
 
 
 def _tile(
-    low: Lowering, loop: notation.Forall, inner: notation.Forall, tile: _Corner, env: Environment
+    context: Context, loop: notation.Forall, inner: notation.Forall, tile: _Corner, env: Environment
 ) -> Lowered:
     """Loads along the rows, the transposition, then the assignment row by row."""
     assign = inner.body
@@ -140,20 +143,22 @@ def _tile(
     lowered: Lowered = []
     outputs: dict[Access, list[loops.Var]] = {}
     for access in dict.fromkeys(find(assign.value, Access)):
-        if not _reads_rows(low, loop, inner, access, tile, env):
+        if not _reads_rows(context, loop, inner, access, tile, env):
             continue
-        kind = loops.Type(low.dtype(access.tensor), tile.lanes)
-        inputs = [_load_row(low, loop, inner, access, tile, lane, kind, env) for lane in range(tile.lanes)]
-        outputs[access] = [loops.Var(low.fresh(f"{access.tensor}_row"), kind) for _ in range(tile.lanes)]
+        kind = loops.Type(context.dtype(access.tensor), tile.lanes)
+        inputs = [
+            _load_row(context, loop, inner, access, tile, lane, kind, env) for lane in range(tile.lanes)
+        ]
+        outputs[access] = [loops.Var(context.fresh(f"{access.tensor}_row"), kind) for _ in range(tile.lanes)]
         lowered.append(loops.Transpose(tuple(outputs[access]), tuple(inputs)))
-    room = _has_room_for_rows(low, loop, assign, outputs, tile)
+    room = _has_room_for_rows(context, loop, assign, outputs, tile)
     for row in range(tile.lanes):
-        bound, row_env = ranges.bind(low, loop.index, scalar(plus(tile.row, integer(row))), loop.body, env)
+        bound, row_env = bind(context, loop.index, scalar(plus(tile.row, integer(row))), loop.body, env)
         row_env = replace(row_env, lane=LaneContext(inner.index, tile.lanes, tile.columns))
-        more, row_env = ranges.bind(low, inner.index, Coordinate(tile.column, ONE), inner.body, row_env)
-        low.transposed = {access: rows[row] for access, rows in outputs.items()}
-        body = [*bound, *more, *low.statement(assign, row_env)]
-        low.transposed = {}
+        more, row_env = bind(context, inner.index, Coordinate(tile.column, ONE), inner.body, row_env)
+        context.transposed = {access: rows[row] for access, rows in outputs.items()}
+        body = [*bound, *more, *context.statement(assign, row_env)]
+        context.transposed = {}
         if tile.rows is not None and not room:
             body = [loops.If(compare("lt", integer(row), tile.rows), loops.Block(tuple(body)))]
         lowered += body
@@ -161,7 +166,7 @@ def _tile(
 
 
 def _has_room_for_rows(
-    low: Lowering,
+    context: Context,
     loop: notation.Forall,
     assign: Assign,
     transposed: dict[Access, list[loops.Var]],
@@ -169,11 +174,11 @@ def _has_room_for_rows(
 ) -> bool:
     """Whether rows past the last one may be written too: into a temporary, with no other operand read for the rows."""
     read = set(find(assign.value, Access))
-    return read <= set(transposed) and has_room(low, assign.target.tensor, loop.index, tile.lanes)
+    return read <= set(transposed) and has_room(context, assign.target.tensor, loop.index, tile.lanes)
 
 
 def _along_rows(
-    low: Lowering,
+    context: Context,
     loop: notation.Forall,
     inner: notation.Forall,
     column: loops.Expr,
@@ -182,13 +187,13 @@ def _along_rows(
 ) -> Environment:
     """The environment with the rows in the lanes and one column."""
     env = replace(env, lane=LaneContext(loop.index, tile.lanes, tile.rows))
-    _, env = ranges.bind(low, loop.index, Coordinate(tile.row, ONE), loop.body, env)
-    _, env = ranges.bind(low, inner.index, scalar(column), inner.body, env)
+    _, env = bind(context, loop.index, Coordinate(tile.row, ONE), loop.body, env)
+    _, env = bind(context, inner.index, scalar(column), inner.body, env)
     return env
 
 
 def _reads_rows(
-    low: Lowering,
+    context: Context,
     loop: notation.Forall,
     inner: notation.Forall,
     access: Access,
@@ -196,14 +201,14 @@ def _reads_rows(
     env: Environment,
 ) -> bool:
     """Whether consecutive rows are consecutive in memory, without masks (vectors of bool are gathered)."""
-    if access.tensor in env.registers or low.dtype(access.tensor) == "bool":
+    if access.tensor in env.registers or context.dtype(access.tensor) == "bool":
         return False
-    _, position = position_of(low, access, _along_rows(low, loop, inner, tile.column, tile, env))
+    _, position = position_of(context, access, _along_rows(context, loop, inner, tile.column, tile, env))
     return position.vector is None and position.step == ONE
 
 
 def _load_row(
-    low: Lowering,
+    context: Context,
     loop: notation.Forall,
     inner: notation.Forall,
     access: Access,
@@ -215,6 +220,6 @@ def _load_row(
     """The vector along the rows at column `lane` of the tile; lanes past the last column repeat the last column."""
     last = integer(lane) if tile.columns is None else minus(tile.columns, ONE)
     column = plus(tile.column, smaller(integer(lane), last) if lane else integer(0))
-    env = _along_rows(low, loop, inner, column, tile, env)
-    buffer, position = position_of(low, access, env)
-    return loops.Load(buffer, position.start, kind, lanes_in_use(low, access, env))
+    env = _along_rows(context, loop, inner, column, tile, env)
+    buffer, position = position_of(context, access, env)
+    return loops.Load(buffer, position.start, kind, lanes_in_use(context, access, env))

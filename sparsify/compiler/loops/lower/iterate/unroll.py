@@ -6,16 +6,14 @@ coordinates a loop.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.ir.node import find
+from sparsify.compiler.loops.lower.program_facts import ProgramFacts
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
 
 # Maximum vectors of an unrolled loop of constant extent, and maximum copies of any unrolled body.
 MOST_VECTORS: Final = 64
@@ -34,21 +32,21 @@ def check_copies(index: str, copies: int) -> None:
         )
 
 
-def is_long(low: Lowering, loop: notation.Forall, vectors: int) -> bool:
+def is_long(facts: ProgramFacts, loop: notation.Forall, vectors: int) -> bool:
     """Whether so many vectors become a loop; loops over temporaries in registers are always unrolled."""
     read = find(loop.body, Access)
-    own = [a for a in read if a.tensor in low.in_registers and loop.index in index_names(a)]
+    own = [a for a in read if a.tensor in facts.in_registers and loop.index in index_names(a)]
     return vectors > MOST_VECTORS and not own
 
 
-def is_written_out(low: Lowering, loop: notation.Forall, inner: str) -> bool:
+def is_written_out(facts: ProgramFacts, loop: notation.Forall, inner: str) -> bool:
     """Whether the code for `inner` depends on the extent: unrolled, in lanes or in registers.
 
     Transposed nests in memory run over strips and a remainder, whatever the extent.
     """
     nests = find(loop.body, notation.Forall)
     in_strips = [nest for nest in nests if isinstance(nest.kind, notation.Transposed)]
-    in_strips = [n for n in in_strips if not low.in_registers & {a.tensor for a in find(n, Access)}]
+    in_strips = [n for n in in_strips if not facts.in_registers & {a.tensor for a in find(n, Access)}]
     free = {id(part) for nest in in_strips for part in (nest, nest.body)}
     return any(
         nest.index == inner and id(nest) not in free and not isinstance(nest.kind, notation.Serial)

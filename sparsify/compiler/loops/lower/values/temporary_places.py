@@ -5,23 +5,19 @@ In: `S[i,j]` in `thread pattern of M[i,j]`, at position `pM2` of a segment start
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparsify.compiler.einsum.nodes import Access, Const, Expr, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus
+from sparsify.compiler.loops.lower.context import Context
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, scalar
-from sparsify.compiler.loops.lower.level_access import first_below, is_located, level_variable, place_of
+from sparsify.compiler.loops.lower.levels.places import first_below, is_located, place_of
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
 
-
-def has_room(low: Lowering, name: str, index: str, lanes: int) -> bool:
+def has_room(context: Context, name: str, index: str, lanes: int) -> bool:
     """Whether strips of `lanes` iterations along mode `index` of a temporary stay in bounds, in cut tiles too."""
-    temporary, split = low.memory.get(name), low.split_by_inner.get(index)
+    temporary, split = context.memory.get(name), context.split_by_inner.get(index)
     if (
         temporary is None
         or split is None
@@ -40,16 +36,16 @@ def is_strip(temporary: notation.Temporary) -> bool:
     return temporary.pattern_of is not None and len(temporary.indices) == 1 and not is_whole(temporary)
 
 
-def ends_a_strip(low: Lowering, name: str, lane: LaneContext) -> bool:
+def ends_a_strip(context: Context, name: str, lane: LaneContext) -> bool:
     """Whether a partly used vector is the last one of a strip, with no vector behind.
 
     A processor forwards stores to later loads, but not masked stores: the last vector is therefore
     stored without a mask. Tiles other than one vector, or a part of whole vectors, are cut at other places, too.
     """
-    temporary, index = low.memory.get(name), lane.index
+    temporary, index = context.memory.get(name), lane.index
     if temporary is None or not is_strip(temporary) or lane.bits is not None:
         return False
-    while (split := low.split_by_inner.get(index)) is not None:
+    while (split := context.split_by_inner.get(index)) is not None:
         sizes = (split.size, *split.tail)
         is_cut = index == lane.index and sizes[-1] != lane.lanes
         if is_cut or any(size % lane.lanes for size in sizes):
@@ -58,7 +54,7 @@ def ends_a_strip(low: Lowering, name: str, lane: LaneContext) -> bool:
     return True
 
 
-def position(low: Lowering, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:
+def position(context: Context, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:
     """The position of an entry in a temporary in memory: the modes linearized in storage order."""
     is_by_positions = temporary.pattern_of is not None and is_whole(temporary)
     for index in access.indices:
@@ -72,19 +68,19 @@ def position(low: Lowering, temporary: notation.Temporary, access: Access, env: 
             )
     result = scalar(ZERO)
     if is_by_positions:
-        return _whole_position(low, temporary, access, env)
+        return _whole_position(context, temporary, access, env)
     for mode in temporary.layout or range(len(temporary.indices)):
         own = temporary.indices[mode]
         if temporary.pattern_of is None:
-            result = result.times(low.bound(own)).plus(env.coordinates[names[mode]])
+            result = result.times(context.bound(own)).plus(env.coordinates[names[mode]])
         else:
-            place = _strip_place(low, temporary, own, names[mode], env)
-            result = result.times(strip_bound(low, temporary, own)).plus(place)
+            place = _strip_place(context, temporary, own, names[mode], env)
+            result = result.times(strip_bound(context, temporary, own)).plus(place)
     return result
 
 
 def _whole_position(
-    low: Lowering, temporary: notation.Temporary, access: Access, env: Environment
+    context: Context, temporary: notation.Temporary, access: Access, env: Environment
 ) -> Coordinate:
     """The position of an entry in a temporary with all positions of its pattern.
 
@@ -96,10 +92,10 @@ def _whole_position(
     for mode, (index, own) in enumerate(zip(access.indices, temporary.indices, strict=True)):
         if own not in temporary.pattern_indices:
             at = env.coordinates[index.name] if isinstance(index, Index) else _constant(index)
-            result = result.times(low.bound(own)).plus(at)
+            result = result.times(context.bound(own)).plus(at)
         elif mode == last:
             stored = loops.Var(f"{temporary.pattern_of}_nnz", loops.INT)
-            result = result.times(stored).plus(_stored_position(low, access, env))
+            result = result.times(stored).plus(_stored_position(context, access, env))
     return result
 
 
@@ -114,26 +110,26 @@ def is_whole(temporary: notation.Temporary) -> bool:
     return set(temporary.pattern_indices) <= set(temporary.indices)
 
 
-def _stored_position(low: Lowering, access: Access, env: Environment) -> Coordinate:
+def _stored_position(context: Context, access: Access, env: Environment) -> Coordinate:
     """The position of an entry among all stored entries of the shared pattern."""
-    root = low.root_of(access)
-    place = place_of(low, root, env)
-    levels = low.declaration(root.tensor).format.levels
+    root = context.root_of(access)
+    place = place_of(context, root, env)
+    levels = context.levels(root.tensor)
     if place.levels < len(levels):
-        stuck = level_variable(low, root, levels[place.levels])
+        stuck = context.level_variable(root, levels[place.levels])
         raise DiscordantError(f"{access} by positions of {root}", f"the loop order that reaches {stuck} last")
     return place.position
 
 
-def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> int | None:
+def _strip_level(context: Context, temporary: notation.Temporary, index: str) -> int | None:
     """The compressed level of the pattern with the coordinates of `index`, `None` for a dense mode.
 
     An index of positions with coordinates in several levels is fused from their indices: the first one is compressed.
     """
     root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
-    levels = list(enumerate(low.declaration(root.tensor).format.levels))
-    stored = {level_variable(low, root, s): number for number, s in levels if not is_located(s)}
-    first = {name: low.parts(name)[0] for name in temporary.indices}
+    levels = list(enumerate(context.levels(root.tensor)))
+    stored = {context.level_variable(root, s): number for number, s in levels if not is_located(s)}
+    first = {name: context.parts(name)[0] for name in temporary.indices}
     inside = [part for part in first.values() if part in stored]
     if len(inside) > 1 or any(levels[stored[name]][1].level.is_branchless for name in inside):
         raise ScheduleError(
@@ -142,17 +138,19 @@ def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> in
     return stored.get(first[index])
 
 
-def strip_bound(low: Lowering, temporary: notation.Temporary, index: str) -> loops.Expr:
+def strip_bound(context: Context, temporary: notation.Temporary, index: str) -> loops.Expr:
     """The number of places of `index` in a strip: the length of the longest segment, or the number of coordinates."""
-    level = _strip_level(low, temporary, index)
-    return low.bound(index) if level is None else longest_segment(low, temporary.pattern_of or "", level)
+    level = _strip_level(context, temporary, index)
+    return (
+        context.bound(index) if level is None else longest_segment(context, temporary.pattern_of or "", level)
+    )
 
 
 def _strip_place(
-    low: Lowering, temporary: notation.Temporary, own: str, index: str, env: Environment
+    context: Context, temporary: notation.Temporary, own: str, index: str, env: Environment
 ) -> Coordinate:
     """The place along one mode of a strip; a compressed mode counts from the start of the segment."""
-    if _strip_level(low, temporary, own) is None:
+    if _strip_level(context, temporary, own) is None:
         return env.coordinates[index]
     root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
     place = env.places.get(root)
@@ -163,21 +161,21 @@ def _strip_place(
     return Coordinate(minus(place.position.start, place.segment), place.position.step)
 
 
-def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
+def longest_segment(context: Context, tensor: str, level: int) -> loops.Expr:
     """The number of positions in the longest segment of a compressed level, computed at kernel start."""
     longest = loops.Var(f"{tensor}{level + 1}_longest", loops.INT)
-    if longest.name in low.longest:
+    if longest.name in context.longest:
         return longest
-    low.names.add(longest.name)
-    low.longest.add(longest.name)
-    parents = _parents(low, tensor, level)
-    parent = loops.Var(low.fresh(f"{tensor}{level + 1}_segment"), loops.INT)
+    context.names.add(longest.name)
+    context.longest.add(longest.name)
+    parents = _parents(context, tensor, level)
+    parent = context.fresh_int(f"{tensor}{level + 1}_segment")
     access = Access(tensor)
-    ends = [first_below(low, access, level, p) for p in (plus(parent, ONE), parent)]
+    ends = [first_below(context, access, level, p) for p in (plus(parent, ONE), parent)]
     length = minus(*ends)
-    found = loops.Var(low.fresh(f"{longest.name}_found"), loops.INT)
+    found = context.fresh_int(f"{longest.name}_found")
     larger = loops.Set(found, loops.Op("max", (found, length), loops.INT))
-    low.setups[0] += [
+    context.setups[0] += [
         loops.Declare(found, ZERO, True),
         loops.For(parent, ZERO, parents, loops.Block((larger,))),
         loops.Declare(longest, found),
@@ -185,9 +183,9 @@ def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
     return longest
 
 
-def _parents(low: Lowering, tensor: str, level: int) -> loops.Expr:
+def _parents(context: Context, tensor: str, level: int) -> loops.Expr:
     """The number of positions of the level above."""
     count: loops.Expr = ONE
     for number in range(level):
-        count = first_below(low, Access(tensor), number, count)
+        count = first_below(context, Access(tensor), number, count)
     return count

@@ -7,16 +7,13 @@ step a lane.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO, integer, minus, quotient, remainder
 from sparsify.compiler.loops.lower.environment import Coordinate, LaneContext, scalar
+from sparsify.compiler.loops.lower.program_facts import ProgramFacts
 from sparsify.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ class LevelNumbers:
         lane: the surrounding vector loop.
     """
 
-    low: Lowering
+    facts: ProgramFacts
     access: Access
     number: int
     bound: loops.Expr
@@ -117,7 +114,7 @@ class LevelNumbers:
         return Number(Coordinate(ZERO, ZERO, _wide(loops.Load(buffer, at.start, kind, self.lane.count))))
 
     def _type(self, buffer: str, lanes: int) -> loops.Type:
-        return loops.Type(self.low.index_dtype(buffer), lanes)
+        return loops.Type(self.facts.index_dtype(buffer), lanes)
 
 
 def _wide(value: loops.Load) -> loops.Expr:

@@ -8,24 +8,20 @@ node of a mesh have equal columns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, minus, plus
-from sparsify.compiler.loops.lower.assemble import bitset_workspace, upper_bound
-from sparsify.compiler.loops.lower.environment import Environment, Range
-from sparsify.compiler.loops.lower.iterate import coordinates
-from sparsify.compiler.loops.lower.level_access import place_of
+from sparsify.compiler.loops.lower.assembly import BOUND, COUNT, FILL, VALUES, Assembly
+from sparsify.compiler.loops.lower.context import Context
+from sparsify.compiler.loops.lower.environment import Environment, Lowered, Range
+from sparsify.compiler.loops.lower.levels.places import place_of
+from sparsify.compiler.loops.lower.levels.search import located
+from sparsify.compiler.loops.lower.levels.stored import level_range
+from sparsify.compiler.loops.lower.rows import upper_bound
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
-
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.assemble.assemble import Assembly
-    from sparsify.compiler.loops.lower.lowering import Lowering
-
-Lowered = list[loops.Stmt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +33,12 @@ class Before:
     end: loops.Var
 
     @classmethod
-    def nothing(cls, low: Lowering, operand: str) -> Before:
+    def nothing(cls, context: Context, operand: str) -> Before:
         """Declared once a thread, with columns different from every row."""
         row, begin, end = (
-            loops.Var(low.fresh(f"{operand}_{name}"), loops.INT)
-            for name in ("row_before", "begin_before", "end_before")
+            context.fresh_int(f"{operand}_{name}") for name in ("row_before", "begin_before", "end_before")
         )
-        low.setups[-1] += [
+        context.setups[-1] += [
             loops.Declare(row, ZERO, True),
             loops.Declare(begin, ZERO, True),
             loops.Declare(end, integer(-1), True),
@@ -59,23 +54,25 @@ class Before:
         ]
 
 
-def rows(assembly: Assembly, loop: notation.Forall, made: Lowered, env: Environment) -> Lowered:
+def rows(
+    context: Context, assembly: Assembly, loop: notation.Forall, made: Lowered, env: Environment
+) -> Lowered:
     """The row: `made`, counted or filled, or a repetition of the previous row if the columns are equal."""
-    low, phase = assembly.low, assembly.phase
-    access = columns_of(low, assembly, loop, env)
-    if phase in (bitset_workspace.BOUND, bitset_workspace.VALUES) or access is None:
+    phase = assembly.phase
+    access = _columns_of(context, assembly, loop, env)
+    if phase in (BOUND, VALUES) or access is None:
         return made
-    place = place_of(low, access, env)
+    place = place_of(context, access, env)
     level = place.levels
-    reach = coordinates.level_range(low, access, place)
-    begin, end = (loops.Var(low.fresh(f"{access.tensor}_{name}"), loops.INT) for name in ("begin", "end"))
+    reach = level_range(context, access, place)
+    begin, end = (context.fresh_int(f"{access.tensor}_{name}") for name in ("begin", "end"))
     here = Range(begin, end)
-    before = Before.nothing(low, access.tensor)
-    same = loops.Var(low.fresh(f"{access.tensor}_same"), loops.INT)
+    before = Before.nothing(context, access.tensor)
+    same = context.fresh_int(f"{access.tensor}_same")
     equal_length = compare("eq", minus(end, begin), minus(before.end, before.begin))
     shift = minus(before.begin, begin)
     crd = f"{access.tensor}{level + 1}_crd"
-    kind = loops.Type(low.index_dtype(crd))
+    kind = loops.Type(context.index_dtype(crd))
     pair = (loops.Load(crd, same, kind), loops.Load(crd, plus(same, shift), kind))
     search = loops.While(
         both(both(equal_length, compare("lt", same, end)), compare("eq", *pair)),
@@ -83,7 +80,7 @@ def rows(assembly: Assembly, loop: notation.Forall, made: Lowered, env: Environm
     )
     row = assembly.row(env)
     repeats = both(equal_length, compare("eq", same, end))
-    again = loops.Block(tuple(_again(assembly, loop, before.row, env)))
+    again = loops.Block(tuple(_again(context, assembly, loop, before.row, env)))
     return [
         loops.Declare(begin, reach.begin),
         loops.Declare(end, reach.end),
@@ -94,23 +91,27 @@ def rows(assembly: Assembly, loop: notation.Forall, made: Lowered, env: Environm
     ]
 
 
-def _again(assembly: Assembly, loop: notation.Forall, before: loops.Expr, env: Environment) -> Lowered:
+def _again(
+    context: Context, assembly: Assembly, loop: notation.Forall, before: loops.Expr, env: Environment
+) -> Lowered:
     """The count of the previous row, or its coordinates and then the values at the coordinates."""
-    low, counter = assembly.low, assembly.counters[-1]
-    if assembly.phase == bitset_workspace.COUNT:
+    counter = assembly.counters[-1]
+    if assembly.phase == COUNT:
         return [loops.Set(counter, upper_bound.needed_room(assembly, before))]
     count = assembly.position(plus(before, ONE))
-    place = loops.Var(low.fresh(f"p{assembly.name}"), loops.INT)
+    place = context.fresh_int(f"p{assembly.name}")
     source = plus(upper_bound.begin_of(assembly, before), place)
     put = assembly.put_coordinate(plus(assembly.first, place), assembly.read_coordinate(source))
     copy = loops.For(place, ZERO, count, put)
-    assembly.phase = bitset_workspace.VALUES
-    values = low.located(loop.body, env)
-    assembly.phase = bitset_workspace.FILL
+    assembly.phase = VALUES
+    values = located(context, loop.body, env)
+    assembly.phase = FILL
     return [copy, loops.Set(counter, plus(counter, count)), *values]
 
 
-def columns_of(low: Lowering, assembly: Assembly, loop: notation.Forall, env: Environment) -> Access | None:
+def _columns_of(
+    context: Context, assembly: Assembly, loop: notation.Forall, env: Environment
+) -> Access | None:
     """The operand whose columns in a row alone determine the pattern of the result's row; `None` without one.
 
     The operand must be the only one with a pattern addressed by a row variable, and have one level below the rows, for
@@ -119,21 +120,21 @@ def columns_of(low: Lowering, assembly: Assembly, loop: notation.Forall, env: En
     names = set(assembly.variables[:-1])
     if loop.index != assembly.variables[-2]:
         return None
-    reads = {low.root_of(n) for n in find(loop.body, Access) if names & set(index_names(n))}
+    reads = {context.root_of(n) for n in find(loop.body, Access) if names & set(index_names(n))}
     stored = [
         access
         for access in reads
         if access.tensor != assembly.name
-        and not (access.tensor in low.declarations and low.declaration(access.tensor).format.is_dense)
+        and not (access.tensor in context.declarations and context.declaration(access.tensor).format.is_dense)
     ]
-    if len(stored) != 1 or stored[0].tensor not in low.program.inputs or stored[0] in env.absent:
+    if len(stored) != 1 or stored[0].tensor not in context.program.inputs or stored[0] in env.absent:
         return None
     if not all(isinstance(index, Index) for read in reads for index in read.indices):
         return None
     access = stored[0]
-    levels = low.declaration(access.tensor).format.levels
+    levels = context.levels(access.tensor)
     if access.indices[levels[-1].expression.mode].name in names:  # type: ignore[attr-defined]
         return None
-    place = place_of(low, access, env)
+    place = place_of(context, access, env)
     is_last = place.levels + 1 == len(levels) and place.position.is_uniform
     return access if is_last and set(levels[-1].level.arrays) == {"pos", "crd"} else None

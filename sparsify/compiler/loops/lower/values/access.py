@@ -6,7 +6,6 @@ In: `T[j,k]` with `k` at `k0 + lane`. Out: `T_vals[j * k_extent + k0 ..8]`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.ir.dtypes import computing
@@ -22,41 +21,40 @@ from sparsify.compiler.loops.arithmetic import (
     plus,
     smaller,
 )
-from sparsify.compiler.loops.lower import temporary_places
+from sparsify.compiler.loops.lower.context import Context
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, scalar
-from sparsify.compiler.loops.lower.level_access import level_variable, numerator, place_of
+from sparsify.compiler.loops.lower.levels.places import numerator, place_of
+from sparsify.compiler.loops.lower.values import temporary_places
 from sparsify.compiler.loops.nodes import MOST_LOOKED_UP
 from sparsify.errors import DiscordantError, ScheduleError
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
 
-
-def position_of(low: Lowering, access: Access, env: Environment) -> tuple[str, Coordinate]:
+def position_of(context: Context, access: Access, env: Environment) -> tuple[str, Coordinate]:
     """The buffer and the position of a tensor entry inside all its loops."""
-    if (table := low.tables.get(access.tensor)) is not None:
+    if (table := context.tables.get(access.tensor)) is not None:
         return access.tensor, scalar(table.place)
-    memory = low.memory.get(access.tensor)
+    memory = context.memory.get(access.tensor)
     if memory is not None:
-        return access.tensor, temporary_places.position(low, memory, access, env)
-    place = place_of(low, access, env)
-    levels = low.declaration(access.tensor).format.levels
+        return access.tensor, temporary_places.position(context, memory, access, env)
+    place = place_of(context, access, env)
+    levels = context.levels(access.tensor)
     if place.levels < len(levels):
-        stuck = level_variable(low, access, levels[place.levels])
+        stuck = context.level_variable(access, levels[place.levels])
         raise DiscordantError(
-            f"{access} stored {low.declaration(access.tensor).format}",
+            f"{access} stored {context.declaration(access.tensor).format}",
             f"the loop order that reaches {stuck} last",
         )
     return f"{access.tensor}_vals", place.position
 
 
-def register_name(low: Lowering, access: Access, env: Environment) -> loops.Var:
+def register_name(context: Context, access: Access, env: Environment) -> loops.Var:
     """The variable of an element of a temporary in registers."""
     register = env.registers[access.tensor]
     parts = [register.name]
     for index in register.indices:
         coordinate = env.coordinates[index]
-        start = constant(low.register_offset(index, coordinate, env))
+        known = env.ranges.get(index)
+        start = constant(coordinate.start if known is None else minus(coordinate.start, known.begin))
         if start is None:
             raise ScheduleError(
                 f"{register.name} is in registers and {index} is no constant in {access}",
@@ -72,7 +70,7 @@ def register_name(low: Lowering, access: Access, env: Environment) -> loops.Var:
     return loops.Var("_".join(parts), register.type)
 
 
-def lookup(low: Lowering, access: Access, env: Environment) -> loops.Expr | None:
+def lookup(context: Context, access: Access, env: Environment) -> loops.Expr | None:
     """Lookup of a temporary in registers, one element a lane; `None` if all lanes have the same coordinate."""
     register = env.registers[access.tensor]
     index = register.vector_index
@@ -93,24 +91,24 @@ def lookup(low: Lowering, access: Access, env: Environment) -> loops.Expr | None
     places = env.coordinates[index].plus(scalar(minus(ZERO, begin))).as_vector(lanes)
     along = replace(env, lane=replace(env.lane, index=index))
     table = [
-        register_name(low, access, along.with_coordinate(index, scalar(plus(begin, integer(n * lanes)))))
+        register_name(context, access, along.with_coordinate(index, scalar(plus(begin, integer(n * lanes)))))
         for n in range(register.vectors)
     ]
     return loops.Op("lookup", (places, *table), register.type)
 
 
-def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr | None:
+def lanes_in_use(context: Context, access: Access, env: Environment) -> loops.Expr | None:
     """The number of lanes of a vector at `access` within the lane range and the modes; `None` for all.
 
     A temporary along a tile has room for whole vectors: reads and writes of lanes past a cut tile are harmless.
     """
     assert env.lane is not None
-    free = temporary_places.has_room(low, access.tensor, env.lane.index, env.lane.lanes)
+    free = temporary_places.has_room(context, access.tensor, env.lane.index, env.lane.lanes)
     count = None if free else env.lane.count
     for mode in (mode for found, mode in env.cut if found == access):
         at, extent = (
-            numerator(low, access, mode, env),
-            low.extent(low.declaration(access.tensor).extents[mode]),
+            numerator(context, access, mode, env),
+            context.extent(context.declaration(access.tensor).extents[mode]),
         )
         assert at is not None, "what is cut has coordinates"
         left = larger(minus(extent, at.start), ZERO)
@@ -118,20 +116,20 @@ def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr 
     return count
 
 
-def load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
+def load(context: Context, access: Access, env: Environment) -> loops.Expr:
     """The value of an access in its computing dtype: scalar if all lanes agree, else a vector."""
-    return convert(_load(low, access, env), computing(low.dtype(access.tensor)))
+    return convert(_load(context, access, env), computing(context.dtype(access.tensor)))
 
 
-def _load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
+def _load(context: Context, access: Access, env: Environment) -> loops.Expr:
     """The value of an access in its storage dtype."""
     if access.tensor in env.registers:
-        return lookup(low, access, env) or register_name(low, access, env)
-    if (transposed := low.transposed.get(access)) is not None:
+        return lookup(context, access, env) or register_name(context, access, env)
+    if (transposed := context.transposed.get(access)) is not None:
         return transposed
-    buffer, position = position_of(low, access, env)
-    dtype = low.dtype(access.tensor)
-    if env.lane is not None and env.lane.bits is not None and low.root_of(access) == env.lane.expanded:
+    buffer, position = position_of(context, access, env)
+    dtype = context.dtype(access.tensor)
+    if env.lane is not None and env.lane.bits is not None and context.root_of(access) == env.lane.expanded:
         end = loops.Var(f"{access.tensor}_nnz", loops.INT)
         kind = loops.Type(dtype, env.lane.lanes)
         return loops.Expand(buffer, position.start, env.lane.bits, end, kind)
@@ -139,23 +137,25 @@ def _load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
         return loops.Load(buffer, position.start, loops.Type(dtype))
     kind = loops.Type(dtype, env.lane.lanes)
     if position.vector is None and position.step == ONE:
-        return loops.Load(buffer, position.start, kind, lanes_in_use(low, access, env))
-    return loops.Gather(buffer, position.as_vector(env.lane.lanes), kind, lanes_in_use(low, access, env))
+        return loops.Load(buffer, position.start, kind, lanes_in_use(context, access, env))
+    return loops.Gather(buffer, position.as_vector(env.lane.lanes), kind, lanes_in_use(context, access, env))
 
 
-def store(low: Lowering, access: Access, value: loops.Expr, env: Environment) -> loops.Stmt:
+def store(context: Context, access: Access, value: loops.Expr, env: Environment) -> loops.Stmt:
     """The assignment of `value` to the entry."""
     if access.tensor in env.registers:
-        return loops.Set(register_name(low, access, env), value)
-    value = convert(value, low.dtype(access.tensor))
-    buffer, position = position_of(low, access, env)
+        return loops.Set(register_name(context, access, env), value)
+    value = convert(value, context.dtype(access.tensor))
+    buffer, position = position_of(context, access, env)
     if env.lane is None or position.is_uniform:
         return loops.Store(buffer, position.start, value)
     if position.vector is None and position.step == ONE:
         count = (
             None
-            if temporary_places.ends_a_strip(low, access.tensor, env.lane)
-            else lanes_in_use(low, access, env)
+            if temporary_places.ends_a_strip(context, access.tensor, env.lane)
+            else lanes_in_use(context, access, env)
         )
         return loops.Store(buffer, position.start, value, count)
-    return loops.Scatter(buffer, position.as_vector(env.lane.lanes), value, lanes_in_use(low, access, env))
+    return loops.Scatter(
+        buffer, position.as_vector(env.lane.lanes), value, lanes_in_use(context, access, env)
+    )

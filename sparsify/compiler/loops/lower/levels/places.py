@@ -6,55 +6,23 @@ In: `A[i,j]` stored dense(i) compressed(j), with `i` entered. Out: one level don
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, quotient, remainder, times
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, quotient, remainder, times
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Place, scalar
-from sparsify.compiler.loops.lower.level_functions import LevelNumbers, Number
-from sparsify.errors import ScheduleError, UnsupportedProgramError
+from sparsify.compiler.loops.lower.levels.functions import LevelNumbers, Number
+from sparsify.compiler.loops.lower.program_facts import ProgramFacts
+from sparsify.errors import ScheduleError
 from sparsify.storage.format import StoredLevel
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
 
-
-def level_variable(low: Lowering, access: Access, stored: StoredLevel) -> str:
-    """The loop variable with the coordinates of a level: `j`, or `jo`, `ji` of a blocked mode.
-
-    For an index that is no variable: the text of the index, which names no loop.
-    """
-    expression = stored.expression
-    index = access.indices[expression.mode]
-    if not isinstance(index, Index):
-        return str(index)
-    if expression.kind == "whole":
-        return index.name
-    if expression.kind == "difference":
-        raise UnsupportedProgramError(
-            f"{access} is stored along its diagonals ({stored}), over which no loops run",
-            'to(format="csr") first',
-        )
-    split = low.split_of_index(index.name, expression.size)
-    return split.outer if expression.kind == "block" else split.inner
-
-
-def level_extent(low: Lowering, tensor: str, stored: StoredLevel) -> loops.Expr:
-    """The number of coordinates of a level."""
-    expression = stored.expression
-    whole = low.extent(low.declaration(tensor).extents[expression.mode])
-    if expression.kind == "block":
-        return quotient(plus(whole, integer(expression.size - 1)), integer(expression.size))
-    return integer(expression.size) if expression.kind == "within" else whole
-
-
-def next_variable(low: Lowering, access: Access, stored: StoredLevel, env: Environment) -> str | None:
+def next_variable(facts: ProgramFacts, access: Access, stored: StoredLevel, env: Environment) -> str | None:
     """The loop variable that gives a level its coordinates: `r` in `x[h+r-1]` with known `h`."""
     index = access.indices[stored.expression.mode]
     if isinstance(index, Index):
-        return level_variable(low, access, stored)
+        return facts.level_variable(access, stored)
     form = affine(index)
     if form is None or form.divisor != 1 or stored.expression.kind != "whole":
         return None
@@ -63,14 +31,14 @@ def next_variable(low: Lowering, access: Access, stored: StoredLevel, env: Envir
 
 
 def numerator(
-    low: Lowering, access: Access, mode: int, env: Environment, without: str = ""
+    facts: ProgramFacts, access: Access, mode: int, env: Environment, without: str = ""
 ) -> Coordinate | None:
     """The value of an index before division; `None` while a variable other than `without` is unknown."""
     form = affine(access.indices[mode])
     assert form is not None, "indices are affine"
     total = scalar(integer(form.offset))
     for name, factor in form.extents:
-        total = total.plus(scalar(times(low.extent(name), integer(factor))))
+        total = total.plus(scalar(times(facts.extent(name), integer(factor))))
     for name, factor in form.terms:
         if name == without:
             continue
@@ -81,18 +49,18 @@ def numerator(
 
 
 def known_coordinate(
-    low: Lowering, access: Access, stored: StoredLevel, env: Environment
+    facts: ProgramFacts, access: Access, stored: StoredLevel, env: Environment
 ) -> Coordinate | None:
     """The coordinate of a level, if set by the loops so far, else `None`."""
     expression = stored.expression
     index = access.indices[expression.mode]
     if isinstance(index, Index):
-        return env.coordinates.get(level_variable(low, access, stored))
-    found, form = numerator(low, access, expression.mode, env), affine(index)
+        return env.coordinates.get(facts.level_variable(access, stored))
+    found, form = numerator(facts, access, expression.mode, env), affine(index)
     if found is None or form is None:
         return None
     if (access, expression.mode) in env.clamped:
-        return _clamped(low, access, expression.mode, found, env)
+        return _clamped(facts, access, expression.mode, found, env)
     if form.divisor == 1 and expression.kind == "whole":
         return found
     if not found.is_uniform:
@@ -105,36 +73,38 @@ def known_coordinate(
     return scalar(start if expression.kind == "whole" else remainder(start, integer(expression.size)))
 
 
-def _clamped(low: Lowering, access: Access, mode: int, found: Coordinate, env: Environment) -> Coordinate:
+def _clamped(
+    facts: ProgramFacts, access: Access, mode: int, found: Coordinate, env: Environment
+) -> Coordinate:
     """The coordinates of lanes, clamped to the ends of the mode."""
     assert env.lane is not None, "masks are of lanes"
     kind = loops.Type("int64", env.lane.lanes)
-    extent = low.extent(low.declaration(access.tensor).extents[mode])
+    extent = facts.extent(facts.declaration(access.tensor).extents[mode])
     last = loops.Broadcast(minus(extent, ONE), kind)
     below = loops.Op("min", (found.as_vector(env.lane.lanes), last), kind)
     return Coordinate(ZERO, ZERO, loops.Op("max", (below, loops.Broadcast(ZERO, kind)), kind))
 
 
-def place_of(low: Lowering, access: Access, env: Environment) -> Place:
+def place_of(facts: ProgramFacts, access: Access, env: Environment) -> Place:
     """The place of `access` at the known coordinates: dense levels are located, others must be iterated."""
-    root = low.root_of(access)
-    place = _located(low, root, env.places.get(root, Place(0, scalar(ZERO))), env)
-    if root == access or access.tensor not in low.declarations:
+    root = facts.root_of(access)
+    place = _located(facts, root, env.places.get(root, Place(0, scalar(ZERO))), env)
+    if root == access or access.tensor not in facts.declarations:
         return place
-    if place.levels < len(low.declaration(root.tensor).format.levels):
+    if place.levels < len(facts.levels(root.tensor)):
         return place
-    return _located(low, access, place, env)
+    return _located(facts, access, place, env)
 
 
-def _located(low: Lowering, access: Access, place: Place, env: Environment) -> Place:
+def _located(facts: ProgramFacts, access: Access, place: Place, env: Environment) -> Place:
     """The place after all following dense levels with known coordinates."""
-    levels = low.declaration(access.tensor).format.levels
+    levels = facts.levels(access.tensor)
     while place.levels < len(levels) and is_located(levels[place.levels]):
         stored = levels[place.levels]
-        coordinate = known_coordinate(low, access, stored, env)
+        coordinate = known_coordinate(facts, access, stored, env)
         if coordinate is None:
             break
-        at = numbers_of(low, access, place.levels)
+        at = numbers_of(facts, access, place.levels)
         found = stored.level.locate(at, Number(place.position), Number(coordinate))
         place = Place(place.levels + 1, found.value)
     return place
@@ -145,22 +115,24 @@ def is_located(stored: StoredLevel) -> bool:
     return stored.level.is_full and stored.level.can_locate
 
 
-def numbers_of(low: Lowering, access: Access, number: int, lane: LaneContext | None = None) -> LevelNumbers:
+def numbers_of(
+    facts: ProgramFacts, access: Access, number: int, lane: LaneContext | None = None
+) -> LevelNumbers:
     """Arguments of a level's functions in the kernel."""
-    stored = low.declaration(access.tensor).format.levels[number]
-    return LevelNumbers(low, access, number, level_extent(low, access.tensor, stored), lane)
+    stored = facts.levels(access.tensor)[number]
+    return LevelNumbers(facts, access, number, facts.level_extent(access.tensor, stored), lane)
 
 
-def first_below(low: Lowering, access: Access, number: int, parent: loops.Expr) -> loops.Expr:
+def first_below(facts: ProgramFacts, access: Access, number: int, parent: loops.Expr) -> loops.Expr:
     """The first position of a level below a parent."""
-    level = low.declaration(access.tensor).format.levels[number].level
-    found = level.begin(numbers_of(low, access, number), Number(scalar(parent)))
+    level = facts.levels(access.tensor)[number].level
+    found = level.begin(numbers_of(facts, access, number), Number(scalar(parent)))
     position: loops.Expr = found.value.start
     return position
 
 
 def coordinate_at(
-    low: Lowering,
+    facts: ProgramFacts,
     access: Access,
     number: int,
     parent: loops.Expr,
@@ -172,15 +144,15 @@ def coordinate_at(
     Raises:
         ScheduleError: a level of bits, without a coordinate at a position.
     """
-    stored = low.declaration(access.tensor).format.levels[number]
+    stored = facts.levels(access.tensor)[number]
     level = stored.level
     if level.has_bits:
-        index = level_variable(low, access, stored)
+        index = facts.level_variable(access, stored)
         raise ScheduleError(
             f"a position along {index} of {access}, whose coordinates are bits, not a list",
             f"a loop over {index} that {access} alone drives",
         )
-    at = numbers_of(low, access, number, lane)
+    at = numbers_of(facts, access, number, lane)
     found = level.coordinate(at, Number(scalar(parent)), Number(position))
     coordinate: Coordinate = found.value
     return coordinate

@@ -5,8 +5,6 @@ In: `A[i,j] * T[j,k]` inside a vector loop over `k`. Out: `mul(broadcast(A_vals[
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer.dtype import OF_BOOL, kind_of, operand_kind
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Extent, Index, Stored
@@ -14,20 +12,18 @@ from sparsify.compiler.ir.dtypes import BYTES, COMPLEX, INTEGER, NUMBER, categor
 from sparsify.compiler.ir.node import holds
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import convert, lanes_of
-from sparsify.compiler.loops.lower.access import load, position_of
+from sparsify.compiler.loops.lower.context import Context
 from sparsify.compiler.loops.lower.environment import Environment, LaneContext
+from sparsify.compiler.loops.lower.values.access import load, position_of
 from sparsify.errors import UnsupportedProgramError
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.lowering import Lowering
 
-
-def evaluate(low: Lowering, expr: Expr, env: Environment, dtype: str) -> loops.Expr:
+def evaluate(context: Context, expr: Expr, env: Environment, dtype: str) -> loops.Expr:
     """The value of `expr` as `dtype`, a scalar or one value a lane."""
-    return convert(_value(low, expr, env, dtype), dtype)
+    return convert(_value(context, expr, env, dtype), dtype)
 
 
-def _value(low: Lowering, expr: Expr, env: Environment, wanted: str) -> loops.Expr:
+def _value(context: Context, expr: Expr, env: Environment, wanted: str) -> loops.Expr:
     """The value of `expr` in its computing dtype; expressions of numbers alone are computed as `wanted`."""
     match expr:
         case Const(value=value):
@@ -44,34 +40,36 @@ def _value(low: Lowering, expr: Expr, env: Environment, wanted: str) -> loops.Ex
                 return coordinate.start
             return coordinate.as_vector(env.lane.lanes)
         case Extent(name=name):
-            return low.extent(name)
+            return context.extent(name)
         case Access():
-            return load(low, expr, env)
+            return load(context, expr, env)
         case Stored(access=access):
-            position_of(low, access, env)  # raises unless the loops have found the entry
+            position_of(context, access, env)  # raises unless the loops have found the entry
             return loops.Literal(True, loops.BOOL)
         case Cast(dtype=dtype, value=inner):
-            return evaluate(low, inner, env, computing(dtype))
+            return evaluate(context, inner, env, computing(dtype))
         case Call(function=function, args=args):
-            return _call(low, function, args, env, wanted)
+            return _call(context, function, args, env, wanted)
     raise AssertionError(f"{expr} is not lowered to loops")
 
 
-def _call(low: Lowering, function: str, args: tuple[Expr, ...], env: Environment, wanted: str) -> loops.Expr:
+def _call(
+    context: Context, function: str, args: tuple[Expr, ...], env: Environment, wanted: str
+) -> loops.Expr:
     """A function applied lane by lane to operands of one dtype."""
-    kind = operand_kind(function, [kind_of(arg, low.kinds) for arg in args])
+    kind = operand_kind(function, [kind_of(arg, context.kinds) for arg in args])
     result = FUNCTIONS[function].result
     dtype = computing(kind.dtype)
     if kind.strength == NUMBER:
         dtype = _of_numbers(dtype, args, "float64" if result == "bool" else wanted)
         if category(dtype) == COMPLEX and not FUNCTIONS[function].of_complex:
-            return convert(_call(low, function, args, env, real(dtype)), dtype)
+            return convert(_call(context, function, args, env, real(dtype)), dtype)
     if dtype == "bool" and function in ("lt", "le", "gt", "ge"):
         dtype = "int8"
     wants = [dtype] * len(args)
     if function == "where":
         wants[0] = "bool"
-    operands = spread([evaluate(low, arg, env, want) for arg, want in zip(args, wants, strict=True)])
+    operands = spread([evaluate(context, arg, env, want) for arg, want in zip(args, wants, strict=True)])
     if function in ("conj", "real") and category(dtype) != COMPLEX:
         return operands[0]
     if dtype == "bool" and function in OF_BOOL:

@@ -9,15 +9,13 @@ Source: Blelloch, Prefix sums and their applications, 1990; phases as in two-pas
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, plus, quotient, times
+from sparsify.compiler.loops.lower.assembly import Assembly
+from sparsify.compiler.loops.lower.environment import Lowered
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.assemble.assemble import Assembly
-
-Lowered = list[loops.Stmt]
 # Parts of the outermost loop: enough to balance threads, few enough for a cheap prefix sum.
 PARTS: Final = integer(64)
 
@@ -38,7 +36,7 @@ def sum_up(assembly: Assembly) -> Lowered:
     lowered: Lowered = []
     for level in _counted(assembly):
         begins = _begins(assembly, level)
-        part = loops.Var(assembly.low.fresh(f"{assembly.name}_part"), loops.INT)
+        part = assembly.fresh_int(f"{assembly.name}_part")
         both = plus(loops.Load(begins, plus(part, ONE), loops.INT), loops.Load(begins, part, loops.INT))
         lowered.append(loops.For(part, ZERO, PARTS, loops.Store(begins, plus(part, ONE), both)))
     assembly.renew_counters()
@@ -55,10 +53,8 @@ def each(
     assembly: Assembly, begin: loops.Var, end: loops.Var, extent: loops.Expr, body: Lowered
 ) -> tuple[loops.Var, loops.Var, loops.Stmt]:
     """A loop over the parts of a thread, and its ends; `body` covers the iterations `begin` to `end`."""
-    fresh = assembly.low.fresh
     first, last, part = (
-        loops.Var(fresh(f"{assembly.name}_{name}"), loops.INT)
-        for name in ("parts_begin", "parts_end", "part")
+        assembly.fresh_int(f"{assembly.name}_{name}") for name in ("parts_begin", "parts_end", "part")
     )
     counters = {level: assembly.counters[level] for level in _counted(assembly)}
     starts = [

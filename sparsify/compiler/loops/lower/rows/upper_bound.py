@@ -10,33 +10,22 @@ multiplication for irregular data, 2014.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.ir.dtypes import BYTES
 from sparsify.compiler.ir.node import find, holds
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import (
-    ONE,
-    ZERO,
-    both,
-    compare,
-    integer,
-    minus,
-    plus,
-    quotient,
-    times,
-)
-from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, minus, plus, quotient, times
+from sparsify.compiler.loops.lower.assembly import Assembly
+from sparsify.compiler.loops.lower.context import Context
+from sparsify.compiler.loops.lower.environment import Environment, Lowered
 from sparsify.compiler.loops.lower.lattice import statement_points
-from sparsify.compiler.loops.lower.level_access import is_located, level_variable
+from sparsify.compiler.loops.lower.levels.places import is_located
+from sparsify.compiler.loops.lower.levels.search import located
+from sparsify.compiler.loops.lower.program_facts import ProgramFacts
 from sparsify.compiler.notation import nodes as notation
 
-if TYPE_CHECKING:
-    from sparsify.compiler.loops.lower.assemble.assemble import Assembly
-    from sparsify.compiler.loops.lower.lowering import Lowering
-
-Lowered = list[loops.Stmt]
 NOWHERE: Final = integer(-1)
 # Dtypes stored unconverted in vectors.
 WHOLE: Final = ("float32", "float64", "int32", "int64")
@@ -49,23 +38,23 @@ def bounding(assembly: Assembly, column: notation.Forall) -> tuple[str, ...]:
         assembly: the result under construction.
         column: the loop over the last level of the result.
     """
-    low, body = assembly.low, assembly.low.program.body
+    facts, body = assembly.facts, assembly.facts.program.body
     if not assembly.by_rows or holds(body, notation.Let, notation.Sequence):
         return ()
-    reads = dict.fromkeys(low.root_of(n) for n in find(body, Access) if n.tensor != assembly.name)
-    stored = [access for access in reads if not low.declaration(access.tensor).format.is_dense]
-    if not stored or not all(_has_rows_of(low, access, assembly.variables) for access in stored):
+    reads = dict.fromkeys(facts.root_of(n) for n in find(body, Access) if n.tensor != assembly.name)
+    stored = [access for access in reads if not facts.declaration(access.tensor).format.is_dense]
+    if not stored or not all(_has_rows_of(facts, access, assembly.variables) for access in stored):
         return ()
-    points = statement_points(column.body, frozenset(stored), low, frozenset())
+    points = statement_points(column.body, frozenset(stored), facts, frozenset())
     if not points or frozenset() in points:
         return ()
     always = [access for access in stored if all(access in point for point in points)]
     return tuple(access.tensor for access in (always[:1] or stored))
 
 
-def _has_rows_of(low: Lowering, access: Access, variables: list[str]) -> bool:
+def _has_rows_of(facts: ProgramFacts, access: Access, variables: list[str]) -> bool:
     """Whether an operand has the rows of the result, with sorted coordinates per row."""
-    *above, last = low.declaration(access.tensor).format.levels
+    *above, last = facts.levels(access.tensor)
     plain = all(isinstance(index, Index) for index in access.indices)
     if (
         not plain
@@ -73,24 +62,27 @@ def _has_rows_of(low: Lowering, access: Access, variables: list[str]) -> bool:
         or set(last.level.arrays) != {"pos", "crd"}
     ):
         return False
-    return [level_variable(low, access, stored) for stored in (*above, last)] == variables
+    return [facts.level_variable(access, stored) for stored in (*above, last)] == variables
 
 
-def phases(assembly: Assembly) -> Lowered:
+def phases(context: Context, assembly: Assembly) -> Lowered:
     """Allocation of the bound, one pass over the rows, and compaction."""
-    low = assembly.low
     room: loops.Expr = ZERO if assembly.bounds else assembly.whole_room()
     for tensor in assembly.bounds:
         room = plus(room, loops.Var(f"{tensor}_nnz", loops.INT))
     assembly.filling = True
-    body = low.located(low.program.body, Environment())
-    return [*assembly.allocate_positions(), *assembly.allocate_entries(room), *filled(assembly, body)]
+    body = located(context, context.program.body, Environment())
+    return [
+        *assembly.allocate_positions(),
+        *assembly.allocate_entries(room),
+        *filled(context, assembly, body),
+    ]
 
 
-def filled(assembly: Assembly, body: Lowered) -> Lowered:
+def filled(context: Context, assembly: Assembly, body: Lowered) -> Lowered:
     """Filling of consecutive rows in each part, then compaction of all."""
     counter = assembly.counters[-1]
-    alone = [] if assembly.low.is_parallel else [loops.Declare(counter, ZERO, True)]
+    alone = [] if context.is_parallel else [loops.Declare(counter, ZERO, True)]
     return [
         loops.Allocate(_first(assembly), "int64", assembly.row_count(), 0),
         *alone,
@@ -112,8 +104,8 @@ def no_room(assembly: Assembly) -> loops.Stmt:
 
 def sum_up(assembly: Assembly) -> tuple[loops.Var, Lowered]:
     """Statements for the prefix sum of the row bounds, and the total bound."""
-    low, name, room = assembly.low, assembly.name, _room(assembly)
-    total, row = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("room_total", "room_row"))
+    name, room = assembly.name, _room(assembly)
+    total, row = (assembly.fresh_int(f"{name}_{n}") for n in ("room_total", "room_row"))
     after = plus(row, ONE)
     body = (
         loops.Set(total, plus(total, loops.Load(room, after, loops.INT))),
@@ -153,7 +145,7 @@ def _start(assembly: Assembly, row: loops.Expr) -> loops.Expr:
         return loops.Load(_room(assembly), row, loops.INT)
     place: loops.Expr = ZERO
     for tensor in assembly.bounds:
-        levels = len(assembly.low.declaration(tensor).format.levels)
+        levels = len(assembly.facts.levels(tensor))
         place = plus(place, assembly.read(f"{tensor}{levels}_pos", row))
     return place
 
@@ -188,10 +180,10 @@ def _room(assembly: Assembly) -> str:
 
 def _together(assembly: Assembly) -> Lowered:
     """Compaction: counts become positions, and runs of adjacent rows are moved to their positions."""
-    low, name = assembly.low, assembly.name
-    row, count, begin = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("row", "count", "found"))
-    source, target, length = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("from", "to", "run"))
-    total = assembly.total = loops.Var(low.fresh(f"{name}_total"), loops.INT)
+    name = assembly.name
+    row, count, begin = (assembly.fresh_int(f"{name}_{n}") for n in ("row", "count", "found"))
+    source, target, length = (assembly.fresh_int(f"{name}_{n}") for n in ("from", "to", "run"))
+    total = assembly.total = assembly.fresh_int(f"{name}_total")
     begins_run = both(compare("gt", count, ZERO), compare("ne", begin, plus(source, length)))
     next_run = [loops.Set(source, begin), loops.Set(target, total), loops.Set(length, ZERO)]
     body = [
@@ -210,20 +202,23 @@ def _together(assembly: Assembly) -> Lowered:
 
 def _move(assembly: Assembly, source: loops.Var, target: loops.Var, length: loops.Var) -> Lowered:
     """Moves `length` entries down; the first ones first, since both ranges may overlap."""
-    low = assembly.low
+    facts = assembly.facts
     values, coordinates = f"{assembly.name}_vals", assembly.coordinates
     copies: Lowered = []
-    for buffer, dtype in ((coordinates, low.index_dtype(coordinates)), (values, assembly.declaration.dtype)):
-        lanes = max(1, low.vector_bytes // BYTES[dtype]) if dtype in WHOLE else 1
-        copies += _copied(low, buffer, loops.Type(dtype, lanes), source, target, length)
+    for buffer, dtype in (
+        (coordinates, facts.index_dtype(coordinates)),
+        (values, assembly.declaration.dtype),
+    ):
+        lanes = max(1, facts.vector_bytes // BYTES[dtype]) if dtype in WHOLE else 1
+        copies += _copied(assembly, buffer, loops.Type(dtype, lanes), source, target, length)
     return [loops.If(compare("lt", target, source), loops.Block(tuple(copies)))]
 
 
 def _copied(
-    low: Lowering, buffer: str, kind: loops.Type, source: loops.Var, target: loops.Var, length: loops.Var
+    assembly: Assembly, buffer: str, kind: loops.Type, source: loops.Var, target: loops.Var, length: loops.Var
 ) -> Lowered:
     """Copies `length` entries of an array, a vector at a time; the remainder one by one."""
-    last, place = (loops.Var(low.fresh(name), loops.INT) for name in (f"{buffer}_last", f"p{buffer}"))
+    last, place = (assembly.fresh_int(name) for name in (f"{buffer}_last", f"p{buffer}"))
 
     def move(type_: loops.Type) -> loops.Stmt:
         return loops.Store(buffer, plus(target, place), loops.Load(buffer, plus(source, place), type_))

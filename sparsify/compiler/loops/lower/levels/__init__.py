@@ -1,0 +1,1 @@
+"""Levels of tensors: positions of accesses, stored coordinates of loops, entries at known coordinates."""

@@ -1,0 +1,233 @@
+"""An exchange of halo rows in two steps, as operators of torch with gradients.
+
+In: the own rows of both halves of a part. Out: `exchange_begin` sends rows and returns a ticket; `exchange_end` waits
+and returns the rows read by the boundary half, `[own | borrowed | halo]`. In backward passes, the gradient of
+`exchange_end` begins to send the gradients of the halo, and that of `exchange_begin` waits for them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsify.runtime.failures import named
+from sparsify.scale.halo import TAGS, HaloPlan, copies, halo_exchange, halo_reduce, is_rehearsed
+from sparsify.scale.overlap.halves import Half
+
+
+@dataclass(frozen=True)
+class HalvesPlan:
+    """The plan of an exchange between parts in halves.
+
+    Attributes:
+        plan: exchange of the whole part.
+        number: number of that plan in the operators of `scale.halo`.
+        inner, boundary: halves of the part.
+        sent: for each half, int64 rows of the half that are sent, and their slots in the packed rows.
+    """
+
+    plan: HaloPlan
+    number: int
+    inner: Half
+    boundary: Half
+    sent: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+    @staticmethod
+    def of(plan: HaloPlan, number: int, inner: Half, boundary: Half) -> "HalvesPlan":
+        """The plan for the halves of a part; the plan of the whole part has a number of `halo.register`."""
+        at = torch.full((2, plan.own), -1)
+        for half, one in enumerate((inner, boundary)):
+            at[half, one.rows] = torch.arange(len(one.rows))
+        sent = [(rows[rows >= 0], (rows >= 0).nonzero().view(-1)) for rows in at[:, plan.send_rows]]
+        return HalvesPlan(plan, number, inner, boundary, (sent[0], sent[1]))
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Rows on their way: the received rows are complete after `work`, which reads `packed` until then."""
+
+    work: Any
+    received: Tensor
+    packed: Tensor
+
+
+_PLANS: list[HalvesPlan] = []
+_PENDING: dict[int, Pending] = {}
+_TICKETS: Final[Iterator[int]] = count(1)
+
+
+def register(plan: HalvesPlan) -> int:
+    """The number of a plan in operators; plans live as long as the process."""
+    _PLANS.append(plan)
+    return len(_PLANS) - 1
+
+
+def _send(packed: Tensor, given: tuple[int, ...], taken: tuple[int, ...], plan: HaloPlan) -> Tensor:
+    """A ticket for packed rows, `given` to each process, and `taken` from each."""
+    packed = packed.contiguous()
+    received = packed.new_empty((sum(taken), *packed.shape[1:]))
+    width = packed.new_empty((1, *packed.shape[1:])).nbytes
+    work = None
+    if width and dist.get_world_size(plan.group) > 1:
+        with named("an exchange of halo rows", plan.group):
+            work = dist.all_to_all_single(
+                received.view(-1).view(torch.uint8),
+                packed.view(-1).view(torch.uint8),
+                [rows * width for rows in taken],
+                [rows * width for rows in given],
+                group=plan.group,
+                async_op=True,
+            )
+    ticket = next(_TICKETS)
+    _PENDING[ticket] = Pending(work, received, packed)
+    return torch.tensor([float(ticket)], dtype=torch.float64)
+
+
+def _received(ticket: Tensor, plan: HaloPlan) -> Tensor:
+    """The received rows of a ticket, [sum of taken, ...]."""
+    pending = _PENDING.pop(int(ticket.item()))
+    if pending.work is not None:
+        with named("an exchange of halo rows", plan.group):
+            pending.work.wait()
+    return pending.received
+
+
+def _no_ticket() -> Tensor:
+    """The ticket of an exchange that sends nothing."""
+    return torch.zeros(1, dtype=torch.float64)
+
+
+@torch.library.custom_op("sparsify::exchange_begin", mutates_args=(), tags=TAGS)
+def exchange_begin(inner: Tensor, boundary: Tensor, plan: int) -> Tensor:
+    """Begins to send rows of both halves, [inner own, ...] and [boundary own, ...]; a ticket, float64 [1]."""
+    if is_rehearsed("halo_exchange", boundary):
+        return _no_ticket()
+    halves = _PLANS[plan]
+    packed = boundary.new_empty((len(halves.plan.send_rows), *boundary.shape[1:]))
+    for own, (rows, slots) in zip((inner, boundary), halves.sent, strict=True):
+        packed[slots] = own[rows]
+    return _send(packed, halves.plan.send_counts, halves.plan.receive_counts, halves.plan)
+
+
+@exchange_begin.register_fake
+def _begun(inner: Tensor, boundary: Tensor, plan: int) -> Tensor:
+    is_rehearsed("halo_exchange", boundary)
+    return boundary.new_empty([1], dtype=torch.float64)
+
+
+@torch.library.custom_op("sparsify::exchange_end", mutates_args=(), tags=TAGS)
+def exchange_end(ticket: Tensor, inner: Tensor, boundary: Tensor, plan: int) -> Tensor:
+    """The rows read by the boundary half, [own + borrowed + halo, ...]."""
+    halves = _PLANS[plan]
+    if is_rehearsed("the end of halo_exchange", boundary):
+        halo = copies(boundary, halves.plan.halo)
+    else:
+        halo = _received(ticket, halves.plan)
+    return torch.cat([boundary, inner[halves.boundary.borrowed], halo])
+
+
+@exchange_end.register_fake
+def _ended(ticket: Tensor, inner: Tensor, boundary: Tensor, plan: int) -> Tensor:
+    is_rehearsed("the end of halo_exchange", boundary)
+    halves = _PLANS[plan]
+    count = boundary.shape[0] + len(halves.boundary.borrowed) + halves.plan.halo
+    return boundary.new_empty((count, *boundary.shape[1:]))
+
+
+@torch.library.custom_op("sparsify::reduce_begin", mutates_args=(), tags=TAGS)
+def reduce_begin(halo: Tensor, plan: int) -> Tensor:
+    """Begins to send contributions to rows of other processes, [halo, ...]; a ticket, float64 [1]."""
+    if is_rehearsed("halo_reduce", halo):
+        return _no_ticket()
+    whole = _PLANS[plan].plan
+    return _send(halo, whole.receive_counts, whole.send_counts, whole)
+
+
+@reduce_begin.register_fake
+def _reduce_begun(halo: Tensor, plan: int) -> Tensor:
+    is_rehearsed("halo_reduce", halo)
+    return halo.new_empty([1], dtype=torch.float64)
+
+
+@torch.library.custom_op("sparsify::reduce_end", mutates_args=(), tags=TAGS)
+def reduce_end(ticket: Tensor, sizes: list[int], dtype: torch.dtype, plan: int) -> tuple[Tensor, Tensor]:
+    """The contributions of other processes to the own rows of both halves, [own, *sizes]."""
+    halves = _PLANS[plan]
+    found = [torch.zeros([len(half.rows), *sizes], dtype=dtype) for half in (halves.inner, halves.boundary)]
+    if not is_rehearsed("the end of halo_reduce", found[1]):
+        received = _received(ticket, halves.plan)
+        for own, (rows, slots) in zip(found, halves.sent, strict=True):
+            own.index_add_(0, rows, received[slots])
+    return found[0], found[1]
+
+
+@reduce_end.register_fake
+def _reduce_ended(ticket: Tensor, sizes: list[int], dtype: torch.dtype, plan: int) -> tuple[Tensor, Tensor]:
+    halves = _PLANS[plan]
+    inner, boundary = (
+        ticket.new_empty([len(half.rows), *sizes], dtype=dtype) for half in (halves.inner, halves.boundary)
+    )
+    is_rehearsed("the end of halo_reduce", boundary)
+    return inner, boundary
+
+
+@torch.library.custom_op("sparsify::halves_reduce", mutates_args=(), tags=TAGS)
+def halves_reduce(inner: Tensor, boundary: Tensor, plan: int) -> tuple[Tensor, Tensor]:
+    """`halo_reduce` of contributions to the rows read by each half; the sums of the own rows of each half."""
+    halves = _PLANS[plan]
+    whole = boundary.new_zeros((halves.plan.own + halves.plan.halo, *boundary.shape[1:]))
+    for half, part in ((halves.inner, inner), (halves.boundary, boundary)):
+        whole.index_add_(0, half.columns, part)
+    own = halo_reduce(whole, halves.number)
+    return own[halves.inner.rows], own[halves.boundary.rows]
+
+
+@halves_reduce.register_fake
+def _halves_reduced(inner: Tensor, boundary: Tensor, plan: int) -> tuple[Tensor, Tensor]:
+    is_rehearsed("halo_reduce", boundary)
+    halves = _PLANS[plan]
+    first, second = (
+        part.new_empty((len(half.rows), *part.shape[1:]))
+        for part, half in ((inner, halves.inner), (boundary, halves.boundary))
+    )
+    return first, second
+
+
+def _keep_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Saves the plan, and the sizes and the dtype of a row, for the gradient."""
+    rows, ctx.plan = inputs[-2], inputs[-1]
+    ctx.sizes, ctx.dtype = list(rows.shape[1:]), rows.dtype
+
+
+def _begin_backward(ctx: Any, ticket: Tensor) -> tuple[Tensor, Tensor, None]:
+    """The contributions of other processes to the gradients of both halves."""
+    inner, boundary = reduce_end(ticket, ctx.sizes, ctx.dtype, ctx.plan)
+    return inner, boundary, None
+
+
+def _end_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    """Gradients of the halo begin to travel; those of own and borrowed rows stay."""
+    halves = _PLANS[ctx.plan]
+    own, borrowed = len(halves.boundary.rows), halves.boundary.borrowed
+    ticket = reduce_begin(gradient[own + len(borrowed) :], ctx.plan)
+    inner = gradient.new_zeros((len(halves.inner.rows), *gradient.shape[1:]))
+    inner = inner.index_add(0, borrowed, gradient[own : own + len(borrowed)])
+    return ticket, inner, gradient[:own].clone(), None
+
+
+def _reduce_backward(ctx: Any, inner: Tensor, boundary: Tensor) -> tuple[Tensor, Tensor, None]:
+    """The gradients of the owners travel to the halos."""
+    halves = _PLANS[ctx.plan]
+    own = boundary.new_empty((halves.plan.own, *boundary.shape[1:]))
+    own[halves.inner.rows], own[halves.boundary.rows] = inner, boundary
+    whole = halo_exchange(own, halves.number)
+    return whole[halves.inner.columns], whole[halves.boundary.columns], None
+
+
+torch.library.register_autograd("sparsify::exchange_begin", _begin_backward, setup_context=_keep_rows)
+torch.library.register_autograd("sparsify::exchange_end", _end_backward, setup_context=_keep_rows)
+torch.library.register_autograd("sparsify::halves_reduce", _reduce_backward, setup_context=_keep_rows)
