@@ -36,9 +36,21 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARSIFY_CACHE_DIR", str(directory))
         patch.setenv("SPARSIFY_TUNE_SECONDS", "0")  # what is chosen must not depend on the machine
+        patch.setenv("SPARSIFY_CXXFLAGS", "-O0")  # a third of the build time; see `compiled_optimised`
         options.from_environment.cache_clear()
         yield directory
     options.from_environment.cache_clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rare_collections() -> Iterator[None]:
+    """Garbage collections take a twentieth of the time: imports are frozen, and thresholds are higher."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 20, 20)
+    yield
+    gc.set_threshold(*before)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,9 +76,10 @@ def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def compiled_fast() -> Iterator[None]:
-    """Kernels without optimisation, in a third of the time: where what many of them compute matters, not how fast."""
-    with options.override(compiler_flags=("-O0",)):
+def compiled_optimised(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels with the compiler flags of users, in the test and in its child processes."""
+    monkeypatch.delenv("SPARSIFY_CXXFLAGS")
+    with options.override(compiler_flags=()):
         yield
 
 

@@ -11,8 +11,6 @@ import torch
 import sparsify
 from sparsify.storage import validate
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
-
 FORMATS = ("csr", "csc", "coo", "dcsr")
 DTYPES = (torch.float32, torch.float64)
 # Sums of about ten products of normal numbers: a few units in the last place of float32.

@@ -22,7 +22,7 @@ EXCHANGES: Final = (
     torch.ops.sparsify.halo_reduce.default,
     torch.ops.sparsify.all_reduce_sum.default,
     torch.ops.sparsify.all_reduce_amax.default,
-    torch.ops.sparsify.exchange_end.default,
+    torch.ops.sparsify.exchange_halo.default,
 )
 # Exchanges of an overlap with results that are no tensors.
 STEPS: Final = (torch.ops.sparsify.exchange_begin.default, torch.ops.sparsify.halves_reduce.default)

@@ -7,11 +7,6 @@ import pytest
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 
 
-@pytest.fixture(autouse=True)
-def without_optimisation(compiled_fast: None) -> None:
-    """Compiles every kernel of this folder without optimisation."""
-
-
 @pytest.fixture
 def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List of the calls that take the slow path."""

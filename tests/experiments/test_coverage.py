@@ -14,11 +14,6 @@ from sparsify import patterns
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
 
-@pytest.fixture(autouse=True)
-def without_optimisation(compiled_fast: None) -> None:
-    """What kernels compute matters here, not how fast."""
-
-
 @pytest.mark.model
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_model(name):

@@ -20,8 +20,6 @@ from sparsify.errors import DataError
 from sparsify.models.data.synthetic import synthetic
 from tests.cli.conftest import cli  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
-
 
 def png(pixels: torch.Tensor) -> bytes:
     """A grey PNG whose lines take turns in the five filters."""

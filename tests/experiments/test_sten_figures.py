@@ -13,8 +13,6 @@ from experiments.sten.structures import GROUPS, PERCENT, STRUCTURES, zeros
 from sparsify import options
 from tests.cli.conftest import cli  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
-
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("percent", PERCENT)

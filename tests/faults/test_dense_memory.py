@@ -8,7 +8,6 @@ import sparsify
 from sparsify.errors import DenseSizeError, UnsupportedOperatorError
 from sparsify.ops.register import memory
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 EXTENT = 10**6
 """A dense copy of a matrix of this extent takes 4 TB, more than any machine of the tests."""
 ROWS, COLUMNS = [3, 3, 999_999, 70], [5, 70, 0, 999_999]

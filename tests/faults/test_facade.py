@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import sparsify
 from sparsify.errors import CaptureError
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 RULE = {
     "targets": ["param:*.weight"],
     "types": ["Linear"],

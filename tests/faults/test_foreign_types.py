@@ -15,7 +15,6 @@ import sparsify
 from sparsify.errors import ConversionError, FormatError
 from sparsify.storage.tensor import SparseTensor
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 EYE = torch.eye(3)
 
 

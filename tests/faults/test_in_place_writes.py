@@ -19,7 +19,7 @@ PROGRAMS = 24
 
 
 @pytest.fixture(autouse=True)
-def untimed(compiled_fast):
+def untimed():
     with options.override(tune_seconds=0):
         yield
 

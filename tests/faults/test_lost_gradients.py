@@ -25,7 +25,7 @@ PRUNED = {
 
 
 @pytest.fixture(autouse=True)
-def untimed(compiled_fast):
+def untimed():
     with options.override(tune_seconds=0):
         yield
 

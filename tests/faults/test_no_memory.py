@@ -120,7 +120,6 @@ def test_nothing_is_found_again_for_what_cannot_be_read(tensor):
     assert [memo.get((tensor,), lambda: next(made)) for _ in range(2)] == [0, 1]
 
 
-@pytest.mark.usefixtures("compiled_fast")
 def test_kernels_refuse_what_they_cannot_read():
     S = sparsify.tensor(torch.eye(NODES))
     for other in (two(X), X.to("meta")):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import sparsify
 from sparsify.errors import DataError
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 RULE = {"targets": ["param:*.weight"], "prune": {"method": "magnitude", "sparsity": 0.8}}
 RECIPE = {"schema": 1, "name": "pruned", "sparsify": [RULE]}
 

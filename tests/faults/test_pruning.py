@@ -14,8 +14,6 @@ import sparsify
 from sparsify.errors import CaptureError, RecipeError, UnsupportedOperatorError
 from sparsify.passes.rules.product_weights import product_weights
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
-
 
 def recipe(**how: Any) -> dict[str, Any]:
     rule = {"targets": ["param:*.weight"], "prune": {"method": "magnitude", "sparsity": 0.9}, **how}

@@ -76,7 +76,6 @@ class Deep(nn.Module):
         return x
 
 
-@pytest.mark.usefixtures("compiled_fast")
 def test_reports_of_models(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     rule = {"targets": ["param:*.weight"], "prune": {"method": "magnitude", "sparsity": 0.9}, "format": "csr"}

@@ -18,7 +18,6 @@ from torch.fx import _symbolic_trace as tracing
 import sparsify
 from sparsify.passes.save import distinct
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 PRUNED = {
     "schema": 1,
     "name": "pruned",

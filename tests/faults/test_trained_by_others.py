@@ -10,7 +10,6 @@ import torch
 import sparsify
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three"]
 RULE = {
     "targets": ["param:*.weight"],

@@ -12,7 +12,7 @@ from sparsify.errors import FormatError, ShapeError, SparsifierError
 from sparsify.nn import Conv2d, Embedding, Linear
 from sparsify.training import mask_of
 
-pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.usefixtures("compiled_fast")]
+pytestmark = pytest.mark.filterwarnings("error")
 DOUBLE = {"dtype": torch.float64}
 LAYERS = {
     "linear": (lambda: Linear(16, 12, sparsity=0.75, seed=1, **DOUBLE), lambda: torch.randn(5, 16, **DOUBLE)),

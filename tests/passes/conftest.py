@@ -1,4 +1,4 @@
-"""Lets the pass tests import the models that they share; their kernels are built without optimisation."""
+"""Lets the pass tests import the models that they share."""
 
 import sys
 from collections.abc import Iterator
@@ -8,11 +8,6 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture(autouse=True)
-def without_optimisation(compiled_fast: None) -> None:
-    """Every kernel of this room."""
 
 
 @pytest.fixture(autouse=True)

@@ -31,11 +31,6 @@ print(torch.allclose(sparse(*graph()), model(*graph()), atol=1e-5), sparse.repor
 """
 
 
-@pytest.fixture(autouse=True)
-def without_optimisation() -> None:
-    """The options in force are those of users."""
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A process without kernels, an empty cache in `folder/cache`."""

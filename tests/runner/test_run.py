@@ -41,7 +41,7 @@ def small_graph() -> Graph:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch, compiled_fast):
+def own_cache(tmp_path, monkeypatch):
     """A cache on disk of each test's own, and no kernel in memory that another test built."""
     monkeypatch.setattr(cache._memory, "libraries", {})
     with options.override(cache_dir=tmp_path / "cache"):

@@ -129,7 +129,7 @@ def test_module_is_the_model(folder: Path) -> None:
         sparsify.shard(model, {"schema": 1, "name": "mine", "sparsify": [rule]}, graph=folder / "parts")
 
 
-def test_kernels_run_between_exchanges(folder: Path, compiled_fast: None) -> None:
+def test_kernels_run_between_exchanges(folder: Path) -> None:
     model = ByHand().double()
     part = sparsify.shard(model, "gcn", graph=folder / "parts", strict=True)
     data = part.data
@@ -138,9 +138,7 @@ def test_kernels_run_between_exchanges(folder: Path, compiled_fast: None) -> Non
     assert len(part.report.regions) == 2
 
 
-def test_exchanges_of_kernels_are_those_of_all(
-    folder: Path, compiled_fast: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exchanges_of_kernels_are_those_of_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ByHand().double()
     told = iter([["halo_exchange"], []])
     monkeypatch.setattr("sparsify.scale.kernels.made_exchanges", lambda module, tensors: next(told))

@@ -28,7 +28,7 @@ DROPPED = PROGRAM.replace(
 TEXTS["dropped"] = DROPPED
 TEXTS["dropped, heads"] = DROPPED.replace("b,h", "h").replace(" + B[b,j]", "")
 # Built quickly: asked for right results only.
-QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
+QUICK = {"serial_threshold": 0}
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums of products in float32
 
 
@@ -119,7 +119,7 @@ def test_rows_that_add_to_columns_in_large_blocks(vector_bytes):
     leaves = {name: value.requires_grad_() for name, value in given.items()}
     wide = {name: value.detach().double().requires_grad_() for name, value in given.items()}
     M = sparsify.tensor(allowed, "bcsr(64,64)")
-    with options.override(**{**QUICK, "compiler_flags": ("-O0",)}, vector_bytes=vector_bytes):
+    with options.override(**QUICK, vector_bytes=vector_bytes):
         found = sparsify.evaluate(TEXTS["heads"], "Y", M=M, **leaves)
         gradients = torch.autograd.grad(found.square().sum(), list(leaves.values()))
         kernel = evaluate_kernel(TEXTS["heads"], "Y", M=M, **leaves).adjoint(("Q", "K", "V"))
@@ -162,7 +162,7 @@ def test_trained_biases_of_each_pair(text, batch, vector_bytes, size):
     fixed = {"M": M}
     if "seed[" in text:
         fixed["seed"] = torch.randint(-(2**62), 2**62, (batch, 3), generator=generator)
-    with options.override(**{**QUICK, "compiler_flags": ("-O0",)}, vector_bytes=vector_bytes):
+    with options.override(**QUICK, vector_bytes=vector_bytes):
         found = sparsify.evaluate(text, "Y", **ours, **fixed)
         gradients = torch.autograd.grad(found.square().sum(), list(ours.values()))
         (kernel,) = evaluate_kernel(text, "Y", **ours, **fixed).adjoint(tuple(ours)).generated

@@ -85,12 +85,11 @@ def test_largest_entries_of_rows(dtype, selection):
         assert len(left["Y"]) == sum(min(selection.kept, size, count - at) for at in range(0, count, size))
 
 
-@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize("vector_bytes", [0, 64])
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16])
 def test_entries_of_dense_operands(dtype, format, vector_bytes):
-    with options.override(vector_bytes=vector_bytes, compiler_flags=("-O0",), threads=2, serial_threshold=0):
+    with options.override(vector_bytes=vector_bytes, threads=2, serial_threshold=0):
         for n, k in ((7, 5), (33, 70), (1, 40), (5, 1), (3, 0), (0, 4)):
             T = (random(n, k, density=0.7, seed=n) * 3).to(dtype)
             T[2:3], T[1:2] = 0, 1
@@ -98,7 +97,6 @@ def test_entries_of_dense_operands(dtype, format, vector_bytes):
         check(sparsify.evaluate("Y[i,k] = T[i,k]", T=T, format=format), T)
 
 
-@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize("format", ["csf", "coo", "dense, dense, compressed"])
 def test_three_modes_and_values_that_are_not_numbers(format):
     T = random(4, 5, 6, density=0.5)
@@ -125,7 +123,6 @@ def test_values_decide_in_each_call():
         check(sparsify.evaluate("Y[i,k] = relu(T[i,k])", T=T, format="csr"), T.relu())
 
 
-@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize("settings", [{}, {"compiler": "/nonexistent/c++"}], ids=["kernel", "reference"])
 @pytest.mark.filterwarnings("ignore:.*torch's operators compute:RuntimeWarning")
 @pytest.mark.parametrize("format", ["csr", "csc", "coo"])
@@ -159,7 +156,7 @@ def test_a_temporary_by_value_and_its_gradient():
 def test_large_results_are_counted_first(monkeypatch):
     monkeypatch.setattr("sparsify.compiler.loops.lower.assemble.dropped.MOST_ROOM", 100)
     T = random(40, 90, seed=9)
-    with options.override(threads=2, serial_threshold=0, compiler_flags=("-O1",)):
+    with options.override(threads=2, serial_threshold=0):
         check(sparsify.evaluate("Y[i,k] = relu(T[i,k] - 0.5)", T=T, format="csr"), (T - 0.5).relu())
 
 

@@ -15,7 +15,7 @@ from sparsify.options import override
 from tests.compiler.schedule.prototypes import check_memory, hottest, sums
 
 # Built quickly: asked for right results only.
-QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
+QUICK = {"serial_threshold": 0}
 CLOSE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-4},  # sums of products in float32
     torch.float64: {"rtol": 1e-12, "atol": 1e-12},

@@ -12,7 +12,7 @@ from sparsify.compiler.reference import evaluate_program
 from sparsify.errors import DtypeError, EinsumError
 
 # Built quickly: asked for right results only.
-QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
+QUICK = {"serial_threshold": 0}
 FORMATS = ("dense", "csr", "csc", "coo", "dcsr", "bcsr(2,2)", "ell")
 SHAPES = ((9, 40), (40, 9), (1, 1), (5, 1), (1, 5), (0, 3), (33, 17))
 BOTH = {"argmax": torch.argmax, "argmin": torch.argmin}

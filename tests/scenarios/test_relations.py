@@ -23,7 +23,7 @@ d[i,h] = sum(e, j, P[K])
 Y[i,h,f] = sum(e, j, P[K] * z[j,h,f]) / where(d[i,h] == 0, 1, d[i,h])
 """
 LAYOUTS = ("i,e,j,h", "h,i,e,j")
-QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
+QUICK = {"serial_threshold": 0}
 # Nodes, edges, heads and features: rows without edges, longer than a vector, no edges, one node, one head.
 SIZES = [(12, 40, 4, 8), (3, 90, 3, 5), (4, 0, 2, 3), (1, 5, 1, 1), (6, 9, 1, 17)]
 

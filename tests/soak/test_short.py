@@ -6,7 +6,6 @@ from tests.soak import __main__ as soak
 from tests.soak import graphs, memory
 
 
-@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize("seed", range(4))
 def test_random_graphs(seed):
     assert graphs.check(seed) in ("agreed", "refused")

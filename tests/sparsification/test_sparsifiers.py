@@ -322,7 +322,6 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize(
     "own, format, dtype",
     [
@@ -351,7 +350,6 @@ def test_blocks_inside_the_kernel(own, format, dtype, settings):
     sparsify.Pattern(found.format, tuple(found.shape), found.pattern.pos, found.pattern.crd).validated()
 
 
-@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("own", [sparsifiers.TopK(3), sparsifiers.PerBlockFraction(2, 4)], ids=str)
 def test_blocks_of_half_precision_that_are_copied(own, dtype):
@@ -364,7 +362,6 @@ def test_blocks_of_half_precision_that_are_copied(own, dtype):
             assert torch.equal(found.to_dense(), torch.where(own.mask(T), T, 0))
 
 
-@pytest.mark.usefixtures("compiled_fast")
 def test_blocks_of_results_that_no_kernel_compares():
     """Truth values and complex numbers of operands of other dtypes: the sparsifier follows the kernel."""
     own, T = sparsifiers.TopK(2), random(6, 8, seed=5)
@@ -388,7 +385,6 @@ def test_formats_that_no_kernel_compares(text, format, message):
         sparsify.evaluate(text, T=random(3, 4), format=format)
 
 
-@pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize("own", [sparsifiers.TopK(3), sparsifiers.RandomFraction(0.5)], ids=str)
 def test_truth_values_stay_truth_values(own):
     for rows in (4, 200):
@@ -397,14 +393,12 @@ def test_truth_values_stay_truth_values(own):
         assert found.dtype == torch.bool and torch.equal(found.to_dense(), T & own.mask(T))
 
 
-@pytest.mark.usefixtures("compiled_fast")
 def test_more_entries_than_numbers_of_64_bits_count():
     T = random(3, 40)
     for format in (f"csr largest {2**64 + 1}", f"csr largest {2**64 + 1} of {2**64 + 2}"):
         assert sparsify.evaluate("Y[i,k] = T[i,k]", T=T, format=format).nnz == 120
 
 
-@pytest.mark.usefixtures("compiled_fast")
 def test_blocks_of_other_results():
     """Three modes, whole numbers, reductions, rows that are counted first, sums with sparse operands."""
     cube = random(4, 6, 8).mul(5).long()

@@ -5,8 +5,6 @@ import torch as real
 
 import sparsify
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
-
 MIXTURE = """
 import scorch as torch
 from scorch.nn import functional as F

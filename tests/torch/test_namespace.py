@@ -11,7 +11,6 @@ from sparsify import SparseTensor
 from sparsify.errors import EinsumError, FormatError, InvalidTensorError, ShapeError
 from sparsify.torch.nn import functional as F
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 OWN = {"einsum", "nn", "rearrange"}
 
 

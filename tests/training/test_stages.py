@@ -10,7 +10,7 @@ import sparsify
 from sparsify.errors import SparsifyError
 from sparsify.training import mask_of
 
-pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.usefixtures("compiled_fast")]
+pytestmark = pytest.mark.filterwarnings("error")
 X, Y = torch.randn(32, 16, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 4
 
 

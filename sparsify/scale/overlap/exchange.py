@@ -1,8 +1,8 @@
 """An exchange of halo rows in two steps, as operators of torch with gradients.
 
-In: the own rows of both halves of a part. Out: `exchange_begin` sends rows and returns a ticket; `exchange_end` waits
-and returns the rows read by the boundary half, `[own | borrowed | halo]`. In backward passes, the gradient of
-`exchange_end` begins to send the gradients of the halo, and that of `exchange_begin` waits for them.
+In: the own rows of both halves of a part. Out: `exchange_begin` sends rows and returns a ticket; `exchange_halo` waits
+and returns the halo rows. In backward passes, the gradient of `exchange_halo` begins to send the gradients of the halo,
+`reduce_begin`, and that of `exchange_begin` waits for them, `reduce_end`; the two pairs are adjoint.
 """
 
 from collections.abc import Iterator
@@ -119,23 +119,19 @@ def _begun(inner: Tensor, boundary: Tensor, plan: int) -> Tensor:
     return boundary.new_empty([1], dtype=torch.float64)
 
 
-@torch.library.custom_op("sparsify::exchange_end", mutates_args=(), tags=TAGS)
-def exchange_end(ticket: Tensor, inner: Tensor, boundary: Tensor, plan: int) -> Tensor:
-    """The rows read by the boundary half, [own + borrowed + halo, ...]."""
+@torch.library.custom_op("sparsify::exchange_halo", mutates_args=(), tags=TAGS)
+def exchange_halo(ticket: Tensor, like: Tensor, plan: int) -> Tensor:
+    """The halo rows of a ticket, [halo, ...], with sizes and dtype of the rows of another tensor."""
     halves = _PLANS[plan]
-    if is_rehearsed("the end of halo_exchange", boundary):
-        halo = copies(boundary, halves.plan.halo)
-    else:
-        halo = _received(ticket, halves.plan)
-    return torch.cat([boundary, inner[halves.boundary.borrowed], halo])
+    if is_rehearsed("the end of halo_exchange", like):
+        return copies(like, halves.plan.halo)
+    return _received(ticket, halves.plan)
 
 
-@exchange_end.register_fake
-def _ended(ticket: Tensor, inner: Tensor, boundary: Tensor, plan: int) -> Tensor:
-    is_rehearsed("the end of halo_exchange", boundary)
-    halves = _PLANS[plan]
-    count = boundary.shape[0] + len(halves.boundary.borrowed) + halves.plan.halo
-    return boundary.new_empty((count, *boundary.shape[1:]))
+@exchange_halo.register_fake
+def _exchanged(ticket: Tensor, like: Tensor, plan: int) -> Tensor:
+    is_rehearsed("the end of halo_exchange", like)
+    return like.new_empty((_PLANS[plan].plan.halo, *like.shape[1:]))
 
 
 @torch.library.custom_op("sparsify::reduce_begin", mutates_args=(), tags=TAGS)
@@ -203,20 +199,30 @@ def _keep_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.sizes, ctx.dtype = list(rows.shape[1:]), rows.dtype
 
 
-def _begin_backward(ctx: Any, ticket: Tensor) -> tuple[Tensor, Tensor, None]:
+def _exchange_begin_backward(ctx: Any, ticket: Tensor) -> tuple[Tensor, Tensor, None]:
     """The contributions of other processes to the gradients of both halves."""
     inner, boundary = reduce_end(ticket, ctx.sizes, ctx.dtype, ctx.plan)
     return inner, boundary, None
 
 
-def _end_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    """Gradients of the halo begin to travel; those of own and borrowed rows stay."""
-    halves = _PLANS[ctx.plan]
-    own, borrowed = len(halves.boundary.rows), halves.boundary.borrowed
-    ticket = reduce_begin(gradient[own + len(borrowed) :], ctx.plan)
-    inner = gradient.new_zeros((len(halves.inner.rows), *gradient.shape[1:]))
-    inner = inner.index_add(0, borrowed, gradient[own : own + len(borrowed)])
-    return ticket, inner, gradient[:own].clone(), None
+def _exchange_halo_backward(ctx: Any, halo: Tensor) -> tuple[Tensor, None, None]:
+    """The gradients of the halo begin to travel to the owners."""
+    return reduce_begin(halo, ctx.plan), None, None
+
+
+def _reduce_begin_backward(ctx: Any, ticket: Tensor) -> tuple[Tensor, None]:
+    """The gradients of the owners at the halo rows."""
+    return exchange_halo(ticket, torch.empty([1, *ctx.sizes], dtype=ctx.dtype), ctx.plan), None
+
+
+def _keep_plan(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Saves the plan for the gradient."""
+    ctx.plan = inputs[-1]
+
+
+def _reduce_end_backward(ctx: Any, inner: Tensor, boundary: Tensor) -> tuple[Tensor, None, None, None]:
+    """The gradients of the owners begin to travel to the halos."""
+    return exchange_begin(inner, boundary, ctx.plan), None, None, None
 
 
 def _reduce_backward(ctx: Any, inner: Tensor, boundary: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -228,6 +234,11 @@ def _reduce_backward(ctx: Any, inner: Tensor, boundary: Tensor) -> tuple[Tensor,
     return whole[halves.inner.columns], whole[halves.boundary.columns], None
 
 
-torch.library.register_autograd("sparsify::exchange_begin", _begin_backward, setup_context=_keep_rows)
-torch.library.register_autograd("sparsify::exchange_end", _end_backward, setup_context=_keep_rows)
-torch.library.register_autograd("sparsify::halves_reduce", _reduce_backward, setup_context=_keep_rows)
+for _name, _backward, _setup in (
+    ("exchange_begin", _exchange_begin_backward, _keep_rows),
+    ("exchange_halo", _exchange_halo_backward, _keep_plan),
+    ("reduce_begin", _reduce_begin_backward, _keep_rows),
+    ("reduce_end", _reduce_end_backward, _keep_plan),
+    ("halves_reduce", _reduce_backward, _keep_plan),
+):
+    torch.library.register_autograd(f"sparsify::{_name}", _backward, setup_context=_setup)

@@ -5,7 +5,7 @@ part's own rows:
 
     %ticket = exchange_begin(%inner, %boundary)
     ... nodes up to the next exchange, of the inner half
-    %rows = exchange_end(%ticket, %inner, %boundary)
+    %halo = exchange_halo(%ticket, %boundary)
     ... the same nodes of the boundary half
 
 Nodes that do not depend on rows are computed once.
@@ -183,13 +183,17 @@ def _exchange(merge: _Merge, pair: Sequence[fx.Node], halves: Sequence[Half]) ->
             merge.copies[half][node] = merge.call(getitem, both, half)
         return []
     ticket = merge.call(OPERATORS.exchange_begin.default, inner, boundary, merge.plan)
-    borrowed = merge.buffer("borrowed_inner", halves[0].borrowed)
-    rows = merge.call(aten.index_select.default, boundary, 0, borrowed)
-    merge.copies[0][pair[0]] = merge.call(aten.cat.default, [inner, rows])
+    borrowed = merge.call(
+        aten.index_select.default, boundary, 0, merge.buffer("borrowed_inner", halves[0].borrowed)
+    )
+    merge.copies[0][pair[0]] = merge.call(aten.cat.default, [inner, borrowed])
 
     def end() -> None:
-        found = merge.call(OPERATORS.exchange_end.default, ticket, inner, boundary, merge.plan)
-        merge.copies[1][pair[1]] = found
+        halo = merge.call(OPERATORS.exchange_halo.default, ticket, boundary, merge.plan)
+        rows = merge.call(
+            aten.index_select.default, inner, 0, merge.buffer("borrowed_boundary", halves[1].borrowed)
+        )
+        merge.copies[1][pair[1]] = merge.call(aten.cat.default, [boundary, rows, halo])
 
     return [end]
 

@@ -4,5 +4,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def without_optimisation() -> None:
+def default_flags(compiled_optimised: None) -> None:
     """Leaves the default options of users in force."""

@@ -30,9 +30,11 @@ def lowered(kind: str, seeds: Iterable[int], *, interpreted: bool = True) -> lis
     return [case for case in found if case is not None]
 
 
-def run(done: list[Prepared], folder: Path, compiler: str | None = None) -> None:
+def run(
+    done: list[Prepared], folder: Path, compiler: str | None = None, flags: tuple[str, ...] = ("-O0",)
+) -> None:
     """Runs the kernels of all cases, compiled in one unit, with their own and with other operands."""
-    compile_cases(done, folder, ("-O0",), compiler)
+    compile_cases(done, folder, flags, compiler)
     for found in done:
         other = refilled(found.case, found.case.seed)
         try:
@@ -66,11 +68,12 @@ def test_interpreters_agree(kind, seeds, least):
     assert len(lowered(kind, seeds)) >= least
 
 
-def test_kernels_agree(tmp_path):
+def test_optimised_kernels_agree(tmp_path):
+    """Kernels with the compiler flags of users."""
     kinds = ("plain", "offered", "typed", "reduced", "special", "assembled")
     done = [case for kind in kinds for case in lowered(kind, range(150, 156), interpreted=False)]
     assert len(done) > 25
-    run(done, tmp_path)
+    run(done, tmp_path, flags=())
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])

@@ -99,7 +99,7 @@ def stages(schedule: str, text: str = TEXT, form: str = "bcsr(16,16)", vector_by
 
 
 # Compiled quickly: these kernels are long, and asked for right results only.
-QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
+QUICK = {"serial_threshold": 0}
 
 
 def check(

@@ -23,7 +23,7 @@ Y[i,h,f] += P[h,i,j] * X[j,h,f] / where(d[h,i] == 0, 1, d[h,i])
 SUMS = "S[h,i,j] = where(stored(A[i,j]), a[j,h] + b[i,h] + A[i,j], -inf)" + ROWS
 PRODUCTS = "S[h,i,j] = where(stored(A[i,j]), 0.5 * sum(k, Q[i,h,k] * K[j,h,k]), -inf)" + ROWS
 NODES = 30
-QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
+QUICK = {"serial_threshold": 0}
 
 
 def operands(text: str, heads: int, width: int) -> dict[str, torch.Tensor]:

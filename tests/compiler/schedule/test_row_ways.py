@@ -59,8 +59,7 @@ def weighted(scores: torch.Tensor, allowed: torch.Tensor, V: torch.Tensor) -> to
 
 def attended(schedule: str, vector_bytes: int, threads: int, **operands):
     """Attention of batches and heads with padding, by a schedule; compiled in a hurry."""
-    quick = {**QUICK, "compiler_flags": ("-O0",)}
-    with options.override(**quick, vector_bytes=vector_bytes, threads=threads):
+    with options.override(**QUICK, vector_bytes=vector_bytes, threads=threads):
         return sparsify.evaluate(attention(PADDED, "b,h,"), "Y", **operands, schedule=schedule)
 
 

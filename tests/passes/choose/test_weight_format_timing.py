@@ -24,11 +24,6 @@ RECIPE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def without_optimisation() -> None:
-    """The options in force are those of users."""
-
-
 @pytest.fixture(scope="module")
 def model() -> nn.Sequential:
     torch.manual_seed(0)

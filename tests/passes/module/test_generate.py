@@ -55,7 +55,7 @@ STEPS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
 
 
 @pytest.fixture(autouse=True)
-def untimed(compiled_fast):
+def untimed():
     with options.override(tune_seconds=0):
         yield
 

@@ -82,7 +82,6 @@ def test_attributes_are_written_back():
 
 
 @pytest.mark.parametrize("kind", [Ways, Global])
-@pytest.mark.usefixtures("compiled_fast")
 def test_models_are_captured_whatever_way_leads_to_their_modules(kind):
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(16, 32)

@@ -8,7 +8,6 @@ from torch import nn, optim
 
 import sparsify
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 RECIPE = {
     "name": "x",
     "sparsify": [

@@ -21,7 +21,6 @@ from sparsify.passes.module import piecewise
 from sparsify.passes.module.check import verify
 from sparsify.passes.module.check.silent_prints import SILENT
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 PRUNING = {
     "schema": 1,
     "name": "pruned",

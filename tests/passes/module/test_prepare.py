@@ -10,7 +10,6 @@ from torch import nn
 import sparsify
 from sparsify.errors import CaptureError, VerificationError
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 PRUNED = {
     "schema": 1,
     "name": "pruned",

@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def applied(compiled_fast):
+def applied():
     torch.manual_seed(0)
     x = torch.randn(8, 64)
     return sparsify.apply(Net().eval(), RECIPE, (x,)), x
@@ -80,7 +80,7 @@ class Broken(Net):
         return self.last(hidden)
 
 
-def test_a_page_of_pieces_has_the_graph_and_stages_of_each(compiled_fast, tmp_path):
+def test_a_page_of_pieces_has_the_graph_and_stages_of_each(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(8, 64)
     with pytest.warns(RuntimeWarning, match="pieces that torch.compile finds"):
@@ -118,7 +118,7 @@ def test_a_trace_has_the_names_of_regions(applied, tmp_path):
     assert any(name.startswith("aten::") for name in names)
 
 
-def test_buffers_and_modes_stay(compiled_fast, tmp_path):
+def test_buffers_and_modes_stay(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(8, 64)
     sparse = sparsify.apply(Net().train(), RECIPE, (x,))
@@ -136,7 +136,7 @@ def test_wrong_inputs_say_what_to_give(applied, tmp_path):
         sparse.report.to_html(tmp_path / "page.html", inputs=(x, x, x))
 
 
-def test_a_report_outlives_its_model(compiled_fast, tmp_path):
+def test_a_report_outlives_its_model(tmp_path):
     report = sparsify.apply(Net().eval(), RECIPE, (torch.randn(8, 64),)).report
     gc.collect()
     assert "origin" not in report.to_dict()

@@ -28,7 +28,7 @@ KERNEL, TORCH, ONEDNN = [9.0, 1.0, *[5.0] * 9], [1.0, 9.0], [9.0, 1.0]
 
 
 @pytest.fixture(params=[TORCH], ids=["torch"])
-def formats(request, monkeypatch, compiled_fast):
+def formats(request, monkeypatch):
     """Every weight is packed, however busy the machine is; what is undone takes torch's product, or oneDNN's."""
 
     def race(calls, seconds):

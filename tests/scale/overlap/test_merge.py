@@ -55,7 +55,7 @@ def test_the_inner_half_is_between_begin_and_end(part: parts.Part) -> None:
     graph.lint()
     targets = [node.target for node in graph.nodes]
     begin = targets.index(OPERATORS.exchange_begin.default)
-    end = targets.index(OPERATORS.exchange_end.default)
+    end = targets.index(OPERATORS.exchange_halo.default)
     sums = [at for at, target in enumerate(targets) if target is torch.ops.aten.index_add.default]
     assert len(sums) == 4 and begin < sums[0] < sums[1] < end < sums[2]
     assert OPERATORS.halo_exchange.default not in targets and OPERATORS.halo_reduce.default not in targets
@@ -72,7 +72,7 @@ def test_refusals_have_reasons(part: parts.Part) -> None:
     )
 
 
-def test_operators_have_fake_implementations_and_schemas(part: parts.Part) -> None:
+def test_operators_and_their_adjoints(part: parts.Part) -> None:
     plan = HaloPlan.of(part)
     inner, boundary = halves(part)
     number = exchange.register(exchange.HalvesPlan.of(plan, halo.register(plan), inner, boundary))
@@ -82,16 +82,17 @@ def test_operators_have_fake_implementations_and_schemas(part: parts.Part) -> No
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     with halo.rehearsing() as exchanges:
         ticket = exchange.exchange_begin(first, second, number)
-        rows = exchange.exchange_end(ticket, first, second, number)
-        assert len(rows) == len(boundary.columns)
-        rows.sum().backward()
-        assert exchanges == [
-            "halo_exchange of torch.float64 [3]", "the end of halo_exchange of torch.float64 [3]",
-            "halo_reduce of torch.float64 [3]", "the end of halo_reduce of torch.float64 [3]",
-        ]  # fmt: skip
-        torch.library.opcheck(exchange.exchange_begin, (first, second, number), test_utils=checks)
-        torch.library.opcheck(
-            exchange.exchange_end, (ticket.detach(), first, second, number), test_utils=checks
+        rows = exchange.exchange_halo(ticket, second, number)
+        assert rows.shape == (plan.halo, 3)
+        gradients = torch.autograd.grad(rows.square().sum(), (first, second), create_graph=True)
+        sum(gradient.square().sum() for gradient in gradients).backward()
+        exchanged, reduced = (
+            [f"{end}{name} of torch.float64 [3]" for end in ("", "the end of ")]
+            for name in ("halo_exchange", "halo_reduce")
         )
+        # A value, its gradient, and the gradients of both.
+        assert exchanges == [*exchanged, *reduced, *exchanged, *reduced]
+        torch.library.opcheck(exchange.exchange_begin, (first, second, number), test_utils=checks)
+        torch.library.opcheck(exchange.exchange_halo, (ticket.detach(), second, number), test_utils=checks)
         wide = torch.rand(len(inner.columns), 3, requires_grad=True), torch.rand(len(boundary.columns), 3)
         torch.library.opcheck(exchange.halves_reduce, (*wide, number), test_utils=checks)

@@ -53,7 +53,7 @@ def test_two_kernels(name, heads, width, vector_bytes):
     given = operands(TEXTS[name], heads, width)
     wrt = tuple(n for n in given if n != "A")
     fixed = {"h": heads, "f": width} | ({} if name == "sums" else {"k": width})
-    with options.override(vector_bytes=vector_bytes, compiler_flags=("-O1",), serial_threshold=0):
+    with options.override(vector_bytes=vector_bytes, serial_threshold=0):
         kernel = evaluate_kernel(TEXTS[name], "Y", sizes=fixed, **given)
         ours = {n: x.requires_grad_() if n in wrt else x for n, x in given.items()}
         found = kernel(*[ours[n] for n in kernel.program.inputs])

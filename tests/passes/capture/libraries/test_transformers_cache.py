@@ -205,7 +205,7 @@ def gemma():
 
 
 @pytest.mark.parametrize("make", [gpt2, gemma])
-def test_a_past_is_an_input_of_a_graph(make, compiled_fast):
+def test_a_past_is_an_input_of_a_graph(make):
     """Texts in parts; the second one fills the window of six keys, or the first one does."""
     model = make()
     sparse = apply(model, PRUNED, (TEXT,), strict=True, trainable=True, verify=False)
@@ -230,7 +230,7 @@ def test_a_past_is_an_input_of_a_graph(make, compiled_fast):
     assert sparse.report is shown, "what needs no earlier calls is shown"
 
 
-def test_gradients_pass_a_past(compiled_fast):
+def test_gradients_pass_a_past():
     sparse = apply(gpt2(), PRUNED, (TEXT,), strict=True, trainable=True, verify=False)
     with torch.no_grad():
         cache = sparse(TEXT[:, :8]).past_key_values

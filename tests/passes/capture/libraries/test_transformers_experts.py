@@ -41,8 +41,7 @@ def test_in_training():
     wide = copy.deepcopy(model).double()
     wide.config._experts_implementation = "eager"
     before = config._experts_implementation
-    with override(compiler_flags=("-O1",)):
-        sparse = sparsify.apply(model, RECIPE, torch.randint(50, (2, 9)))
+    sparse = sparsify.apply(model, RECIPE, torch.randint(50, (2, 9)))
     assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
     ids = torch.randint(50, (3, 14))
     expected, found = wide(ids).last_hidden_state, sparse(ids).last_hidden_state
@@ -63,7 +62,7 @@ def test_biases_and_alternating_columns():
     wide = copy.deepcopy(model).double()
     wide.config._experts_implementation = "eager"
     ids = torch.randint(50, (3, 14))
-    with override(compiler_flags=("-O1",)), torch.no_grad():
+    with torch.no_grad():
         sparse = sparsify.apply(model, RECIPE, torch.randint(50, (2, 9)))
         assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
         expected, found = wide(ids).last_hidden_state, sparse(ids).last_hidden_state
@@ -93,7 +92,7 @@ def test_one_text_or_one_token_each_is_a_mixture_too(shape, others):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
     model = transformers.MixtralModel(transformers.MixtralConfig(**SIZES, num_local_experts=5)).eval()
-    with override(compiler_flags=("-O1",), tune_seconds=0), torch.no_grad():
+    with override(tune_seconds=0), torch.no_grad():
         sparse = sparsify.apply(model, RECIPE, torch.randint(50, shape), trainable=False)
         assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
         for size in (shape, *others):
@@ -118,7 +117,7 @@ def test_kernels_in_training_meet_experts_of_transformers(us, wins, monkeypatch)
         return least(us, 100.0)
 
     untimed(monkeypatch, race)
-    with override(compiler_flags=("-O1",), tune_seconds=1):
+    with override(tune_seconds=1):
         sparse = sparsify.apply(model, RECIPE, ids)
         found = sparse(ids).last_hidden_state
     assert times == [1]
@@ -147,7 +146,7 @@ def test_torch_computes_experts_of_few_tokens(dtype, monkeypatch):
         return least(*((300.0, 100.0) if kernel.shape[0] < 30 else (100.0, 300.0)))
 
     untimed(monkeypatch, race)
-    with override(compiler_flags=("-O1",), tune_seconds=1), torch.no_grad():
+    with override(tune_seconds=1), torch.no_grad():
         sparse = sparsify.apply(model, RECIPE, torch.randint(50, (2, 9)))
         assert timed == [18, 4, 72]
         (region,) = sparse.report.regions

@@ -36,7 +36,7 @@ GRADIENT_STEPS = 8
 
 
 @pytest.fixture(autouse=True)
-def untimed(compiled_fast):
+def untimed():
     """Schedules are not timed here."""
     with options.override(tune_seconds=0):
         yield

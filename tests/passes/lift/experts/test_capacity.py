@@ -9,13 +9,11 @@ from torch.nn.functional import gelu, one_hot, silu
 
 import sparsify
 from sparsify.errors import SparsifyError
-from sparsify.options import override
 from sparsify.passes.lift.experts.capacity import tokens_of_slots
 
 RULE = {"targets": ["op:experts"], "role": "gate", "source": "computed"}
 RECIPE = {"schema": 1, "name": "slots", "sparsify": [RULE]}
 # Built quickly: asked for right results only.
-QUICK = {"compiler_flags": ("-O1",)}
 EXPERTS, WIDTH, HIDDEN, CAPACITY = 4, 12, 20, 3
 
 
@@ -89,17 +87,16 @@ def test_equal_to_the_model(kind, shape):
     torch.manual_seed(0)
     model = kind().eval()
     wide = copy.deepcopy(model).double()
-    with override(**QUICK):
-        sparse = sparsify.apply(model, RECIPE, torch.randn(*(n + 1 for n in shape[:-1]), WIDTH), strict=True)
-        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
-        x = torch.randn(shape, requires_grad=True)
-        y = x.detach().double().requires_grad_()
-        found, expected = sparse(x), wide(y)
-        assert (expected == 0).all(-1).any(), "tokens are dropped"
-        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)  # sums of products
-        gradient = torch.randn_like(expected)
-        mine = torch.autograd.grad(found, [x, *model.parameters()], gradient.float(), allow_unused=True)
-        theirs = torch.autograd.grad(expected, [y, *wide.parameters()], gradient, allow_unused=True)
+    sparse = sparsify.apply(model, RECIPE, torch.randn(*(n + 1 for n in shape[:-1]), WIDTH), strict=True)
+    assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+    x = torch.randn(shape, requires_grad=True)
+    y = x.detach().double().requires_grad_()
+    found, expected = sparse(x), wide(y)
+    assert (expected == 0).all(-1).any(), "tokens are dropped"
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)  # sums of products
+    gradient = torch.randn_like(expected)
+    mine = torch.autograd.grad(found, [x, *model.parameters()], gradient.float(), allow_unused=True)
+    theirs = torch.autograd.grad(expected, [y, *wide.parameters()], gradient, allow_unused=True)
     for own, other in zip(mine, theirs, strict=True):
         assert (own is None) == (other is None)
         if other is not None:
@@ -113,7 +110,7 @@ def test_equal_to_the_model(kind, shape):
 def test_one_token(kind, shape):
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(*shape, WIDTH)
-    with override(**QUICK), torch.no_grad():
+    with torch.no_grad():
         sparse = sparsify.apply(model, RECIPE, x, strict=True)
         assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
         expected = copy.deepcopy(model).double()(x.double())
@@ -121,7 +118,7 @@ def test_one_token(kind, shape):
 
 
 def test_program():
-    with override(**QUICK), torch.no_grad():
+    with torch.no_grad():
         sparse = sparsify.apply(GShard().eval(), RECIPE, torch.randn(2, 9, WIDTH))
     (region,) = sparse.report.regions
     assert region.einsum == (
@@ -136,8 +133,7 @@ def test_experts_without_tokens_are_not_read():
     with torch.no_grad():
         model.router.bias[:] = torch.tensor([9.0, 0, -99, -99])
         expected = model(x)
-        with override(**QUICK):
-            sparse = sparsify.apply(model, RECIPE, x)
+        sparse = sparsify.apply(model, RECIPE, x)
         model.wo[2:] = torch.nan
         torch.testing.assert_close(sparse(x), expected, rtol=1e-4, atol=1e-4)
         assert model(x).isnan().any()
@@ -154,7 +150,7 @@ class Sums(GShard):
 def test_sums_of_tokens():
     model, rows = Sums().eval(), 9 * torch.eye(WIDTH)[:EXPERTS]
     wrong = r"slot 0 of expert \d is weighted for token \d, but does not hold"
-    with override(**QUICK), torch.no_grad():
+    with torch.no_grad():
         model.router.weight.copy_(torch.eye(EXPERTS, WIDTH))
         sparse = sparsify.apply(model, RECIPE, rows[None])  # each expert has one of the tokens
         torch.testing.assert_close(sparse(rows[None]), model(rows[None]), rtol=1e-4, atol=1e-4)
@@ -182,11 +178,10 @@ def test_tokens_of_slots():
 def test_tokens_that_are_not_numbers(kind):
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(2, 9, WIDTH)
-    with override(**QUICK):
-        sparse = sparsify.apply(model, RECIPE, x)
-        x[0, 4] = torch.nan
-        found, expected = sparse(x), model(x)
-        found.sum().backward()
+    sparse = sparsify.apply(model, RECIPE, x)
+    x[0, 4] = torch.nan
+    found, expected = sparse(x), model(x)
+    found.sum().backward()
     assert found[0, 4].isnan().all()
     assert expected[0].isnan().all()
     torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-4)

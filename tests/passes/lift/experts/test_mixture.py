@@ -9,11 +9,9 @@ from torch.nn.functional import gelu, one_hot, silu
 
 import sparsify
 from sparsify.errors import RecipeError
-from sparsify.options import override
 
 RULE = {"targets": ["op:experts"], "role": "gate", "source": "computed"}
 # Built quickly: asked for right results only.
-QUICK = {"compiler_flags": ("-O1",)}
 EXPERTS, WIDTH, HIDDEN = 5, 12, 20
 
 
@@ -146,7 +144,7 @@ class BiasedSum(Biased):
 def test_equal_to_the_model(kind):
     torch.manual_seed(0)
     model = kind().eval()
-    with override(**QUICK), torch.no_grad():
+    with torch.no_grad():
         sparse = sparsify.apply(model, recipe(), torch.randn(9, WIDTH), strict=True)
         assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
         assert not sparse.report.dense
@@ -163,7 +161,7 @@ def test_halves(kind, dtype):
         nn.init.normal_(matrix, std=0.3)
     model = model.to(dtype)
     wide = copy.deepcopy(model).double()
-    with override(**QUICK), torch.no_grad():
+    with torch.no_grad():
         sparse = sparsify.apply(model, recipe(), torch.randn(9, WIDTH, dtype=dtype), strict=True)
         assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
         x = torch.randn(23, WIDTH, dtype=dtype)
@@ -189,11 +187,10 @@ def test_gradients_of_halves():
         nn.init.normal_(matrix, std=0.3)
     model = model.bfloat16().train()
     wide = copy.deepcopy(model).double()
-    with override(**QUICK):
-        sparse = sparsify.apply(model, recipe(), torch.randn(9, WIDTH).bfloat16(), strict=True)
-        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
-        x = torch.randn(23, WIDTH).bfloat16()
-        sparse(x).float().square().sum().backward()
+    sparse = sparsify.apply(model, recipe(), torch.randn(9, WIDTH).bfloat16(), strict=True)
+    assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+    x = torch.randn(23, WIDTH).bfloat16()
+    sparse(x).float().square().sum().backward()
     gate = model.gate(x).double()  # what is chosen is chosen in bfloat16
     expected = x.double() + torch.einsum("te,teo->to", gate, gated(wide, x.double()))
     expected.square().sum().backward()
@@ -206,7 +203,7 @@ def test_gradients_of_halves():
 
 
 def test_program():
-    with override(**QUICK), torch.no_grad():
+    with torch.no_grad():
         sparse = sparsify.apply(Gated().eval(), recipe(), torch.randn(9, WIDTH))
     (region,) = sparse.report.regions
     assert region.einsum == (
@@ -222,8 +219,7 @@ def test_unchosen_experts_are_not_computed():
         x = torch.rand(9, WIDTH) * 0.01
         x[:, 0] = 9
         expected = model(x)
-        with override(**QUICK):
-            sparse = sparsify.apply(model, recipe(), x)
+        sparse = sparsify.apply(model, recipe(), x)
         model.up[2:], model.down[2:] = torch.nan, torch.nan
         torch.testing.assert_close(sparse(x), expected, rtol=1e-4, atol=1e-4)
         assert model(x).isnan().all()
@@ -238,11 +234,10 @@ def test_gradients(kind):
     x = torch.randn(9, WIDTH, requires_grad=True)
     wide, y = copy.deepcopy(model).double(), x.detach().double().requires_grad_()
     expected = torch.autograd.grad(wide(y).square().sum(), [y, *wide.parameters()], allow_unused=True)
-    with override(**QUICK):
-        sparse = sparsify.apply(model, recipe(), x)
-        with torch.no_grad():
-            model.up[-1], model.down[-1] = torch.nan, torch.nan
-        found = torch.autograd.grad(sparse(x).square().sum(), [x, *model.parameters()], allow_unused=True)
+    sparse = sparsify.apply(model, recipe(), x)
+    with torch.no_grad():
+        model.up[-1], model.down[-1] = torch.nan, torch.nan
+    found = torch.autograd.grad(sparse(x).square().sum(), [x, *model.parameters()], allow_unused=True)
     for name, mine, theirs in zip(["x", *dict(model.named_parameters())], found, expected, strict=True):
         if mine is not None or theirs is not None:
             assert mine.shape[0] != EXPERTS or name.startswith("router") or not mine[-1].any()
@@ -262,9 +257,8 @@ def test_gradients_of_weights_that_are_zero():
     model, x = Signed().eval(), torch.randn(4, WIDTH)
     nn.init.zeros_(model.router.weight)
     expected = torch.autograd.grad(model(x).square().sum() + model(x).sum(), model.router.weight)
-    with override(**QUICK):
-        sparse = sparsify.apply(model, recipe(), x)
-        found = torch.autograd.grad(sparse(x).square().sum() + sparse(x).sum(), model.router.weight)
+    sparse = sparsify.apply(model, recipe(), x)
+    found = torch.autograd.grad(sparse(x).square().sum() + sparse(x).sum(), model.router.weight)
     assert expected[0].any()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
@@ -279,9 +273,8 @@ def test_a_gate_of_unknown_zeros_has_the_gradients_of_the_model():
     torch.manual_seed(0)
     model, x = Cut().eval(), torch.randn(9, WIDTH)
     expected = torch.autograd.grad(model(x).square().sum(), [model.up, model.router.weight])
-    with override(**QUICK):
-        sparse = sparsify.apply(model, recipe(), x)
-        found = torch.autograd.grad(sparse(x).square().sum(), [model.up, model.router.weight])
+    sparse = sparsify.apply(model, recipe(), x)
+    found = torch.autograd.grad(sparse(x).square().sum(), [model.up, model.router.weight])
     assert any("gradients are of all experts" in note for note in sparse.report.regions[0].notes)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
@@ -320,7 +313,7 @@ def test_stays_dense():
 def test_rows_that_are_read_elsewhere_are_multiplied_where_the_gate_chooses():
     torch.manual_seed(0)
     model, x = ReadTwice().eval(), torch.randn(9, WIDTH)
-    with override(**QUICK), torch.no_grad():
+    with torch.no_grad():
         sparse = sparsify.apply(model, recipe(), x, strict=True)
         (region,) = sparse.report.regions
         assert region.einsum == "Y[i,k] = sum(j, f, G[i,j] * X[i,j,f] * W[j,k,f])"
