@@ -88,7 +88,7 @@ def environment() -> dict[str, Any]:
         "compiler_flags": " ".join(target.flags(chosen)),
         "openmp": told(lambda: str(openmp.path())),
         "cache": str(cache_directory.cache_dir(chosen)),
-        **calibrate.summary(calibrate.known(chosen)),
+        **calibrate.summary(calibrate.cached_machine(chosen)),
     }
 
 

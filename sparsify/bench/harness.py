@@ -173,7 +173,9 @@ class Measured:
     @property
     def limit(self) -> Limit | None:
         """The least time on the machine, by measured (else assumed) machine figures; None if the work is unknown."""
-        return None if self.case.least is None else limit(self.case.least, calibrate.known(current()))
+        return (
+            None if self.case.least is None else limit(self.case.least, calibrate.cached_machine(current()))
+        )
 
     def _outcome(self, target: Target) -> Outcome:
         ours = self.times[target.ours]

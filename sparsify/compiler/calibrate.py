@@ -1,7 +1,7 @@
 """Calibration of the machine model: measured once with generated kernels, stored in the kernel cache.
 
-In: the options. Out: `known(options)`, a `Machine` as measured earlier or as assumed, and `measured(options)`, which
-measures a machine without earlier figures.
+In: the options. Out: `cached_machine(options)`, a `Machine` as measured earlier or as assumed, and
+`measured(options)`, which measures a machine without earlier figures.
 
 Probes take turns until two turns of each agree on its least time: other load on the machine makes runs longer, never
 shorter. If too few probes agree, later processes measure again, up to a bound, and the better of each figure counts.
@@ -112,7 +112,7 @@ _known: dict[str, Machine] = {}
 _final: set[str] = set()
 
 
-def known(options: Options) -> Machine:
+def cached_machine(options: Options) -> Machine:
     """The machine as measured earlier, by this process or another; otherwise the assumed machine."""
     key = key_of(options)
     if key not in _known:
@@ -129,7 +129,7 @@ def measured(options: Options) -> Machine:
     Raises:
         CompilerError: the probes cannot be compiled.
     """
-    found, key = known(options), key_of(options)
+    found, key = cached_machine(options), key_of(options)
     is_final = key in _final or (found.is_measured and (found.is_agreed or found.tries >= TRIES))
     if is_final or options.tune_seconds == 0 or count(options) != torch.get_num_threads():
         return found
@@ -347,8 +347,8 @@ def summary(machine: Machine) -> dict[str, str]:
 
 
 def try_measured(options: Options) -> Machine:
-    """The machine of `measured`; without a compiler the machine of `known`."""
+    """The machine of `measured`; without a compiler the machine of `cached_machine`."""
     try:
         return measured(options)
     except SparsifyError:
-        return known(options)
+        return cached_machine(options)

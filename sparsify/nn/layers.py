@@ -55,17 +55,19 @@ class SparseWeight(nn.Module):
                 "an embedding with max_norm or scale_grad_by_freq as a sparse layer", "a layer without them"
             )
         weight = layer.get_parameter("weight")
-        made = sparsify(weight.detach(), sparsifier, weight_format(format, weight.dim()))
-        assert isinstance(made, SparseTensor), "the format is one of sparse tensors"
-        if int(made.values().count_nonzero()) < stored_inside(made.pattern):  # zeros are kept or padding
-            kept = sparsify(weight.detach(), sparsifier, "coo")
-            assert isinstance(kept, SparseTensor), "coo is a format of sparse tensors"
-            require_exact(made.pattern, kept.nnz)
-        found = copy.deepcopy(layer)
-        found.__class__ = cls  # attributes are the same as in torch's layer
-        found.weight = nn.Parameter(made, requires_grad=weight.requires_grad)
-        assert isinstance(found, cls), "the copy has the class that was just set"
-        return found
+        sparse_weight = sparsify(weight.detach(), sparsifier, weight_format(format, weight.dim()))
+        assert isinstance(sparse_weight, SparseTensor), "the format is one of sparse tensors"
+        if int(sparse_weight.values().count_nonzero()) < stored_inside(
+            sparse_weight.pattern
+        ):  # zeros are kept or padding
+            coordinate_weight = sparsify(weight.detach(), sparsifier, "coo")
+            assert isinstance(coordinate_weight, SparseTensor), "coo is a format of sparse tensors"
+            require_exact(sparse_weight.pattern, coordinate_weight.nnz)
+        result = copy.deepcopy(layer)
+        result.__class__ = cls  # attributes are the same as in torch's layer
+        result.weight = nn.Parameter(sparse_weight, requires_grad=weight.requires_grad)
+        assert isinstance(result, cls), "the copy has the class that was just set"
+        return result
 
     def reset_parameters(self) -> None:
         """Draws new values as torch's layer does, and keeps the entries."""
@@ -96,9 +98,9 @@ class SparseWeight(nn.Module):
         stored = weight_format(format, dense.dim())
         drawn = int(torch.randint(2**31, ())) if seed is None else require_seed(type(self).__name__, seed)
         at = random_mask(dense.shape, stored, sparsity, drawn).nonzero().T
-        made = of_entries(at, dense[tuple(at)], dense.shape, stored)
-        require_exact(made.pattern, at.shape[1])
-        self.weight = nn.Parameter(made)
+        sparse_weight = of_entries(at, dense[tuple(at)], dense.shape, stored)
+        require_exact(sparse_weight.pattern, at.shape[1])
+        self.weight = nn.Parameter(sparse_weight)
 
 
 class Linear(SparseWeight, nn.Linear):

@@ -34,12 +34,12 @@ def weight_format(format: Any, rank: int) -> Format:
     """
     if rank == 4 and isinstance(format, str):
         format = OF_KERNELS.get(format.strip(), format)
-    found = Format(format, rank=rank)
-    if found.is_dense:
+    result = Format(format, rank=rank)
+    if result.is_dense:
         raise FormatError(
-            f"the weight of a sparse layer in the format {found}", "csr, or a layer of torch.nn"
+            f"the weight of a sparse layer in the format {result}", "csr, or a layer of torch.nn"
         )
-    return found
+    return result
 
 
 def structure_of(format: Format, shape: Sequence[int]) -> tuple[tuple[int, ...], Structure]:
@@ -77,14 +77,14 @@ def random_mask(shape: Sequence[int], format: Format, sparsity: float | None, se
     8
     """
     block, groups = structure_of(format, shape)
-    own = 1 - groups.keep / groups.of if groups.is_grouped else None
-    if sparsity is None and own is None:
+    group_sparsity = 1 - groups.keep / groups.of if groups.is_grouped else None
+    if sparsity is None and group_sparsity is None:
         raise SparsifierError(f"a sparse layer in the format {format}", "the share of zeros, sparsity=0.9")
-    share = own if sparsity is None else require_fraction("sparsity", sparsity)
+    share = group_sparsity if sparsity is None else require_fraction("sparsity", sparsity)
     assert share is not None, "one of both is there"
-    if own is not None and abs(share - own) > 1e-6:
+    if group_sparsity is not None and abs(share - group_sparsity) > 1e-6:
         raise SparsifierError(
-            f"sparsity={share:g} in the format {format}, whose groups have {own:g}",
+            f"sparsity={share:g} in the format {format}, whose groups have {group_sparsity:g}",
             "leave `sparsity` out, or another format",
         )
     Structure(block).require_fit(torch.Size(shape))
@@ -106,15 +106,15 @@ def stored_inside(pattern: Pattern) -> int:
     return pattern.nnz if inside is None else int(inside.sum())
 
 
-def require_exact(pattern: Pattern, kept: int) -> None:
+def require_exact(pattern: Pattern, mask_entries: int) -> None:
     """Raises if a format stores entries outside of a mask (padding would be trained, too).
 
     Raises:
         FormatError: the format pads rows, diagonals or blocks.
     """
     stored = stored_inside(pattern)
-    if stored != kept:
+    if stored != mask_entries:
         raise FormatError(
-            f"{pattern.format} stores {stored} entries for a mask of {kept}",
+            f"{pattern.format} stores {stored} entries for a mask of {mask_entries}",
             "csr, or entries that fill the diagonals, rows or blocks of the format",
         )

@@ -55,14 +55,14 @@ def _convolution(
     if weight.fill != 0:
         raise refuse(f"a convolution with the fill {weight.fill}", "a weight with the fill 0")
     if input.dim() == rank + 1:
-        given = (weight, bias, stride, padding, dilation, groups)
-        return _convolution(rank, input.unsqueeze(0), *given).squeeze(0)
+        arguments = (weight, bias, stride, padding, dilation, groups)
+        return _convolution(rank, input.unsqueeze(0), *arguments).squeeze(0)
     _require_fit(rank, input, weight, bias, groups)
     strides, dilations = _numbers("stride", stride, rank, 1), _numbers("dilation", dilation, rank, 1)
     before, after = _paddings(padding, strides, dilations, weight.shape[2:])
     sizes = [
-        (extent + low + high - apart * (taps - 1) - 1) // step + 1
-        for extent, low, high, apart, taps, step in zip(
+        (extent + low + high - spacing * (taps - 1) - 1) // step + 1
+        for extent, low, high, spacing, taps, step in zip(
             input.shape[2:], before, after, dilations, weight.shape[2:], strides, strict=True
         )
     ]
@@ -72,8 +72,8 @@ def _convolution(
         )
     places, taps = PLACES[:rank], TAPS[:rank]
     windows = [
-        f"{step}*{at}+{apart}*{tap}-{low}"
-        for at, tap, step, apart, low in zip(places, taps, strides, dilations, before, strict=True)
+        f"{step}*{at}+{spacing}*{tap}-{low}"
+        for at, tap, step, spacing, low in zip(places, taps, strides, dilations, before, strict=True)
     ]
     at, window, tap = ",".join(places), ",".join(windows), ",".join(taps)
     extents = dict(zip(places, sizes, strict=True))
@@ -97,26 +97,26 @@ def _require_fit(rank: int, input: Tensor, weight: Tensor, bias: Tensor | None, 
         groups > 0 and input.dim() == weight.dim() == rank + 2 and input.shape[1] == weight.shape[1] * groups
     )
     if not fits or weight.shape[0] % groups or (bias is not None and bias.shape != weight.shape[:1]):
-        beside = "" if bias is None else f", a bias {list(bias.shape)}"
+        bias_of = "" if bias is None else f", a bias {list(bias.shape)}"
         raise ShapeError(
-            f"conv{rank}d of an input {list(input.shape)}, a weight {list(weight.shape)}{beside} in {groups} groups; "
+            f"conv{rank}d of an input {list(input.shape)}, a weight {list(weight.shape)}{bias_of} in {groups} groups; "
             "an input [batch, groups * c, ...], a weight [groups * o, c, ...]"
         )
 
 
-def _numbers(name: str, given: Any, rank: int, least: int) -> list[int]:
+def _numbers(name: str, value: Any, rank: int, least: int) -> list[int]:
     """A number for each mode.
 
     Raises:
         ShapeError: something else, another count of numbers, or a number below `least`.
     """
-    several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    several = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     try:
         numbers = [index(n) for n in several if not isinstance(n, bool)]
     except TypeError:
         numbers = []
     if len(numbers) != len(several) or len(numbers) not in (1, rank) or min(numbers) < least:
-        raise ShapeError(f"{name}={given!r} of conv{rank}d", f"one integer or {rank}, each {least} or more")
+        raise ShapeError(f"{name}={value!r} of conv{rank}d", f"one integer or {rank}, each {least} or more")
     return numbers * (rank if len(numbers) == 1 else 1)
 
 
@@ -133,5 +133,5 @@ def _paddings(
         return numbers, numbers
     if any(step != 1 for step in strides):
         raise refuse("padding='same' of a convolution with strides", "numbers as padding")
-    total = [apart * (n - 1) for apart, n in zip(dilations, taps, strict=True)]
+    total = [spacing * (n - 1) for spacing, n in zip(dilations, taps, strict=True)]
     return [n // 2 for n in total], [n - n // 2 for n in total]

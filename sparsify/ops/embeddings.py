@@ -38,8 +38,8 @@ def embedding(
     if not isinstance(weight, SparseTensor) or weight.dim() != 2 or not is_dense(input):
         raise refuse("an embedding of a sparse index", "a dense index and a sparse table of two modes")
     if max_norm is not None or scale_grad_by_freq:
-        asked = "max_norm" if max_norm is not None else "scale_grad_by_freq"
-        raise refuse(f"an embedding with {asked}", f"no {asked}")
+        option = "max_norm" if max_norm is not None else "scale_grad_by_freq"
+        raise refuse(f"an embedding with {option}", f"no {option}")
     if input.dtype not in (torch.int32, torch.int64):
         raise DtypeError(f"an embedding at {input.dtype} indices", "indices of torch.int64 or torch.int32")
     words, count = weight.shape[0], input.numel()
@@ -51,12 +51,12 @@ def embedding(
     rows = torch.arange(count + 1, dtype=at.dtype)
     pattern = shared(Format("csr"), (count, words), (None, rows), (None, at), is_private=True).trusted()
     one_hot = SparseTensor(pattern, torch.ones(count, dtype=weight.dtype))
-    found: Tensor = einsum("tv,vk->tk", one_hot, _with_zeros(weight), format="dense")
-    found = found.reshape(*input.shape, weight.shape[1])
-    if padding_idx is None or not found.requires_grad:
-        return found
+    result: Tensor = einsum("tv,vk->tk", one_hot, _with_zeros(weight), format="dense")
+    result = result.reshape(*input.shape, weight.shape[1])
+    if padding_idx is None or not result.requires_grad:
+        return result
     is_padding = input == (padding_idx if padding_idx >= 0 else padding_idx + words)
-    return torch.where(is_padding.unsqueeze(-1), found.detach(), found)
+    return torch.where(is_padding.unsqueeze(-1), result.detach(), result)
 
 
 def _with_zeros(weight: SparseTensor) -> SparseTensor:
@@ -76,11 +76,11 @@ def _inside(index: Tensor, extent: int) -> Tensor:
     Raises:
         IndexError: a row outside of the table.
     """
-    known = torch.zeros((), dtype=torch.int64).expand(
+    zeros = torch.zeros((), dtype=torch.int64).expand(
         extent
     )  # no memory; the lookup is captured in graphs, too
     try:
-        inside = index + known.index_select(0, index)
+        inside = index + zeros.index_select(0, index)
     except (IndexError, RuntimeError) as error:
         low, high = int(index.min()), int(index.max())
         raise IndexError(

@@ -69,11 +69,11 @@ def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def _product(name: str, subscripts: str, first: Tensor, second: Tensor) -> Tensor:
     """An einsum of two operands, with checked ranks."""
-    wanted = [len(part) for part in subscripts.split("->")[0].split(",")]
-    if [first.dim(), second.dim()] != wanted:
+    ranks = [len(part) for part in subscripts.split("->")[0].split(",")]
+    if [first.dim(), second.dim()] != ranks:
         raise ShapeError(
             f"torch.{name} of {list(first.shape)} and {list(second.shape)}; operands of "
-            f"{wanted[0]} and {wanted[1]} modes"
+            f"{ranks[0]} and {ranks[1]} modes"
         )
     return _einsum(subscripts, first, second)
 
@@ -128,8 +128,10 @@ def baddbmm(
 
 def _added(input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
     """`beta * input + alpha * product`; an input with `beta` 0 is not read, as in torch."""
-    own, whole = tuple(input.shape), tuple(product.shape)
-    fits = len(own) <= len(whole) and all(n in (1, m) for n, m in zip(own[::-1], whole[::-1], strict=False))
+    input_shape, product_shape = tuple(input.shape), tuple(product.shape)
+    fits = len(input_shape) <= len(product_shape) and all(
+        n in (1, m) for n, m in zip(input_shape[::-1], product_shape[::-1], strict=False)
+    )
     if not fits:
         raise ShapeError(f"an input of shape {list(input.shape)} beside a product of {list(product.shape)}")
     product = scaled(product, alpha, input)
@@ -204,8 +206,8 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2, out: Tensor | None = None) ->
     second = list("abcdefgh"[: b.dim()])
     for mine, theirs in zip(left, right, strict=True):
         second[theirs] = first[mine]
-    kept = [n for n in (*first, *second) if (n in first) != (n in second)]
-    return _einsum(f"{first},{''.join(second)}->{''.join(kept)}", a, b)
+    free = [n for n in (*first, *second) if (n in first) != (n in second)]
+    return _einsum(f"{first},{''.join(second)}->{''.join(free)}", a, b)
 
 
 @operator(functional.linear)

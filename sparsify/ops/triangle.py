@@ -27,7 +27,7 @@ def diagonal_of(input: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int =
     if first == second:
         raise ShapeError(f"a diagonal of mode {dim1} with itself; two modes")
     entries = entries_of(input)
-    entries = entries.kept(entries.columns[second] - entries.columns[first] == offset)
+    entries = entries.selected(entries.columns[second] - entries.columns[first] == offset)
     rest = [mode for mode in range(input.dim()) if mode not in (first, second)]
     columns = [entries.columns[mode] for mode in (*rest, first if offset >= 0 else second)]
     length = min(input.shape[first] + min(offset, 0), input.shape[second] - max(offset, 0))
@@ -92,8 +92,8 @@ def _triangle(input: SparseTensor, out: Any, lies: Any) -> SparseTensor:
     if input.dim() < 2:
         raise ShapeError(f"a triangle of a tensor of {input.dim()} modes; 2 or more")
     entries = entries_of(input)
-    kept = entries.kept(lies(entries.columns[-1] - entries.columns[-2]))
-    return moved(input, kept, input.shape, same_modes(input.format))
+    selected = entries.selected(lies(entries.columns[-1] - entries.columns[-2]))
+    return moved(input, selected, input.shape, same_modes(input.format))
 
 
 @operator(torch.flip, Tensor.flip)
@@ -165,7 +165,7 @@ def pad(input: SparseTensor, pad: Sequence[int], mode: str = "constant", value: 
         entries = entries.replaced(at, entries.columns[at] + before)
         if before < 0 or after < 0:
             column = entries.columns[at]
-            entries = entries.kept((column >= 0) & (column < shape[at]))
+            entries = entries.selected((column >= 0) & (column < shape[at]))
     return moved(input, entries, shape, same_modes(input.format))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from sparsify import recipe as recipes
 from sparsify.errors import RecipeError, public
 from sparsify.passes.capture.captured import Dynamic
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.module.prepare import Kind
 from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.module.sparse_module import SparseModule
@@ -70,10 +70,10 @@ def apply(
             "sparsify.shard(model, recipe)",
             loaded.file,
         )
-    asked = Asked(
+    request = ApplyRequest(
         loaded, dynamic, strict, verify, trainable, inplace, calibration=calibration, pieces=pieces_of
     )
-    module = applied(model, asked, example_inputs)
+    module = applied(model, request, example_inputs)
     if warmup:
         module.prepare(warmup)
     return module

@@ -56,17 +56,17 @@ def model_section(module: SparseModule) -> Section:
     lines = list(report.lines(folded_names))
     if not module.variants:
         lines.append("nothing is captured yet: call the model once, or give apply example inputs")
-    found = [
+    sections = [
         Section("rules", columns(("rule", "where", "matched", "note"), rules)),
         Section("regions", columns(("region", "einsum"), regions)),
         Section("convolutions of torch's", columns(("node", "scope", "runs", "timed us"), chains)),
     ]
     if module.variants:
         rows = columns(("node", "operator", "scope", "reason"), [tuple(row) for row in fold_rows(dense)])
-        found.append(Section("left dense", rows or "nothing that a rule reached"))
+        sections.append(Section("left dense", rows or "nothing that a rule reached"))
     width = terminal_width(UNLIMITED) - MARGIN
     text = "\n".join(wrapped(line, width) for line in lines)
-    return Section("model", text, inner=tuple(section for section in found if section.text))
+    return Section("model", text, inner=tuple(section for section in sections if section.text))
 
 
 def columns(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -108,8 +108,8 @@ def verify(draft: Draft, stage: str) -> None:
     except RuntimeError as error:
         raise AssertionError(f"{stage} left a malformed graph: {error}") from error
     for region in draft.regions:
-        known = set(draft.graph.nodes)
+        nodes = set(draft.graph.nodes)
         lost = [
-            node for node in getattr(region, "inputs", ()) if isinstance(node, fx.Node) and node not in known
+            node for node in getattr(region, "inputs", ()) if isinstance(node, fx.Node) and node not in nodes
         ]
         assert not lost, f"{stage} lost {lost}, which a region needs"

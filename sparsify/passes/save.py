@@ -21,7 +21,7 @@ from sparsify.compiler.cpp.toolchain import levels
 from sparsify.errors import DataError, path_of, public
 from sparsify.passes import saved_folder
 from sparsify.passes.capture.captured import Dynamic
-from sparsify.passes.capture.draft import Asked, Pruning
+from sparsify.passes.capture.draft import ApplyRequest, Pruning
 from sparsify.passes.capture.shell import modes
 from sparsify.passes.module.prepare import Kind
 from sparsify.passes.module.sparse_module import SparseModule
@@ -66,38 +66,38 @@ def save(
         raise DataError(
             f"{type(module).__name__} is no sparse model", "save what sparsify.apply(model, recipe) returns"
         )
-    place = path_of(folder, "the folder").expanduser()
+    path = path_of(folder, "the folder").expanduser()
     if isinstance(module, ServedModule):
         raise DataError(
             f"this model was loaded without its class from {module.folder}, which has all of it",
             "copy that folder",
         )
     if kernels:
-        wanted = require_levels(target)
-        found = described(module, wanted)
-        graphs = saved_folder.Graphs(json.dumps(found.document), found.files)
-        facts = {**facts_of(module, {}), **found.facts}
-        saved_folder.write(place, found.arrays, recipe_text(module._asked.recipe), facts, graphs)
-        return place
+        required_levels = require_levels(target)
+        served = described(module, required_levels)
+        graphs = saved_folder.Graphs(json.dumps(served.document), served.files)
+        facts = {**facts_of(module, {}), **served.facts}
+        saved_folder.write(path, served.arrays, recipe_text(module._request.recipe), facts, graphs)
+        return path
     with module._weights.lock:
         dense = module._weights.mirror(modes(module._source))
         tensors, tied = distinct(dense.model.state_dict())
         dense.clear()
-    saved_folder.write(place, tensors, recipe_text(module._asked.recipe), facts_of(module, tied))
-    return place
+    saved_folder.write(path, tensors, recipe_text(module._request.recipe), facts_of(module, tied))
+    return path
 
 
 def facts_of(module: SparseModule, tied: Mapping[str, str]) -> dict[str, Any]:
     """The facts of a manifest about a model, with the further names of tied weights."""
-    asked = module._asked
+    request = module._request
     return {
         "model": type(module._source).__name__,
         "training": module.training,
-        "strict": asked.strict,
-        "verify": asked.verify,
-        "trainable": asked.trainable,
+        "strict": request.strict,
+        "verify": request.verify,
+        "trainable": request.trainable,
         "tied": dict(tied),
-        "passed": asked.pruning.passed,
+        "passed": request.pruning.passed,
         "sparsify": version(),
         "torch": str(torch.__version__),
     }
@@ -151,20 +151,20 @@ def load(
         RecipeError: the recipe is wrong.
         CaptureError, CompilerError, VerificationError: as `apply`.
     """
-    place = path_of(folder, "the folder").expanduser()
+    path = path_of(folder, "the folder").expanduser()
     if model is None:
         first = () if example_inputs is None else ({"inputs": example_inputs},)
-        return without_model(place, (*first, *warmup), trainable is True or dynamic is not None or inplace)
+        return without_model(path, (*first, *warmup), trainable is True or dynamic is not None or inplace)
     from sparsify.passes.apply import pieces_of
     from sparsify.passes.module.prune_and_capture import applied
 
-    manifest, tensors, recipe = saved_folder.read(place, recipes.loads, dense_weights)
-    require_class(place, manifest.model, model)
+    manifest, tensors, recipe = saved_folder.read(path, recipes.loads, dense_weights)
+    require_class(path, manifest.model, model)
     pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
     with unchanged_on_failure(model):
-        load_state(place, manifest.model, model, tensors)
+        load_state(path, manifest.model, model, tensors)
         model.train(manifest.training)
-        asked = Asked(
+        request = ApplyRequest(
             recipe,
             dynamic,
             manifest.strict if strict is ... else strict,
@@ -175,13 +175,13 @@ def load(
             is_calibrated=True,
             pieces=pieces_of,
         )
-        module = applied(model, asked, example_inputs)
+        module = applied(model, request, example_inputs)
         if warmup:
             module.prepare(warmup)
         return module
 
 
-def without_model(place: Path, warmup: Sequence[Kind], is_captured: bool) -> SparseModule:
+def without_model(folder: Path, warmup: Sequence[Kind], is_captured: bool) -> SparseModule:
     """The served model of a folder, after a call of each kind.
 
     Args:
@@ -195,12 +195,12 @@ def without_model(place: Path, warmup: Sequence[Kind], is_captured: bool) -> Spa
             "trainable, dynamic and inplace are about capturing, and without a model nothing is captured",
             "leave them out, or give the model, sparsify.load(folder, model)",
         )
-    served = load_served(place)
+    served = load_served(folder)
     served.prepare(warmup)
     return served
 
 
-def require_class(place: Path, saved: str, model: nn.Module) -> None:
+def require_class(folder: Path, saved: str, model: nn.Module) -> None:
     """Raises where the class of a model is neither the saved class nor a subclass."""
     if not isinstance(model, nn.Module):
         raise DataError(
@@ -208,12 +208,12 @@ def require_class(place: Path, saved: str, model: nn.Module) -> None:
         )
     if saved not in (kind.__name__ for kind in type(model).__mro__):
         raise DataError(
-            f"{place} holds a {saved}, and the model is a {type(model).__name__}",
+            f"{folder} holds a {saved}, and the model is a {type(model).__name__}",
             f"give a model of class {saved}, built with the arguments that it had when it was saved",
         )
 
 
-def load_state(place: Path, saved: str, model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+def load_state(folder: Path, saved: str, model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     """Copies tensors into a model.
 
     Raises:
@@ -223,7 +223,7 @@ def load_state(place: Path, saved: str, model: nn.Module, tensors: dict[str, tor
         model.load_state_dict(tensors)
     except Exception as error:  # modules may have custom loading code
         raise DataError(
-            f"the weights in {place}, of a {saved}, do not fit this {type(model).__name__}: {error}",
+            f"the weights in {folder}, of a {saved}, do not fit this {type(model).__name__}: {error}",
             "build the model with the arguments that it had when it was saved",
         ) from None
 
@@ -266,11 +266,11 @@ def distinct(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, 
     tensors, tied = {}, {}
     for name, value in state.items():
         require_storable(name, value)
-        known = first.setdefault(memory_of(name, value), name)
-        if known == name:
+        original = first.setdefault(memory_of(name, value), name)
+        if original == name:
             tensors[name] = value.detach().resolve_conj().resolve_neg().contiguous().clone()
         else:
-            tied[name] = known
+            tied[name] = original
     return tensors, tied
 
 

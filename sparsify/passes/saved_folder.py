@@ -135,7 +135,7 @@ class Graphs:
 
 
 def write(
-    place: Path,
+    folder: Path,
     tensors: Mapping[str, torch.Tensor],
     recipe: str,
     facts: Mapping[str, Any],
@@ -144,7 +144,7 @@ def write(
     """Replaces the model of a folder; until one last step the folder holds the earlier model.
 
     Args:
-        place: path of the folder, created if missing.
+        folder: path of the folder, created if missing.
         tensors: weights by name, contiguous and without shared memory.
         recipe: YAML.
         facts: fields of `Manifest`, except files.
@@ -156,32 +156,32 @@ def write(
     """
     if len(recipe.encode()) > MAX_BYTES:
         raise DataError(
-            f"cannot save into {place}: as a file the recipe has more than {MAX_BYTES >> 10} KiB",
+            f"cannot save into {folder}: as a file the recipe has more than {MAX_BYTES >> 10} KiB",
             "name many tensors by patterns",
         )
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with _locked(place):
-            require_ours(place, graphs is not None)
-            _finish(place)
-            for draft in place.glob(".saving-*"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            require_ours(folder, graphs is not None)
+            _finish(folder)
+            for draft in folder.glob(".saving-*"):
                 if DRAFT.fullmatch(draft.name):
                     shutil.rmtree(draft)
-            _replace(place, tensors, recipe, facts, graphs)
+            _replace(folder, tensors, recipe, facts, graphs)
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"cannot save into {place}: {_cause(error)}",
+            f"cannot save into {folder}: {_cause(error)}",
             "an earlier model in this folder is unchanged; make room or name another folder",
         ) from error
 
 
 def read(
-    place: Path, parse: Callable[[str, str], T], unpack: Unpack | None = None
+    folder: Path, parse: Callable[[str, str], T], unpack: Unpack | None = None
 ) -> tuple[Manifest, dict[str, torch.Tensor], T]:
     """The manifest, the tensors and the recipe of a folder, all of one save.
 
     Args:
-        place: path of the folder.
+        folder: path of the folder.
         parse: function from the text of the recipe and its file name to the recipe.
         unpack: function from the arrays in a folder with graphs to a model's tensors; without it the arrays are
             returned.
@@ -190,47 +190,47 @@ def read(
         DataError: a file is missing, damaged, or differs from the saved one.
     """
 
-    def whole(manifest: Manifest) -> tuple[Manifest, dict[str, torch.Tensor], T]:
-        tensors = _tensors(place, manifest)
+    def contents(manifest: Manifest) -> tuple[Manifest, dict[str, torch.Tensor], T]:
+        tensors = _tensors(folder, manifest)
         if manifest.is_served and unpack is not None:
-            tensors = unpack(place, manifest, tensors)
-        return manifest, tensors, _recipe(place, manifest, parse)
+            tensors = unpack(folder, manifest, tensors)
+        return manifest, tensors, _recipe(folder, manifest, parse)
 
-    return consistent(place, whole)
+    return consistent(folder, contents)
 
 
-def consistent(place: Path, whole: Callable[[Manifest], R]) -> R:
+def consistent(folder: Path, contents: Callable[[Manifest], R]) -> R:
     """The result of a function of the manifest over a folder, all of one save; the last attempt makes saves wait.
 
     Raises:
-        SparsifyError: raised by `whole`, if no save has replaced the files meanwhile.
+        SparsifyError: raised by `contents`, if no save has replaced the files meanwhile.
         DataError: saves replace the files during each of several attempts, on a file system without locks.
     """
     for attempt in range(READS):
         is_last = attempt == READS - 1
-        with _locked(place, fcntl.LOCK_SH) if is_last else nullcontext():
-            before = _version(place)
+        with _locked(folder, fcntl.LOCK_SH) if is_last else nullcontext():
+            before = _version(folder)
             try:
-                found = whole(read_manifest(place))
+                result = contents(read_manifest(folder))
             except SparsifyError:
-                if is_last or _version(place) == before:
+                if is_last or _version(folder) == before:
                     raise  # no save has replaced or moved the files meanwhile
             else:
                 # Files are opened by name after their checksums: another save may have replaced them meanwhile.
-                if _version(place) == before:
-                    return found
+                if _version(folder) == before:
+                    return result
     raise DataError(
-        f"other processes save into {place} again and again", "wait for them, or name another folder"
+        f"other processes save into {folder} again and again", "wait for them, or name another folder"
     )
 
 
-def checked(place: Path, manifest: Manifest, name: str) -> Path:
+def checked(folder: Path, manifest: Manifest, name: str) -> Path:
     """The path of a file of a folder's model, with verified content.
 
     Raises:
         DataError: the file is missing, torn or changed.
     """
-    path = _path(place, name)
+    path = _path(folder, name)
     saved = {WEIGHTS: manifest.weights, RECIPE: manifest.recipe}.get(name) or manifest.files.get(name)
     try:
         _require_sum(path, saved)
@@ -239,30 +239,30 @@ def checked(place: Path, manifest: Manifest, name: str) -> Path:
     return path
 
 
-def _version(place: Path) -> list[tuple[int, int] | None]:
+def _version(folder: Path) -> list[tuple[int, int] | None]:
     """A key that differs whenever a save has replaced the model of a folder or moved its files."""
-    found: list[tuple[int, int] | None] = []
-    for path in (place / MANIFEST, place / COMPLETE):
+    version: list[tuple[int, int] | None] = []
+    for path in (folder / MANIFEST, folder / COMPLETE):
         try:
             status = path.stat()
-            found.append((status.st_ino, status.st_mtime_ns))
+            version.append((status.st_ino, status.st_mtime_ns))
         except OSError:
-            found.append(None)
-    return found
+            version.append(None)
+    return version
 
 
-def read_manifest(place: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder, checked.
 
     Raises:
         DataError: the manifest is missing, or not written by `save`.
     """
-    return _manifest(place, _path(place, MANIFEST))
+    return _manifest(folder, _path(folder, MANIFEST))
 
 
-def holds_model(place: Path) -> bool:
+def holds_model(folder: Path) -> bool:
     """Whether a folder has a manifest."""
-    return _path(place, MANIFEST).exists()
+    return _path(folder, MANIFEST).exists()
 
 
 def text_of(path: Path, limit: int | None = None) -> str:
@@ -281,13 +281,13 @@ def text_of(path: Path, limit: int | None = None) -> str:
         raise _unreadable(path, error) from None
 
 
-def _manifest(place: Path, path: Path) -> Manifest:
+def _manifest(folder: Path, path: Path) -> Manifest:
     """The manifest of a folder in a file, checked."""
     try:
         text = _regular(path, MANIFEST_BYTES).read_bytes()
     except OSError as error:
         raise DataError(
-            f"{place} holds no saved sparse model: {_cause(error)}", "name a folder that sparsify.save wrote"
+            f"{folder} holds no saved sparse model: {_cause(error)}", "name a folder that sparsify.save wrote"
         ) from None
     try:
         layout = _Layout.model_validate_json(text).layout
@@ -302,20 +302,20 @@ def _manifest(place: Path, path: Path) -> Manifest:
         where = ".".join(map(str, first["loc"]))
         complaint = f"{where}: {first['msg']}" if where else first["msg"]
         raise DataError(
-            f"{place} holds no saved sparse model: {MANIFEST} is damaged, {complaint}",
+            f"{folder} holds no saved sparse model: {MANIFEST} is damaged, {complaint}",
             "save the model again, into another folder or after this file is deleted",
         ) from None
 
 
-def _path(place: Path, name: str) -> Path:
+def _path(folder: Path, name: str) -> Path:
     """The place of a file of the folder's model."""
-    complete = place / COMPLETE / name
-    return complete if os.path.exists(complete) else place / name  # noqa: PTH110, names may be too long
+    complete = folder / COMPLETE / name
+    return complete if os.path.exists(complete) else folder / name  # noqa: PTH110, names may be too long
 
 
-def _tensors(place: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
+def _tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     """The tensors under all of their names."""
-    path = _path(place, WEIGHTS)
+    path = _path(folder, WEIGHTS)
     try:
         _require_sum(path, manifest.weights)
         tensors = load_file(path)
@@ -328,15 +328,15 @@ def _tensors(place: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     for name, first in manifest.tied.items():
         if first not in tensors:
             raise DataError(
-                f"{place / MANIFEST} ties {name} to {first}, which {WEIGHTS} does not hold",
+                f"{folder / MANIFEST} ties {name} to {first}, which {WEIGHTS} does not hold",
                 "save the model again",
             )
     return tensors | {name: tensors[first] for name, first in manifest.tied.items()}
 
 
-def _recipe(place: Path, manifest: Manifest, parse: Callable[[str, str], T]) -> T:
+def _recipe(folder: Path, manifest: Manifest, parse: Callable[[str, str], T]) -> T:
     """The recipe; a mistake in its text is reported before a changed checksum."""
-    path = _path(place, RECIPE)
+    path = _path(folder, RECIPE)
     try:
         text = _regular(path, MAX_BYTES).read_text(encoding="utf-8")
         recipe = parse(text, str(path))
@@ -353,8 +353,8 @@ def _require_sum(path: Path, saved: SavedFile | None) -> None:
         return
     if size != saved.bytes:
         raise _unreadable(path, f"it has {size} bytes and had {saved.bytes} when it was saved")
-    if (found := _sum(path)) != saved.sha256:
-        raise _unreadable(path, f"it has the SHA-256 sum {found} and had {saved.sha256} when it was saved")
+    if (checksum := _sum(path)) != saved.sha256:
+        raise _unreadable(path, f"it has the SHA-256 sum {checksum} and had {saved.sha256} when it was saved")
 
 
 def _unreadable(path: Path, cause: Exception | str) -> DataError:
@@ -364,14 +364,14 @@ def _unreadable(path: Path, cause: Exception | str) -> DataError:
 
 
 def _replace(
-    place: Path,
+    folder: Path,
     tensors: Mapping[str, torch.Tensor],
     recipe: str,
     facts: Mapping[str, Any],
     graphs: Graphs | None,
 ) -> None:
     """Writes all files into a draft, makes the draft the folder's model, and moves its files to their places."""
-    draft = place / f".saving-{secrets.token_hex(8)}"
+    draft = folder / f".saving-{secrets.token_hex(8)}"
     try:
         draft.mkdir()
         save_file(dict(tensors), draft / WEIGHTS)
@@ -387,12 +387,12 @@ def _replace(
         (draft / MANIFEST).write_text(text + "\n", encoding="utf-8")
         for path in (*(draft / name for name in (WEIGHTS, RECIPE, *names, MANIFEST)), draft):
             _sync(path)
-        draft.rename(place / COMPLETE)
+        draft.rename(folder / COMPLETE)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    _sync(place)
+    _sync(folder)
     with suppress(OSError):  # finished by the next save
-        _finish(place)
+        _finish(folder)
 
 
 def _write_graphs(draft: Path, graphs: Graphs) -> list[str]:
@@ -405,74 +405,74 @@ def _write_graphs(draft: Path, graphs: Graphs) -> list[str]:
     return [GRAPH, *(f"{folder}/{name}" for name in graphs.kernels)]
 
 
-def _finish(place: Path) -> None:
+def _finish(folder: Path) -> None:
     """Moves the files of a complete save to their places, and deletes the earlier model's graphs and kernels.
 
     The manifest is moved last: until then the next save can determine the remaining moves and deletions.
     """
-    complete = place / COMPLETE
+    complete = folder / COMPLETE
     if complete.is_dir():
         kernels = [path.name for path in complete.glob(f"{KERNELS}*")]
         for name in (*kernels, WEIGHTS, RECIPE, GRAPH):
             if (complete / name).exists():
-                os.replace(complete / name, place / name)
+                os.replace(complete / name, folder / name)
         if (complete / MANIFEST).exists():
-            _delete(place, _named(place, place / MANIFEST) - _named(place, complete / MANIFEST))
-            os.replace(complete / MANIFEST, place / MANIFEST)
-        _sync(place)
+            _delete(folder, _named(folder, folder / MANIFEST) - _named(folder, complete / MANIFEST))
+            os.replace(complete / MANIFEST, folder / MANIFEST)
+        _sync(folder)
         complete.rmdir()
 
 
-def _named(place: Path, path: Path) -> set[str]:
+def _named(folder: Path, path: Path) -> set[str]:
     """The files of graphs and kernels named by a manifest; none without a manifest."""
     try:
-        return set(_manifest(place, path).files)
+        return set(_manifest(folder, path).files)
     except SparsifyError:
         return set()
 
 
-def _delete(place: Path, names: set[str]) -> None:
+def _delete(root: Path, names: set[str]) -> None:
     """Deletes files of a model, and their folders if empty."""
     for name in names:
         with suppress(OSError):
-            (place / name).unlink(missing_ok=True)
+            (root / name).unlink(missing_ok=True)
     for folder in {name.partition("/")[0] for name in names if "/" in name}:
         with suppress(OSError):
-            (place / folder).rmdir()
+            (root / folder).rmdir()
 
 
-def require_ours(place: Path, has_graphs: bool) -> None:
+def require_ours(folder: Path, has_graphs: bool) -> None:
     """Raises where files to be replaced by a save belong to no saved model.
 
     Raises:
         DataError: the files belong to other programs, or the manifest is damaged.
     """
-    taken = [name for name in FILES if os.path.lexists(place / name)]
-    manifests = [path for path in (place / MANIFEST, place / COMPLETE / MANIFEST) if os.path.lexists(path)]
+    taken = [name for name in FILES if os.path.lexists(folder / name)]
+    manifests = [path for path in (folder / MANIFEST, folder / COMPLETE / MANIFEST) if os.path.lexists(path)]
     if MANIFEST in taken:
-        read_manifest(place)
+        read_manifest(folder)
     if manifests and has_graphs and GRAPH in taken:
-        if not any(GRAPH in _named(place, path) for path in manifests):
+        if not any(GRAPH in _named(folder, path) for path in manifests):
             raise DataError(
-                f"{place} holds {GRAPH}, which is not of the model that was saved there",
+                f"{folder} holds {GRAPH}, which is not of the model that was saved there",
                 "name another folder, or move the file away",
             )
     elif taken and not manifests:
         raise DataError(
-            f"{place} holds {taken[0]} and no saved sparse model",
+            f"{folder} holds {taken[0]} and no saved sparse model",
             "name another folder, or move the file away",
         )
 
 
 @contextmanager
-def _locked(place: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+def _locked(folder: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     """A lock for one save into a folder at a time, if supported by the file system; ends with the process.
 
     Args:
-        place: path of the folder.
+        folder: path of the folder.
         kind: `LOCK_EX` to save, `LOCK_SH` to read.
     """
-    directory = os.open(place, os.O_RDONLY)
+    directory = os.open(folder, os.O_RDONLY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
@@ -482,7 +482,7 @@ def _locked(place: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise DataError(
-                        f"another process has been saving into {place} for {LOCK_SECONDS:.0f} s",
+                        f"another process has been saving into {folder} for {LOCK_SECONDS:.0f} s",
                         "wait for it, or name another folder",
                     ) from None
                 time.sleep(0.02)
@@ -495,11 +495,11 @@ def _locked(place: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 def _regular(path: Path, limit: int | None = None) -> Path:
     """The path of a regular file within a size limit, since pipes and devices may never end."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    if limit is not None and found.st_size > limit:
-        raise OSError(errno.EFBIG, f"{found.st_size} bytes, more than {limit}", str(path))
+    if limit is not None and status.st_size > limit:
+        raise OSError(errno.EFBIG, f"{status.st_size} bytes, more than {limit}", str(path))
     return path
 
 
@@ -530,5 +530,5 @@ def _cause(error: Exception) -> str:
     """The text of an error of the file system."""
     if isinstance(error, OSError) and error.errno in FULL:
         return FULL[error.errno]
-    found = re.search(r"os error (\d+)", str(error))  # errors of safetensors have no `errno`
-    return FULL.get(int(found[1]), str(error)) if found else str(error)
+    code = re.search(r"os error (\d+)", str(error))  # errors of safetensors have no `errno`
+    return FULL.get(int(code[1]), str(error)) if code else str(error)

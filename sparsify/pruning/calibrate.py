@@ -80,7 +80,7 @@ def prune_by_calibration(
     """
     if not calls:
         raise DataError("the calibration data is empty", "give one batch of inputs or more")
-    put = put or (lambda name, weight: place(model, name, weight))
+    put = put or (lambda name, weight: put_parameter(model, name, weight))
     for name, prune in jobs.items():
         weight = model.get_parameter(name)
         _, structure = Structure.asked_by(prune).in_matrix(weight.shape, False)
@@ -90,8 +90,8 @@ def prune_by_calibration(
         reads = [reads_of(model, jobs, call, at) for at, call in enumerate(calls)]
         for names in rounds(reads):
             moments = Moments({name: kind_of(model.get_parameter(name), jobs[name]) for name in names})
-            for at, (call, known) in enumerate(zip(calls, reads, strict=True)):
-                gather(model, call, at, moments, sum(name in names for name, _ in known))
+            for at, (call, products) in enumerate(zip(calls, reads, strict=True)):
+                gather(model, call, at, moments, sum(name in names for name, _ in products))
             for name in names:
                 prune_one(model, name, jobs[name], moments.of.pop(name, {}), outcome)
                 if name in outcome.pruned:
@@ -117,11 +117,11 @@ def prune_one(
         raise type(error)(f"{name}: {error.message}", error.remedy) from error
 
 
-def place(model: nn.Module, name: str, weight: Tensor) -> None:
+def put_parameter(model: nn.Module, name: str, weight: Tensor) -> None:
     """Puts a weight under one name."""
-    owner, _, own = name.rpartition(".")
+    owner, _, attribute = name.rpartition(".")
     old = model.get_parameter(name)
-    setattr(model.get_submodule(owner), own, nn.Parameter(weight, requires_grad=old.requires_grad))
+    setattr(model.get_submodule(owner), attribute, nn.Parameter(weight, requires_grad=old.requires_grad))
 
 
 def run(model: nn.Module, call: Call, at: int) -> None:
@@ -145,34 +145,34 @@ def run(model: nn.Module, call: Call, at: int) -> None:
 
 def reads_of(model: nn.Module, jobs: Mapping[str, Prune], call: Call, at: int) -> list[tuple[str, int]]:
     """Weights read by the products of a call, in order, with a number; consecutive products of one X share a number."""
-    found: list[tuple[str, int]] = []
+    reads: list[tuple[str, int]] = []
     last: list[Product] = []  # keeps the source alive: no other tensor can reuse the address
 
     def take(product: Product) -> None:
         is_same = bool(last) and last[0].input_key == product.input_key
-        found.append((product.name, (found[-1][1] if found else 0) + (not is_same)))
+        reads.append((product.name, (reads[-1][1] if reads else 0) + (not is_same)))
         last[:] = [product]
 
     with Reader({name: model.get_parameter(name) for name in jobs}, take):
         run(model, call, at)
-    return found
+    return reads
 
 
 def rounds(reads: Sequence[Sequence[tuple[str, int]]]) -> list[list[str]]:
     """Weights in order of first use; weights with a common input X form one round."""
-    found: list[list[str]] = []
-    known: set[str] = set()
+    groups: list[list[str]] = []
+    placed: set[str] = set()
     for call in reads:
         last = None
         for name, source in call:
-            if name in known:
+            if name in placed:
                 continue
             if source != last:
-                found.append([])
-            found[-1].append(name)
-            known.add(name)
+                groups.append([])
+            groups[-1].append(name)
+            placed.add(name)
             last = source
-    return found
+    return groups
 
 
 def gather(model: nn.Module, call: Call, at: int, moments: Moments, expected: int) -> None:
@@ -224,23 +224,23 @@ def pruned_weight(weight: Tensor, prune: Prune, parts: Mapping[Part, Moment]) ->
     order, structure = Structure.asked_by(prune).in_matrix(weight.shape, is_transposed)
     structure.require_fit(matrix.shape)
     order = torch.arange(matrix.shape[1]) if order is None else order
-    mask, found = torch.empty(matrix.shape, dtype=torch.bool), torch.empty_like(matrix)
+    mask, updated = torch.empty(matrix.shape, dtype=torch.bool), torch.empty_like(matrix)
     bounds = sorted({0, len(matrix), *(part.start for part in parts), *(part.stop for part in parts)})
     lost: list[tuple[float, float]] = []
     for start, stop in pairwise(bounds):
         totals = [m.total for part, m in parts.items() if part.start <= start and stop <= part.stop]
         total = torch.stack(totals).sum(0) if len(totals) > 1 else totals[0]
         total = total[order] if total.dim() == 1 else total[order][:, order]
-        own = matrix[start:stop, order]
-        kept, changed = one_shot(own, total, prune, structure)
-        mask[start:stop, order], found[start:stop, order] = kept, changed
+        rows = matrix[start:stop, order]
+        rows_mask, changed = one_shot(rows, total, prune, structure)
+        mask[start:stop, order], updated[start:stop, order] = rows_mask, changed
         if total.dim() == 2:
-            size = float((own.double() @ total.double() * own.double()).sum().clamp(min=0))
-            lost.append((relative_error(own, changed, total) ** 2 * size, size))
-    mask, found = (m.t() if is_transposed else m for m in (mask, found))
-    whole = sum(size for _, size in lost)
-    error = (sum(own for own, _ in lost) / whole) ** 0.5 if whole else 0.0 if lost else None
-    return Calibrated(mask.reshape(weight.shape), found.reshape(weight.shape).contiguous(), error)
+            size = float((rows.double() @ total.double() * rows.double()).sum().clamp(min=0))
+            lost.append((relative_error(rows, changed, total) ** 2 * size, size))
+    mask, updated = (m.t() if is_transposed else m for m in (mask, updated))
+    total_size = sum(size for _, size in lost)
+    error = (sum(rows for rows, _ in lost) / total_size) ** 0.5 if total_size else 0.0 if lost else None
+    return Calibrated(mask.reshape(weight.shape), updated.reshape(weight.shape).contiguous(), error)
 
 
 def one_shot(matrix: Tensor, total: Tensor, prune: Prune, structure: Structure) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ def chart(
     length = length or max((x for points in curves.values() for x, _ in points), default=0) or 1
     inner, tall = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
 
-    def place(x: float, y: float) -> str:
+    def point(x: float, y: float) -> str:
         return (
             f"{MARGIN + inner * x / length:.1f},{HEIGHT - MARGIN - tall * (y - bottom) / (top - bottom):.1f}"
         )
@@ -47,7 +47,7 @@ def chart(
     ]
     for line in range(LINES + 1):
         value = bottom + (top - bottom) * line / LINES
-        parts.append(f'<polyline points="{place(0, value)} {place(length, value)}" stroke="#ddd"/>')
+        parts.append(f'<polyline points="{point(0, value)} {point(length, value)}" stroke="#ddd"/>')
         y = HEIGHT - MARGIN - tall * line / LINES + 4
         parts.append(f'<text x="{MARGIN - 8}" y="{y:.1f}" text-anchor="end">{value:g}</text>')
     parts += [
@@ -58,7 +58,7 @@ def chart(
     parts.append(f'<text x="{MARGIN}" y="20">{escape(up)}</text>')
     for at, (label, points) in enumerate(curves.items()):
         colour = COLOURS[at % len(COLOURS)]
-        drawn = " ".join(place(x, y) for x, y in points)
+        drawn = " ".join(point(x, y) for x, y in points)
         parts.append(f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="2"/>')
         text = escape(label)
         parts.append(

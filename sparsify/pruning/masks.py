@@ -76,7 +76,7 @@ def new_masks(
     for name, weight in weights.items():
         _require_fit(name, weight, old.get(name))
     active = {name: _active(plan, weight, old.get(name)) for name, weight in weights.items()}
-    kept = {
+    scored = {
         name: scores(plan.score, one.facts(gradients.get(name), statistics.get(name), seed_of(seed, name)))
         for name, one in active.items()
     }
@@ -85,13 +85,13 @@ def new_masks(
         if plan.regrow != "none":
             raise SparsifyError("groups n:m do not regrow", "leave `regrow` or `pattern` out")
         return {
-            name: plan.structure.select_in_groups(_among(kept[name], active[name].alive), density)
-            for name in kept
+            name: plan.structure.select_in_groups(_among(scored[name], active[name].alive), density)
+            for name in scored
         }
-    joined = {name: plan.structure.join(found) for name, found in kept.items()}
+    joined = {name: plan.structure.join(new) for name, new in scored.items()}
     shapes = {name: weight.shape for name, weight in weights.items()}
     counts = SCOPES[plan.scope](_compared(plan, joined, active), shapes, density)
-    found = {}
+    new = {}
     for name, weight in weights.items():
         if plan.regrow == "none" or name not in old:
             chosen = active[name].largest(joined[name], counts[name])
@@ -100,8 +100,8 @@ def new_masks(
             grown = plan.structure.join_magnitudes(regrowth(plan.regrow, drawn))
             share = plan.schedule.exchanged(plan.fraction, step)
             chosen = exchanged(joined[name], grown, active[name], counts[name], share)
-        found[name] = plan.structure.spread(chosen, shapes[name])
-    return found
+        new[name] = plan.structure.spread(chosen, shapes[name])
+    return new
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,11 @@ class Active:
         listed = (self._listed(gradient), self._listed(statistic))
         return Facts(self.weight, *listed, seed)
 
-    def largest(self, found: Tensor, count: int) -> Tensor:
+    def largest(self, scores: Tensor, count: int) -> Tensor:
         """The places of the `count` largest scores among active ones, of the shape of `alive`."""
         if self.places is None:
-            return largest_of(found, count, self.alive)
-        return largest_listed(found, self.places, count, self.alive.shape)
+            return largest_of(scores, count, self.alive)
+        return largest_listed(scores, self.places, count, self.alive.shape)
 
     def _listed(self, tensor: Tensor | None) -> Tensor | None:
         return tensor if tensor is None or self.places is None else tensor.reshape(-1)[self.places]
@@ -152,14 +152,14 @@ def _compared(plan: Plan, joined: Mapping[str, Tensor], active: Mapping[str, Act
     """Scores for sharing a target by scope, dead entries last; truth values if the scope uses only sizes."""
     if plan.scope in OF_SIZES:
         return {name: one.alive for name, one in active.items()}
-    return {name: _among(found, active[name].alive) for name, found in joined.items()}
+    return {name: _among(entry_scores, active[name].alive) for name, entry_scores in joined.items()}
 
 
-def exchanged(kept: Tensor, grown: Tensor, active: Active, count: int, share: float) -> Tensor:
+def exchanged(scores: Tensor, grown: Tensor, active: Active, count: int, share: float) -> Tensor:
     """Exactly `count` entries: active entries of best score except a share, then the best regrowth candidates.
 
     Args:
-        kept: scores of active entries.
+        scores: scores of active entries.
         grown: numbers whose magnitudes are the regrowth scores of candidates, including entries just dropped.
         active: the active entries.
         count: number of entries of the result.
@@ -167,16 +167,16 @@ def exchanged(kept: Tensor, grown: Tensor, active: Active, count: int, share: fl
     """
     living = count_true(active.alive)
     staying = max(0, min(count, living) - int(share * min(count, living)))
-    stays = active.largest(kept, staying)
+    stays = active.largest(scores, staying)
     more = min(count - staying, stays.numel() - staying)
     return stays | largest_of(grown, more, ~stays, magnitudes)
 
 
-def _among(found: Tensor, alive: Tensor) -> Tensor:
+def _among(scores: Tensor, alive: Tensor) -> Tensor:
     """Scores as floating-point numbers, with -inf for entries that are not alive."""
-    found = found if found.dtype.is_floating_point else found.double()
-    least = torch.finfo(found.dtype).min
-    return ordered(found).clamp(min=least).masked_fill_(~alive, -torch.inf)
+    scores = scores if scores.dtype.is_floating_point else scores.double()
+    least = torch.finfo(scores.dtype).min
+    return ordered(scores).clamp(min=least).masked_fill_(~alive, -torch.inf)
 
 
 def is_finite(weight: Tensor) -> bool:

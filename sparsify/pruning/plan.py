@@ -82,7 +82,9 @@ def first_masks(weights: Sequence[Tensor], rule: Rule, seed: int = 0) -> list[Te
     plan = plan_of(rule, steps_per_epoch=1)  # the first step and the first epoch have the same target
     first = plan.schedule.target(0)
     if first == 0 and not plan.structure.is_grouped:
-        return [torch.ones(w.shape, dtype=torch.bool) if (m := _held(w)) is None else m for w in weights]
+        return [
+            torch.ones(w.shape, dtype=torch.bool) if (m := present_mask(w)) is None else m for w in weights
+        ]
     score = "magnitude" if plan.score in OF_TRAINING else plan.score
     at_once = replace(plan, score=score, regrow="none", schedule=Schedule("constant", to=first))
     if plan.scope == "layer":  # the scores of one weight at a time
@@ -98,25 +100,25 @@ def _large(weight: Tensor, prune: Prune) -> Tensor:
     else:
         rows = dense.flatten(1) if dense.dim() > 1 else dense.unsqueeze(0)
         mask = TopK(prune.keep, 0 if prune.dim == "out" else 1).mask(rows).view(dense.shape)
-    old = _held(weight)
+    old = present_mask(weight)
     return mask if old is None else mask & old
 
 
 def _chosen(plan: Plan, weights: Sequence[Tensor], seed: int) -> list[Tensor]:
     """The masks of a plan, restricted to the present entries of the weights."""
-    found = {str(at): _held(weight) for at, weight in enumerate(weights)}
-    dense = {name: _dense(weight) for name, weight in zip(found, weights, strict=True)}
-    masks = {name: mask for name, mask in found.items() if mask is not None}
+    present = {str(at): present_mask(weight) for at, weight in enumerate(weights)}
+    dense = {name: _dense(weight) for name, weight in zip(present, weights, strict=True)}
+    masks = {name: mask for name, mask in present.items() if mask is not None}
     return list(new_masks(plan, dense, masks, seed=seed).values())
 
 
-def _held(weight: Tensor) -> Tensor | None:
+def present_mask(weight: Tensor) -> Tensor | None:
     """The mask of a weight's present entries, in main memory; `None` for a dense weight without a mask."""
-    found = restricted(weight)
-    return None if found is None else found.cpu()
+    mask = restricted(weight)
+    return None if mask is None else mask.cpu()
 
 
 def _dense(weight: Tensor) -> Tensor:
     """The dense values of a weight in main memory, with zeros of sparse weights: masks are the same on each device."""
-    found = weight.detach()
-    return (found.to_dense() if isinstance(found, SparseTensor) else found).cpu()
+    values = weight.detach()
+    return (values.to_dense() if isinstance(values, SparseTensor) else values).cpu()

@@ -24,23 +24,23 @@ def schedules(recipe: Recipe) -> dict[str, AnySchedule]:
     Raises:
         SparsifyError: no rule prunes.
     """
-    found = {
+    result = {
         rule.id or f"rule {at + 1}": staged_schedule(rule)
         for at, rule in enumerate(recipe.rules)
         if rule.prune is not None
     }
-    if not found:
+    if not result:
         raise SparsifyError(f"no rule of {recipe.name} prunes", "a recipe with `prune`, as rigl90")
-    return found
+    return result
 
 
-def as_text(found: Mapping[str, AnySchedule]) -> str:
+def as_text(schedules_by_rule: Mapping[str, AnySchedule]) -> str:
     """The curves as characters, one drawing for each rule.
 
     >>> print(as_text({"w": Schedule("oneshot", to=0.9)}).splitlines()[0])
     w: oneshot, 0.9 zeros at the start
     """
-    return "\n\n".join(_drawn(name, schedule) for name, schedule in found.items())
+    return "\n\n".join(_drawn(name, schedule) for name, schedule in schedules_by_rule.items())
 
 
 def _drawn(name: str, schedule: AnySchedule) -> str:
@@ -51,7 +51,7 @@ def _drawn(name: str, schedule: AnySchedule) -> str:
     first, last = schedule.target(0), schedule.target(schedule.end)
     heading = f"{name}: {schedule.kind}, from {first:g} to {last:g} zeros, {updates} updates"
     length = schedule.end + max(1, schedule.end // 10)
-    values = [schedule.held(round(at * length / (COLUMNS - 1))) for at in range(COLUMNS)]
+    values = [schedule.current_target(round(at * length / (COLUMNS - 1))) for at in range(COLUMNS)]
     lines = []
     for row in range(ROWS, -1, -1):
         line = "".join("*" if round(value * ROWS) == row else " " for value in values)
@@ -60,21 +60,23 @@ def _drawn(name: str, schedule: AnySchedule) -> str:
     return "\n".join([heading, *lines, axis, f"      0{length:>{COLUMNS - 1}} steps"])
 
 
-def as_svg(found: Mapping[str, AnySchedule]) -> str:
+def as_svg(schedules_by_rule: Mapping[str, AnySchedule]) -> str:
     """The curves as SVG: steps to the right, shares of zeros upwards, each update a corner."""
-    length = max(schedule.end + max(1, schedule.end // 10) for schedule in found.values())
-    curves = {f"{name}: {schedule.kind}": corners(schedule, length) for name, schedule in found.items()}
+    length = max(schedule.end + max(1, schedule.end // 10) for schedule in schedules_by_rule.values())
+    curves = {
+        f"{name}: {schedule.kind}": corners(schedule, length) for name, schedule in schedules_by_rule.items()
+    }
     return chart(curves, "steps", "share of zeros", length=length)
 
 
 def corners(schedule: AnySchedule, length: int) -> list[Point]:
     """The points of the target over `length` steps; the target is constant between updates."""
     stride = max(1, length // POINTS)
-    before = schedule.held(0)
-    found: list[Point] = [(0, before)]
+    before = schedule.current_target(0)
+    points: list[Point] = [(0, before)]
     for step in [*range(stride, length, stride), length]:
-        value = schedule.held(step)
+        value = schedule.current_target(step)
         if value != before:
-            found += [(step, before), (step, value)]
+            points += [(step, before), (step, value)]
             before = value
-    return [*found, (length, before)]
+    return [*points, (length, before)]

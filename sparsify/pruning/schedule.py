@@ -71,7 +71,7 @@ class Schedule:
             return False
         return step == self.end or (step - self.start) % self.every == 0
 
-    def held(self, step: int) -> float:
+    def current_target(self, step: int) -> float:
         """The share of zeros at a step: the target of the last update until then."""
         if step < self.start or self.end == 0:
             return self.target(0)
@@ -112,6 +112,6 @@ class Staged:
         """Whether masks are chosen anew at a step."""
         return any(part.is_update(step) for part in self.parts)
 
-    def held(self, step: int) -> float:
+    def current_target(self, step: int) -> float:
         """The share of zeros at a step: the target of the last update until then."""
-        return self.part(step).held(step)
+        return self.part(step).current_target(step)

@@ -22,23 +22,23 @@ SPREAD: Final = 0.08
 """OWL keeps densities within so much of the target, to both sides."""
 
 
-def layer(found: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
+def layer(scores_by_name: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
     """The same density for each weight."""
-    return {name: round(scores.numel() * density) for name, scores in found.items()}
+    return {name: round(scores.numel() * density) for name, scores in scores_by_name.items()}
 
 
-def whole(found: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
+def one_threshold(scores_by_name: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
     """One threshold for all weights; the first ones among equals."""
-    if not found:
+    if not scores_by_name:
         return {}
-    flat = [scores.flatten().double() for scores in found.values()]
+    flat = [scores.flatten().double() for scores in scores_by_name.values()]
     parts = largest(torch.cat(flat), density).split([len(part) for part in flat])
-    return {name: int(part.sum()) for name, part in zip(found, parts, strict=True)}
+    return {name: int(part.sum()) for name, part in zip(scores_by_name, parts, strict=True)}
 
 
-def erk(found: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
+def erk(scores_by_name: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
     """Counts by ERK densities (Erdos-Renyi kernel)."""
-    sizes = {name: scores.numel() for name, scores in found.items()}
+    sizes = {name: scores.numel() for name, scores in scores_by_name.items()}
     shares = erk_densities(shapes, density)
     return {name: round(size * shares[name]) for name, size in sizes.items()}
 
@@ -51,10 +51,10 @@ def erk_densities(shapes: Mapping[str, torch.Size], density: float) -> dict[str,
     """
     full: set[str] = set()
     raw = {name: sum(shape) / max(1, prod(shape)) for name, shape in shapes.items()}
-    wanted = density * sum(prod(shape) for shape in shapes.values())
+    total_entries = density * sum(prod(shape) for shape in shapes.values())
     while True:
         rest = [name for name in shapes if name not in full]
-        left = wanted - sum(prod(shapes[name]) for name in full)
+        left = total_entries - sum(prod(shapes[name]) for name in full)
         scale = left / max(1, sum(sum(shapes[name]) for name in rest))
         over = {name for name in rest if scale * raw[name] > 1}
         if not over:
@@ -63,10 +63,12 @@ def erk_densities(shapes: Mapping[str, torch.Size], density: float) -> dict[str,
         full |= {name for name in over if raw[name] == largest_share}
 
 
-def owl(found: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
+def owl(scores_by_name: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict[str, int]:
     """More entries for weights with more outliers among the scores (OWL)."""
-    outliers = {n: float((s > OUTLIER * s.double().mean()).double().mean()) for n, s in found.items()}
-    sizes = {name: scores.numel() for name, scores in found.items()}
+    outliers = {
+        n: float((s > OUTLIER * s.double().mean()).double().mean()) for n, s in scores_by_name.items()
+    }
+    sizes = {name: scores.numel() for name, scores in scores_by_name.items()}
     low, high = min(outliers.values(), default=0.0), max(outliers.values(), default=0.0)
     width = 2 * min(SPREAD, density, 1 - density)
     raised = {n: width * (share - low) / (high - low) if high > low else 0.0 for n, share in outliers.items()}
@@ -77,7 +79,7 @@ def owl(found: Scores, shapes: Mapping[str, torch.Size], density: float) -> dict
 
 SCOPES: Final[dict[str, Callable[[Scores, Mapping[str, torch.Size], float], dict[str, int]]]] = {
     "layer": layer,
-    "global": whole,
+    "global": one_threshold,
     "erk": erk,
     "owl": owl,
 }

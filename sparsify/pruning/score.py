@@ -98,13 +98,13 @@ def scores(name: str, facts: Facts) -> Tensor:
     if name not in SCORES:
         near = get_close_matches(name, SCORES, n=1)
         raise SparsifyError(f"no score {name!r}", f"{', '.join(near or SCORES)}, or register_score")
-    found = SCORES[name](facts)
-    if found.shape != facts.weight.shape:
+    result = SCORES[name](facts)
+    if result.shape != facts.weight.shape:
         raise SparsifyError(
-            f"the score {name} has the shape {list(found.shape)} for a weight {list(facts.weight.shape)}",
+            f"the score {name} has the shape {list(result.shape)} for a weight {list(facts.weight.shape)}",
             "return a number for each entry",
         )
-    return found.detach()
+    return result.detach()
 
 
 def seed_of(seed: int, name: str, step: int = 0) -> int:

@@ -45,22 +45,24 @@ def sparsegpt(
         DataError: the gram matrix cannot be factored.
     """
     structure.require_fit(weight.shape)
-    found = weight.detach().to(gram.dtype, copy=True)
+    updated = weight.detach().to(gram.dtype, copy=True)
     is_read = gram.diagonal() > 0
     factor = inverse_factor(gram, damping)
-    mask = torch.empty(found.shape, dtype=torch.bool)
+    mask = torch.empty(updated.shape, dtype=torch.bool)
     if structure.group:
-        mask = structure.select(saliency(found, factor.diagonal(), is_read), sparsity, by_row=False)
-    step = structure.columns_at_once(columns, found.shape)
-    for start in range(0, found.shape[1], step):
-        stop = min(start + step, found.shape[1])
-        own = factor[start:stop, start:stop]
+        mask = structure.select(saliency(updated, factor.diagonal(), is_read), sparsity, by_row=False)
+    step = structure.columns_at_once(columns, updated.shape)
+    for start in range(0, updated.shape[1], step):
+        stop = min(start + step, updated.shape[1])
+        block_factor = factor[start:stop, start:stop]
         if not structure.group and not structure.is_along_inputs:
-            scores = saliency(found[:, start:stop], own.diagonal(), is_read[start:stop])
+            scores = saliency(updated[:, start:stop], block_factor.diagonal(), is_read[start:stop])
             mask[:, start:stop] = structure.select(scores, sparsity, by_row=False)
-        errors = update(found[:, start:stop], own, mask[:, start:stop], structure, is_read[start:stop])
-        found[:, stop:] -= errors @ factor[start:stop, stop:]
-    return mask, torch.where(mask, found, 0).to(weight.dtype)
+        errors = update(
+            updated[:, start:stop], block_factor, mask[:, start:stop], structure, is_read[start:stop]
+        )
+        updated[:, stop:] -= errors @ factor[start:stop, stop:]
+    return mask, torch.where(mask, updated, 0).to(weight.dtype)
 
 
 def saliency(weight: Tensor, diagonal: Tensor, is_read: Tensor) -> Tensor:
@@ -122,9 +124,9 @@ def inverse_factor(gram: Tensor, damping: float) -> Tensor:
     diagonal[diagonal <= 0] = 1
     mean, added = float(diagonal.mean()), 0.0
     for attempt in range(ATTEMPTS):
-        wanted = damping * 10**attempt * mean
-        diagonal += wanted - added
-        added = wanted
+        shift = damping * 10**attempt * mean
+        diagonal += shift - added
+        added = shift
         lower, status = torch.linalg.cholesky_ex(matrix)
         if not status:
             upper: Tensor

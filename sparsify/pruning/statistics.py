@@ -61,10 +61,10 @@ class Product:
     @property
     def input_key(self) -> tuple[Any, ...]:
         """Key of X: equal for products with the same X, as long as the source is alive."""
-        found = self.source
-        if found.is_inference() or found.layout is not torch.strided:
+        source = self.source
+        if source.is_inference() or source.layout is not torch.strided:
             return (object(),)
-        return found.data_ptr(), found.shape, found.stride(), found._version, self.window
+        return source.data_ptr(), source.shape, source.stride(), source._version, self.window
 
 
 @dataclass
@@ -114,9 +114,9 @@ class Reader(TorchDispatchMode):
             if right.dim() == 1:
                 right = right[:, None]
             for view, source in ((right.mT, left), (left, right.mT)):
-                if (known := self.located(view)) is not None:
+                if (location := self.located(view)) is not None:
                     yield Product(
-                        *known,
+                        *location,
                         source,
                         lambda x=source: iter([x.reshape(-1, x.shape[-1])]),  # type: ignore[misc]
                     )
@@ -137,8 +137,8 @@ class Reader(TorchDispatchMode):
     def filters(self, args: tuple[Any, ...]) -> Iterator[Product]:
         """The reads of the weight of a convolution, one for each group of channels."""
         images, weight, _, stride, padding, dilation, _, _, groups = args
-        for name, known in self.stored.get(weight.untyped_storage().data_ptr(), ()):
-            if known.shape != weight.shape or known.data_ptr() != weight.data_ptr():
+        for name, stored in self.stored.get(weight.untyped_storage().data_ptr(), ()):
+            if stored.shape != weight.shape or stored.data_ptr() != weight.data_ptr():
                 continue
             outputs, channels = weight.shape[0] // groups, weight.shape[1]
             for group in range(groups):
@@ -155,7 +155,7 @@ def part_of(view: Tensor, weight: Tensor) -> Part | None:
     """`view[o, i] = weight[start + o, i]` or `weight[i, start + o]`; None for other views."""
     for is_transposed, matrix in ((False, weight), (True, weight.t())):
         pairs = zip(view.shape, view.stride(), matrix.stride(), strict=True)
-        if view.shape[1] != matrix.shape[1] or any(n > 1 and own != other for n, own, other in pairs):
+        if view.shape[1] != matrix.shape[1] or any(n > 1 and stride != other for n, stride, other in pairs):
             continue
         start, rest = divmod(
             int(view.storage_offset()) - int(matrix.storage_offset()), max(1, matrix.stride(0))
@@ -168,14 +168,14 @@ def part_of(view: Tensor, weight: Tensor) -> Part | None:
 def patches(images: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Iterator[Tensor]:
     """Patches (im2col) of images [batch, channels, ...] under filters: [patches, channels * entries of a filter]."""
     images = images if images.dim() == len(kernel) + 2 else images[None]
-    found = pad(images, [side for size in reversed(padding) for side in (size, size)])
+    windows = pad(images, [side for size in reversed(padding) for side in (size, size)])
     for mode, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        found = found.unfold(mode + 2, (size - 1) * gap + 1, step)[..., ::gap]
+        windows = windows.unfold(mode + 2, (size - 1) * gap + 1, step)[..., ::gap]
     modes = len(kernel)
     order = (0, *range(2, 2 + modes), 1, *range(2 + modes, 2 + 2 * modes))
     inputs = images.shape[1] * torch.Size(kernel).numel()
-    each = max(1, found[0].numel() * found.element_size())
-    for chunk in found.permute(order).split(max(1, PATCH_BYTES // each)):
+    each = max(1, windows[0].numel() * windows.element_size())
+    for chunk in windows.permute(order).split(max(1, PATCH_BYTES // each)):
         yield chunk.reshape(-1, inputs)
 
 
@@ -222,8 +222,8 @@ def summed(product: Product, kind: Kind) -> tuple[Tensor, int]:
     for rows in product.rows():
         dense = rows.to_dense() if rows.layout is not torch.strided else rows
         wide = dense.to(torch.promote_types(rows.dtype, torch.float32))
-        own = wide.t() @ wide if kind == "gram" else wide.square().sum(0)
-        total, count = own if total is None else total + own, count + len(wide)
+        moments = wide.t() @ wide if kind == "gram" else wide.square().sum(0)
+        total, count = moments if total is None else total + moments, count + len(wide)
     assert total is not None, "products have rows"
     if not total.isfinite().all():
         raise DataError(

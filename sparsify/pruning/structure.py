@@ -132,8 +132,8 @@ class Structure:
         first = scores.masked_fill(mask, torch.inf).flatten(1)
         lines = first if self.mode == 0 else first.t()
         padded = pad(lines, (0, 0, 0, -len(lines) % self.of), value=-torch.inf)
-        kept = largest_in_groups(padded, count, self.of, 0)[: len(lines)]
-        return (kept if self.mode == 0 else kept.t()).reshape(scores.shape)
+        chosen = largest_in_groups(padded, count, self.of, 0)[: len(lines)]
+        return (chosen if self.mode == 0 else chosen.t()).reshape(scores.shape)
 
     def select(self, scores: Tensor, sparsity: float, *, by_row: bool) -> Tensor:
         """The mask of the largest scores; ties go to the first entries.
@@ -156,10 +156,10 @@ class Structure:
             mask = largest(sums, 1 - sparsity)
         return self.spread(mask, scores.shape)
 
-    def columns_at_once(self, wanted: int, shape: torch.Size) -> int:
-        """The least number of columns, at least `wanted`, divisible into whole groups and sets of a matrix."""
+    def columns_at_once(self, least: int, shape: torch.Size) -> int:
+        """The least number of columns, at least `least`, divisible into whole groups and sets of a matrix."""
         unit = lcm(self.of if self.of and self.mode in (1, -1) else 1, (self.sets(shape) or (1, 1))[1])
-        return -(-wanted // unit) * unit
+        return -(-least // unit) * unit
 
     def in_matrix(self, shape: torch.Size, is_transposed: bool) -> tuple[Tensor | None, "Structure"]:
         """The structure of a weight as a matrix [outputs, inputs].
@@ -191,6 +191,6 @@ class Structure:
         mode = self.mode % len(shape)
         order = None
         if mode > 0 and len(shape) > 2 and not self.group:
-            own = torch.arange(shape[1:].numel()).view(shape[1:])
-            order = own.movedim(mode - 1, -1).flatten()
+            numbers = torch.arange(shape[1:].numel()).view(shape[1:])
+            order = numbers.movedim(mode - 1, -1).flatten()
         return order, replace(self, mode=int((mode == 0) == is_transposed))

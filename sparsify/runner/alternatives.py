@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.capture.shell import shared_copy
 from sparsify.passes.module.check.verify import pairs
 from sparsify.passes.module.prune_and_capture import pruned, sparse_module
@@ -72,7 +72,7 @@ def alternatives(
     matched = [(rule, entry.rule) for rule, entry in rules if entry.matched]
     for count, (_, label) in enumerate(matched[:-1], 1):
         first = request.recipe.with_rules(rule for rule, _ in matched[:count])
-        how = Asked(first, verify=False, trainable=False)
+        how = ApplyRequest(first, verify=False, trainable=False)
         model = sparse_module(pruned(shared_copy(asked.model).eval(), how, asked.example), how)
         made[label] = one_pass(model, asked.example)
     found = [Alternative(name, *difference(expected, call(), request.recipe)) for name, call in made.items()]

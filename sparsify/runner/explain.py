@@ -195,7 +195,7 @@ def cost_of(program: Program, sizes: Sizes, density: float) -> str:
     """The estimated time of a call, "" unless all extents are known."""
     if any(index not in sizes.extents for d in program.declarations for index in d.extents):
         return ""
-    machine = calibrate.known(current())
+    machine = calibrate.cached_machine(current())
     estimate = estimate_us(program, sizes.extents, sizes.stored, machine)
     entries = "".join(f", {number} entries in {name}" for name, number in sizes.stored.items())
     return f"estimated {estimate:.0f} us a call: {machine.threads} threads{entries} (density {density:g})"

@@ -111,7 +111,7 @@ def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) ->
     examples = dict(zip(call.shape.tensor_names(), example_tensors(call), strict=True))
     report = Report(type(model).__name__, request.recipe.name)
     return Draft(
-        graph, model, base.Asked(request.recipe, pruning=pruning), report, options.current(), examples
+        graph, model, base.ApplyRequest(request.recipe, pruning=pruning), report, options.current(), examples
     )
 
 

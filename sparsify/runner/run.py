@@ -20,7 +20,7 @@ from sparsify.models.trained import Trained, trained
 from sparsify.options import current, override
 from sparsify.page.contents import Details
 from sparsify.passes import saved_folder
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.capture.shell import shared_copy
 from sparsify.passes.module.prune_and_capture import pruned, sparse_module
 from sparsify.passes.module.sparse_module import SparseModule
@@ -225,7 +225,7 @@ def compare(
         seconds, looks: time budget for both models, and further requested results.
     """
     recipe = request.recipe
-    how = Asked(recipe, verify=False, trainable=False)
+    how = ApplyRequest(recipe, verify=False, trainable=False)
     source = pruned(asked.model, how, asked.example)
     # Frozen weights of the source are packed: the dense model keeps its own references.
     dense = source.model if source.model is asked.model else shared_copy(source.model).eval()

@@ -20,7 +20,7 @@ from sparsify.models import train
 from sparsify.models.data import Graph
 from sparsify.models.neighbours import NeighbourSampler
 from sparsify.models.trained import Twin
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.module.prune_and_capture import Source, pruned, sparse_module
 from sparsify.runner import measure
 from sparsify.runner.measure import Timing
@@ -154,13 +154,13 @@ def stepper(model: nn.Module, request: Request) -> Stepper:
     return Stepper(model, torch.optim.Adam(model.parameters(), lr=lr, weight_decay=decay))
 
 
-def to_train(request: Request, model: nn.Module, example: Sequence[Tensor]) -> tuple[Source, Asked]:
+def to_train(request: Request, model: nn.Module, example: Sequence[Tensor]) -> tuple[Source, ApplyRequest]:
     """A model pruned by the recipe's rules, and the options of the sparse twin.
 
     Optional rules are left out: features with dropout as the first reader stay dense.
     """
     rules = [rule for rule in request.recipe.rules if not rule.optional]
-    how = Asked(request.recipe.with_rules(rules), verify=False, trainable=True)
+    how = ApplyRequest(request.recipe.with_rules(rules), verify=False, trainable=True)
     return pruned(model.train(), how, tuple(example)), how
 
 

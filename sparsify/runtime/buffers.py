@@ -98,9 +98,9 @@ def _find_madvise() -> Callable[[int, int, int], int] | None:
     """`madvise` of the C library, `None` on systems without huge pages on request."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
-    found = ctypes.CDLL(None).madvise
-    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
-    return found
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes, madvise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    return madvise
 
 
 _madvise: Final = _find_madvise()
@@ -135,15 +135,15 @@ class Pool:
         with self._lock:
             self._requests += 1
             block = self._find(size) or self._add(size)
-            made = block.hand_out(shape, dtype, self._requests)
+            result = block.hand_out(shape, dtype, self._requests)
             for look in self.lookers:
                 look()
-            return made
+            return result
 
     def used_bytes(self) -> int:
         """Bytes of the blocks in use."""
-        known = list(self._blocks.items())  # other threads may add to both
-        return sum(size for size, blocks in known for block in list(blocks) if not block.is_free())
+        blocks_by_size = list(self._blocks.items())  # other threads may add to both
+        return sum(size for size, blocks in blocks_by_size for block in list(blocks) if not block.is_free())
 
     def has(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is one of the pool's blocks."""
@@ -201,13 +201,13 @@ class Pool:
         Half of the limit, so that a program with more memory in use than the limit does not drop blocks at every
         request.
         """
-        known = [(size, block) for size, blocks in self._blocks.items() for block in blocks]
-        known.sort(key=lambda pair: (pair[1].is_free(), -pair[1].used))
-        while known and self._bytes > self.limit_bytes // 2:
-            size, block = known.pop()
+        blocks_by_use = [(size, block) for size, queue in self._blocks.items() for block in queue]
+        blocks_by_use.sort(key=lambda pair: (pair[1].is_free(), -pair[1].used))
+        while blocks_by_use and self._bytes > self.limit_bytes // 2:
+            size, block = blocks_by_use.pop()
             self._bytes -= size
         self._blocks = {}
-        for size, block in sorted(known, key=lambda pair: pair[1].used):
+        for size, block in sorted(blocks_by_use, key=lambda pair: pair[1].used):
             self._blocks.setdefault(size, deque()).append(block)
 
 
@@ -225,8 +225,8 @@ class Slots:
     def __call__(self, slot: int, size: int) -> torch.Tensor:
         """The tensor of an output slot, `size` bytes long; a second call replaces the tensor by a new one."""
         dtype = self.dtypes[slot]
-        made = self.tensors[slot] = self.pool.empty((size // dtype.itemsize,), dtype)
-        return made
+        result = self.tensors[slot] = self.pool.empty((size // dtype.itemsize,), dtype)
+        return result
 
 
 def cut(arrays: tuple[torch.Tensor, ...], count: int) -> tuple[torch.Tensor, ...]:
@@ -236,10 +236,10 @@ def cut(arrays: tuple[torch.Tensor, ...], count: int) -> tuple[torch.Tensor, ...
         return arrays
     if max(lengths) * arrays[0].itemsize < SMALLEST_BYTES > max(lengths) * arrays[-1].itemsize:
         return tuple([array.narrow(0, 0, count).clone() for array in arrays])
-    kept = [typed(array.untyped_storage(), (count,), array.dtype) for array in arrays]
+    views = [typed(array.untyped_storage(), (count,), array.dtype) for array in arrays]
     if 2 * count >= lengths[0]:
-        return tuple(kept)
-    return tuple([POOL.empty((count,), array.dtype).copy_(array) for array in kept])
+        return tuple(views)
+    return tuple([POOL.empty((count,), array.dtype).copy_(array) for array in views])
 
 
 def size_class(size: int) -> int:

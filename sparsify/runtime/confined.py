@@ -102,19 +102,19 @@ class Choice(Change):
 
 def living(value: Any) -> Any:
     """The original behind substitutes of ended contexts."""
-    while (known := value if isinstance(value, Flag) else getattr(value, "choice", None)) is not None:
-        if not isinstance(known, Change) or not known.is_over:
+    while (substitute := value if isinstance(value, Flag) else getattr(value, "choice", None)) is not None:
+        if not isinstance(substitute, Change) or not substitute.is_over:
             break
-        value = known.original
+        value = substitute.original
     return value
 
 
 def restore(owner: Any, name: str) -> None:
     """Removes a substitute from an attribute if the context of the substitute has ended."""
     with CHANGES:
-        found = getattr(owner, name)
-        value = living(found)
-        if value is not found:
+        attribute = getattr(owner, name)
+        value = living(attribute)
+        if value is not attribute:
             setattr(owner, name, value)
 
 

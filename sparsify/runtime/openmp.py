@@ -25,14 +25,14 @@ def path() -> Path:
     Raises:
         CompilerError: torch has no OpenMP runtime, so kernels cannot be linked.
     """
-    found = loaded() or _beside_torch()
-    if not found:
+    candidates = loaded() or _bundled_with_torch()
+    if not candidates:
         raise CompilerError(
             "torch has not loaded an OpenMP runtime (libgomp, libiomp5 or libomp)",
             "install a build of torch with OpenMP: torch.backends.openmp.is_available() must be True",
         )
     root = str(Path(torch.__file__).parent)
-    return Path(min(found, key=lambda name: (not name.startswith(root), name)))
+    return Path(min(candidates, key=lambda name: (not name.startswith(root), name)))
 
 
 def loaded() -> list[str]:
@@ -45,7 +45,7 @@ def loaded() -> list[str]:
     return sorted(name for name in names if _RUNTIME.search(name))
 
 
-def _beside_torch() -> list[str]:
+def _bundled_with_torch() -> list[str]:
     """Runtimes shipped in the wheel of torch, for systems without `/proc`."""
     package = Path(torch.__file__).parent
     folders = (package / "lib", package.parent / "torch.libs")

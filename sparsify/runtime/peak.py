@@ -44,15 +44,15 @@ class Peak(TorchDispatchMode):
         self.pool.lookers.remove(self._look)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given = {storage._cdata for storage in storages((args, kwargs))}
-        for storage in storages(made):
-            if storage._cdata not in given and not self.pool.has(storage):
+        result = func(*args, **(kwargs or {}))
+        earlier_storages = {storage._cdata for storage in storages((args, kwargs))}
+        for storage in storages(result):
+            if storage._cdata not in earlier_storages and not self.pool.has(storage):
                 self._outside += storage.nbytes()
                 weakref.finalize(storage, self._release, storage.nbytes()).atexit = False
-                given.add(storage._cdata)
+                earlier_storages.add(storage._cdata)
         self._look()
-        return made
+        return result
 
     def _look(self) -> None:
         self.bytes = max(self.bytes, self._outside + self.pool.used_bytes() - self._before)
@@ -72,8 +72,8 @@ def resident_bytes() -> int:
                 return int(line.split()[1]) * 1024
     import resource
 
-    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return found if sys.platform == "darwin" else found * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def storages(values: Any) -> Iterable[torch.UntypedStorage]:

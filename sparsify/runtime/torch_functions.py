@@ -110,17 +110,17 @@ def _are_as_expected(functions: dict[str, Any], offset: int) -> bool:
     for example in _examples():
         handle = ctypes.c_void_p(id(example) + offset)
         implementation = ctypes.c_void_p(example._cdata)
-        sizes = _asked(functions["aoti_torch_get_sizes"], handle, ctypes.POINTER(ctypes.c_int64))
-        found = (
-            _asked(functions["aoti_torch_get_data_ptr"], handle, ctypes.c_void_p) or 0,
-            _asked(functions["aoti_torch_get_dim"], handle, ctypes.c_int64),
+        sizes = _property(functions["aoti_torch_get_sizes"], handle, ctypes.POINTER(ctypes.c_int64))
+        properties = (
+            _property(functions["aoti_torch_get_data_ptr"], handle, ctypes.c_void_p) or 0,
+            _property(functions["aoti_torch_get_dim"], handle, ctypes.c_int64),
             tuple(sizes[: example.dim()]),
-            _asked(functions["aoti_torch_get_dtype"], handle, ctypes.c_int32),
-            _asked(functions["aoti_torch_get_device_type"], handle, ctypes.c_int32),
-            _asked(functions["aoti_torch_get_numel"], handle, ctypes.c_int64),
-            _asked(functions["aoti_torch_is_contiguous"], handle, ctypes.c_bool),
-            _asked(functions["aoti_torch_get_storage_size"], handle, ctypes.c_int64),
-            _asked(functions["aoti_torch_get_storage_offset"], handle, ctypes.c_int64),
+            _property(functions["aoti_torch_get_dtype"], handle, ctypes.c_int32),
+            _property(functions["aoti_torch_get_device_type"], handle, ctypes.c_int32),
+            _property(functions["aoti_torch_get_numel"], handle, ctypes.c_int64),
+            _property(functions["aoti_torch_is_contiguous"], handle, ctypes.c_bool),
+            _property(functions["aoti_torch_get_storage_size"], handle, ctypes.c_int64),
+            _property(functions["aoti_torch_get_storage_offset"], handle, ctypes.c_int64),
             _called(functions["_ZN2at6native6is_negERKNS_6TensorE"], handle, ctypes.c_bool),
             _called(functions["_ZN2at6native7is_conjERKNS_6TensorE"], handle, ctypes.c_bool),
             _called(functions["_ZNK2at10TensorBase8_versionEv"], handle, ctypes.c_int64),
@@ -143,7 +143,7 @@ def _are_as_expected(functions: dict[str, Any], offset: int) -> bool:
             True,
             example.requires_grad,
         )
-        if found != expected:
+        if properties != expected:
             return False
         if _WRAP(_address(functions["_Z16THPVariable_WrapRKN2at10TensorBaseE"]))(handle) is not example:
             return False
@@ -161,7 +161,7 @@ def _address(function: Any) -> int:
     return address
 
 
-def _asked(function: Any, handle: ctypes.c_void_p, kind: Any) -> Any:
+def _property(function: Any, handle: ctypes.c_void_p, kind: Any) -> Any:
     """The output argument of a function of the C interface; `None` on failure."""
     result = kind()
     if function(handle, ctypes.byref(result)):

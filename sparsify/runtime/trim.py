@@ -11,6 +11,6 @@ _malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def trim() -> None:
-    """Returns free memory kept by the C library to the system, if the library supports it."""
+    """Returns free memory of the C library to the system, if supported by the library."""
     if _malloc_trim is not None:
         _malloc_trim(0)

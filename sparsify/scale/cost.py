@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from sparsify.compiler.calibrate import known
+from sparsify.compiler.calibrate import cached_machine
 from sparsify.options import current
 
 ENTRY_BYTES = 4
@@ -139,7 +139,7 @@ def machine_here(assumed: Machine = Machine()) -> Machine:
 
     Rates of the network are the assumed ones.
     """
-    found = known(current())
+    found = cached_machine(current())
     return replace(
         assumed,
         memory_bytes_per_s=found.gathers.at(FAR_BYTES) * 1e6,

@@ -46,12 +46,14 @@ def sparsify(tensor: Any, sparsifier: Any, format: Format | str | type | None = 
         tensor = as_operand(tensor)
     cls = format_class(format)
     layout = cls or (
-        format if format is torch.Tensor or isinstance(tensor, UserTensor) else _wanted(tensor, format)
+        format
+        if format is torch.Tensor or isinstance(tensor, UserTensor)
+        else _requested_format(tensor, format)
     )
-    found = closest_sparsifier(sparsifier, tensor, layout) if isinstance(tensor, Tensor) else None
-    if found is not None:
-        made = found.compute(sparsifier, tensor)
-        return _stored(sparsifier, tensor, made, layout)
+    implementation = closest_sparsifier(sparsifier, tensor, layout) if isinstance(tensor, Tensor) else None
+    if implementation is not None:
+        result = implementation.compute(sparsifier, tensor)
+        return _stored(sparsifier, tensor, result, layout)
     if not isinstance(sparsifier, Sparsifier):
         raise SparsifierError(
             f"sparsify(tensor, {sparsifier!r})",
@@ -64,45 +66,47 @@ def sparsify(tensor: Any, sparsifier: Any, format: Format | str | type | None = 
     if cls is None and format is not torch.Tensor:
         return sparsifier(tensor, format)  # type: ignore[arg-type]
     dense = tensor.to_dense() if isinstance(tensor, SparseTensor) else torch.as_tensor(tensor)
-    kept = dense if isinstance(sparsifier, KeepAll) else dense.masked_fill(~sparsifier.mask(dense), 0)
-    return kept if cls is None else from_dense(kept, cls)
+    masked = dense if isinstance(sparsifier, KeepAll) else dense.masked_fill(~sparsifier.mask(dense), 0)
+    return masked if cls is None else from_dense(masked, cls)
 
 
-def _wanted(tensor: Any, format: Any) -> Format | None:
+def _requested_format(tensor: Any, format: Any) -> Format | None:
     """The requested format; `None` if left to the sparsifier."""
     if format is None or not isinstance(tensor, Tensor):
         return None
     return Format(format, rank=tensor.dim())
 
 
-def _stored(sparsifier: Any, tensor: Tensor, made: Any, layout: Any) -> Tensor:
+def _stored(sparsifier: Any, tensor: Tensor, result: Any, layout: Any) -> Tensor:
     """The result of an implementation, in the requested layout.
 
     Raises:
         SparsifierError: the result has another layout.
     """
-    if format_class(type(made)) is not None:
-        made = made_of(tensor, made)
-    if type(made) is Tensor and isinstance(layout, Format):
-        made = stored(made, layout)
-    if not isinstance(made, Tensor) or (layout is not None and fits_layout(layout_of(made), layout) is None):
+    if format_class(type(result)) is not None:
+        result = made_of(tensor, result)
+    if type(result) is Tensor and isinstance(layout, Format):
+        result = stored(result, layout)
+    if not isinstance(result, Tensor) or (
+        layout is not None and fits_layout(layout_of(result), layout) is None
+    ):
         raise SparsifierError(
-            f"the implementation of {type(sparsifier).__name__} returned {_kind(made)}",
+            f"the implementation of {type(sparsifier).__name__} returned {_kind(result)}",
             f"a tensor in the layout {shown(layout)}",
         )
-    return made
+    return result
 
 
-def _kind(made: Any) -> str:
+def _kind(value: Any) -> str:
     """The kind of an object, for messages."""
-    return f"a tensor {shown(layout_of(made))}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+    return f"a tensor {shown(layout_of(value))}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _registration(sparsifier: Any, tensor: Any, layout: Any) -> str:
     """The lines of code that register an implementation, to paste."""
     name = (sparsifier if isinstance(sparsifier, type) else type(sparsifier)).__name__
-    given = shown(layout_of(tensor)) if isinstance(tensor, Tensor) else "torch.Tensor"
+    input_layout = shown(layout_of(tensor)) if isinstance(tensor, Tensor) else "torch.Tensor"
     return (
-        f"@sparsify.register_sparsifier(sparsifier={name}, input={given}, output={shown(layout or '*')})\n"
+        f"@sparsify.register_sparsifier(sparsifier={name}, input={input_layout}, output={shown(layout or '*')})\n"
         "def implementation(sparsifier, tensor): ..."
     )

@@ -30,12 +30,17 @@ def sparsifier_of(spec: SparsifierSpec | None) -> Any:
         raise SparsifierError(f"{spec}: {error}", "its arguments, as sparsify.sparsifiers has them") from None
 
 
-def parts_of(given: Any) -> Parts | None:
+def parts_of(rule_parts: Any) -> Parts | None:
     """The four parts of a rule, or of its `grad`; `None` if all are left out.
 
     Raises:
         SparsifierError: unknown arguments of a sparsifier.
     """
-    if given is None:
+    if rule_parts is None:
         return None
-    return Parts(sparsifier_of(given.inline), given.temporary, sparsifier_of(given.external), given.format)
+    return Parts(
+        sparsifier_of(rule_parts.inline),
+        rule_parts.temporary,
+        sparsifier_of(rule_parts.external),
+        rule_parts.format,
+    )

@@ -61,22 +61,22 @@ class Parts:
         return keep and self.temporary in (None, torch.Tensor) and self.format in (None, torch.Tensor)
 
     @staticmethod
-    def of(given: Any) -> "Parts":
+    def of(parts: Any) -> "Parts":
         """The parts, from a tuple of four, a dictionary by name or `None` for unchanged results.
 
         Raises:
             SparsifierError: another value.
         """
-        if isinstance(given, Parts):
-            return given
-        if given is None:
+        if isinstance(parts, Parts):
+            return parts
+        if parts is None:
             return Parts()
-        if isinstance(given, tuple) and len(given) == 4:
-            return Parts(*given)
-        if isinstance(given, dict) and given.keys() <= {"inline", "temporary", "external", "format"}:
-            return Parts(**given)
+        if isinstance(parts, tuple) and len(parts) == 4:
+            return Parts(*parts)
+        if isinstance(parts, dict) and parts.keys() <= {"inline", "temporary", "external", "format"}:
+            return Parts(**parts)
         raise SparsifierError(
-            f"the parts {given!r}", "Parts(inline, temporary, external, format), or a tuple of these four"
+            f"the parts {parts!r}", "Parts(inline, temporary, external, format), or a tuple of these four"
         )
 
     def apply(self, result: Tensor, *, is_inlined: bool = False) -> Tensor:
@@ -86,15 +86,15 @@ class Parts:
             result: result of an operator.
             is_inlined: whether the operator applied the inline sparsifier already.
         """
-        made = result
+        sparse = result
         if not is_inlined and not (
             isinstance(self.inline, KeepAll) and self.temporary in (None, torch.Tensor)
         ):
-            made = sparsify(made, self.inline, torch.Tensor if self.temporary is None else self.temporary)
-        if isinstance(self.external, KeepAll) and (self.format is None or layout_of(made) is self.format):
-            return made
-        final = layout_of(made) if self.format is None else self.format
-        return sparsify(made, self.external, final)
+            sparse = sparsify(sparse, self.inline, torch.Tensor if self.temporary is None else self.temporary)
+        if isinstance(self.external, KeepAll) and (self.format is None or layout_of(sparse) is self.format):
+            return sparse
+        final = layout_of(sparse) if self.format is None else self.format
+        return sparsify(sparse, self.external, final)
 
 
 def sparsified(
@@ -124,41 +124,41 @@ def sparsified(
 
     @wraps(operator)
     def compute(*args: Any, **kwargs: Any) -> Any:
-        asked = tuple((parts.inline, parts.temporary) for parts in results)
-        found, is_inlined = dispatch.call(operator, args, kwargs, asked)
-        many = list(found) if isinstance(found, tuple | list) else [found]
+        requested = tuple((parts.inline, parts.temporary) for parts in results)
+        results_of, is_inlined = dispatch.call(operator, args, kwargs, requested)
+        many = list(results_of) if isinstance(results_of, tuple | list) else [results_of]
         if len(many) != len(results) or len(back) not in (1, len(many)):
             raise SparsifierError(
                 f"{written(operator)} has {len(many)} results and parts for {len(results)}",
                 "parts for each result",
             )
-        made = [
+        sparse_results = [
             _with_gradient(parts.apply(r, is_inlined=is_inlined), r, g)
             for r, parts, g in zip(many, results, back * (len(many) if len(back) == 1 else 1), strict=True)
         ]
-        return tuple(made) if isinstance(found, tuple | list) else made[0]
+        return tuple(sparse_results) if isinstance(results_of, tuple | list) else sparse_results[0]
 
     return compute
 
 
-def _listed(given: Any) -> list[Parts]:
+def _listed(parts: Any) -> list[Parts]:
     """Parts for each result."""
-    is_many = isinstance(given, Sequence) and not (isinstance(given, tuple) and not _holds_parts(given))
-    return [Parts.of(part) for part in given] if is_many else [Parts.of(given)]
+    is_many = isinstance(parts, Sequence) and not (isinstance(parts, tuple) and not _holds_parts(parts))
+    return [Parts.of(part) for part in parts] if is_many else [Parts.of(parts)]
 
 
-def _holds_parts(given: tuple[Any, ...]) -> bool:
+def _holds_parts(parts: tuple[Any, ...]) -> bool:
     """Whether a tuple has parts for results, and is not the four parts of one."""
-    return all(isinstance(part, Parts | tuple | dict) or part is None for part in given) and len(given) > 0
+    return all(isinstance(part, Parts | tuple | dict) or part is None for part in parts) and len(parts) > 0
 
 
-def _with_gradient(result: Tensor, made: Tensor, parts: Parts) -> Tensor:
+def _with_gradient(result: Tensor, sparse: Tensor, parts: Parts) -> Tensor:
     """The result, with the gradient sparsified on the way to the operator."""
     if parts.is_plain or not result.requires_grad:
         return result
-    takes_any = dispatch.takes_any(made) and result is made
-    found: Tensor = _Gradient.apply(result, parts, takes_any)  # type: ignore[no-untyped-call]
-    return found
+    takes_any = dispatch.takes_any(sparse) and result is sparse
+    with_hook: Tensor = _Gradient.apply(result, parts, takes_any)  # type: ignore[no-untyped-call]
+    return with_hook
 
 
 class _Gradient(torch.autograd.Function):
@@ -171,20 +171,20 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        found = ctx.parts.apply(gradient.detach())
-        is_sparse = isinstance(found, SparseTensor | UserTensor)
-        found = found.to_dense() if is_sparse and not ctx.takes_any else found
+        sparse = ctx.parts.apply(gradient.detach())
+        is_sparse = isinstance(sparse, SparseTensor | UserTensor)
+        sparse = sparse.to_dense() if is_sparse and not ctx.takes_any else sparse
         if torch.is_grad_enabled() and gradient.requires_grad:
-            found = _FirstGradient.apply(gradient, found)  # type: ignore[no-untyped-call]
-        return found, None, None
+            sparse = _FirstGradient.apply(gradient, sparse)  # type: ignore[no-untyped-call]
+        return sparse, None, None
 
 
 class _FirstGradient(torch.autograd.Function):
     """`(g, sparsified g) -> sparsified g`; no second derivative."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, found: Tensor) -> Tensor:
-        return found.detach()
+    def forward(ctx: Any, gradient: Tensor, sparse: Tensor) -> Tensor:
+        return sparse.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

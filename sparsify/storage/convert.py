@@ -60,21 +60,15 @@ def conversion(pattern: Pattern, format: Format) -> Conversion:
 
     Nothing cached on a pattern refers back to it: patterns are freed at once, without the garbage collector.
     """
-    found = pattern.recall(("conversion", format))
-    if found is not None:
-        return cast(Conversion, found)
+    cached = pattern.recall(("conversion", format))
+    if cached is not None:
+        return cast(Conversion, cached)
     if format == pattern.format:
         places = pattern.cached("places", lambda: torch.arange(pattern.nnz))
         return Conversion(pattern, places, is_identity=True, is_padded=False)
     return _way_back(pattern, format) or pattern.cached(
         ("conversion", format), lambda: _conversion(pattern, format)
     )
-
-
-def twin(pattern: Pattern, format: Format) -> tuple[Pattern, Tensor]:
-    """See `Pattern.twin`."""
-    found = conversion(pattern, format)
-    return found.pattern, found.permutation
 
 
 def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
@@ -85,28 +79,28 @@ def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
     def make() -> Pattern:
         shape = [pattern.shape[mode] for mode in modes]
         arrays = pattern._pos, pattern._crd
-        made = Pattern(pattern.format.permuted(modes), shape, *arrays, pattern.nnz, is_private=True)
+        result = Pattern(pattern.format.permuted(modes), shape, *arrays, pattern.nnz, is_private=True)
         if pattern.validated().recall("valid"):
-            made.trusted()
+            result.trusted()
         origin = weakref.ref(pattern)  # caches of a pattern never refer to the pattern
-        made.cached(("permuted from", inverse(modes)), lambda: origin)
-        return made
+        result.cached(("permuted from", inverse(modes)), lambda: origin)
+        return result
 
-    known: Pattern | None = pattern.recall(("permuted", modes))
-    if known is None and (reference := pattern.recall(("permuted from", modes))) is not None:
-        known = reference()
-    return known or pattern.cached(("permuted", modes), make)
+    cached: Pattern | None = pattern.recall(("permuted", modes))
+    if cached is None and (reference := pattern.recall(("permuted from", modes))) is not None:
+        cached = reference()
+    return cached or pattern.cached(("permuted", modes), make)
 
 
-def permuted(values: Tensor, found: Conversion, fill: complex = 0) -> Tensor:
+def permuted(values: Tensor, entries: Conversion, fill: complex = 0) -> Tensor:
     """Values [n] in the order of a converted pattern, the fill in padding; differentiable."""
-    if found.is_identity:
+    if entries.is_identity:
         return values
-    permutation = found.permutation.to(values.device)
-    if not found.is_padded:
+    permutation = entries.permutation.to(values.device)
+    if not entries.is_padded:
         return values.index_select(0, permutation)
     if values.shape[0] == 0:
-        return values.new_full((found.pattern.nnz,), fill)
+        return values.new_full((entries.pattern.nnz,), fill)
     taken = values.index_select(0, permutation.clamp(min=0))
     return torch.where(permutation >= 0, taken, torch.full((), fill, dtype=values.dtype))
 
@@ -144,14 +138,14 @@ def from_sorted(
             pos[number] = narrowed(built.pos, stored, "pos", dtype)
         if built.crd is not None:
             crd[number] = narrowed(built.crd, stored, "crd", dtype)
-    pos, crd = _apart(pos, columns), _apart(crd, columns)
+    pos, crd = _without_shared_memory(pos, columns), _without_shared_memory(crd, columns)
     pattern = shared(format, shape, pos, crd, is_private=True).trusted()
     if places is None or (parents == count and (levels[-1].level.can_append or _is_range(places))):
         return pattern, None
     return pattern, places
 
 
-def _apart(arrays: Sequence[Tensor | None], columns: Sequence[Tensor]) -> list[Tensor | None]:
+def _without_shared_memory(arrays: Sequence[Tensor | None], columns: Sequence[Tensor]) -> list[Tensor | None]:
     """The arrays, copied if sharing memory with columns, because the owner may write to the columns."""
     if any(type(column) is not Tensor for column in columns):
         return list(arrays)
@@ -236,21 +230,21 @@ def _conversion(pattern: Pattern, format: Format) -> Conversion:
         raise FormatError(
             f"{format} stores {format.rank} modes, the tensor has {pattern.rank}", "another format"
         )
-    kept: Tensor | None = None
-    result = _turned(pattern, format) or _panelled(pattern, format)
+    inside_positions: Tensor | None = None
+    result = _transposed_by_counting(pattern, format) or _panelled(pattern, format)
     if result is None:
         coordinates = pattern.kept_coordinates()
         inside = pattern.kept_inside()
-        kept = None if inside is None else inside.nonzero().squeeze(1)
-        known = list(coordinates if kept is None else coordinates[:, kept])
-        result = placed(known, kept, pattern.shape, format)
-    if kept is None and pattern.nnz == result.pattern.nnz and not result.is_padded:
+        inside_positions = None if inside is None else inside.nonzero().squeeze(1)
+        columns = list(coordinates if inside_positions is None else coordinates[:, inside_positions])
+        result = placed(columns, inside_positions, pattern.shape, format)
+    if inside_positions is None and pattern.nnz == result.pattern.nnz and not result.is_padded:
         origin = weakref.ref(pattern)
         result.pattern.cached(("converted from", pattern.format), lambda: origin)
     return result
 
 
-def _turned(pattern: Pattern, format: Format) -> Conversion | None:
+def _transposed_by_counting(pattern: Pattern, format: Format) -> Conversion | None:
     """Conversion of CSR to CSC, or CSC to CSR, by counting; `None` for other formats."""
     if (pattern.format, format) not in _TURNS or pattern.device.type != "cpu":
         return None
@@ -260,12 +254,12 @@ def _turned(pattern: Pattern, format: Format) -> Conversion | None:
     extent = pattern.shape[format.ordering[0]]
     if pattern.nnz == 0 or extent > pattern.nnz * MOST_EMPTY:
         return None
-    found = None if _turn is None else _turn(pos.contiguous(), crd.contiguous(), extent)
-    if found is None:
+    arrays_by_count = None if _turn is None else _turn(pos.contiguous(), crd.contiguous(), extent)
+    if arrays_by_count is None:
         return None
-    arrays = (None, found[0]), (None, found[1])
-    made = Pattern.of_arrays(format, pattern.shape, *arrays, pattern.nnz)
-    return Conversion(made, found[2], is_identity=False, is_padded=False)
+    arrays = (None, arrays_by_count[0]), (None, arrays_by_count[1])
+    result = Pattern.of_arrays(format, pattern.shape, *arrays, pattern.nnz)
+    return Conversion(result, arrays_by_count[2], is_identity=False, is_padded=False)
 
 
 def _panelled(pattern: Pattern, format: Format) -> Conversion | None:
@@ -278,11 +272,15 @@ def _panelled(pattern: Pattern, format: Format) -> Conversion | None:
         return None
     other, by_mode = 1 - mode, _CSR if mode == 1 else _CSC
     if pattern.format != by_mode:
-        turned = pattern.recall(("conversion", by_mode)) or _turned(pattern, by_mode)
-        if turned is None:
+        transposed = pattern.recall(("conversion", by_mode)) or _transposed_by_counting(pattern, by_mode)
+        if transposed is None:
             return None
-        made = _panelled(turned.pattern, format)
-        return None if made is None else replace(made, permutation=turned.permutation[made.permutation])
+        by_panel = _panelled(transposed.pattern, format)
+        return (
+            None
+            if by_panel is None
+            else replace(by_panel, permutation=transposed.permutation[by_panel.permutation])
+        )
     pos, crd = pattern.validated()._pos[1], pattern._crd[1]
     if type(pos) is not Tensor or type(crd) is not Tensor or not crd.is_cpu or pattern.nnz == 0:
         return None
@@ -303,8 +301,8 @@ def _panelled(pattern: Pattern, format: Format) -> Conversion | None:
     begins = torch.zeros(panels * rows + 1, dtype=dtype)
     begins[1:] = ends
     arrays = (None, None, begins), (None, None, within.to(dtype))
-    made_pattern = Pattern.of_arrays(format, pattern.shape, *arrays, pattern.nnz)
-    return Conversion(made_pattern, permutation, is_identity=False, is_padded=False)
+    result_pattern = Pattern.of_arrays(format, pattern.shape, *arrays, pattern.nnz)
+    return Conversion(result_pattern, permutation, is_identity=False, is_padded=False)
 
 
 def panel_mode(format: Format) -> int | None:
@@ -339,15 +337,15 @@ def placed(
     sorting = order(columns, extents(format, shape))
     if sorting is not None:
         columns = [column[sorting] for column in columns]
-    found, places = from_sorted(columns, shape, format)
+    pattern, places = from_sorted(columns, shape, format)
     identity = sorting is None and source is None
     taken = torch.arange(count) if source is None else source
     taken = taken if sorting is None else taken[sorting]
     if places is None:
-        return Conversion(found, taken, is_identity=identity, is_padded=False)
-    permutation = torch.full((found.nnz,), -1)
+        return Conversion(pattern, taken, is_identity=identity, is_padded=False)
+    permutation = torch.full((pattern.nnz,), -1)
     permutation[places] = taken
-    return Conversion(found, permutation, is_identity=False, is_padded=count < found.nnz)
+    return Conversion(pattern, permutation, is_identity=False, is_padded=count < pattern.nnz)
 
 
 def _way_back(pattern: Pattern, format: Format) -> Conversion | None:
@@ -373,9 +371,9 @@ def inverted(permutation: Tensor) -> Tensor:
     >>> inverted(torch.tensor([2, 0, 1])).tolist()
     [1, 2, 0]
     """
-    found = torch.empty_like(permutation)
-    found[permutation] = torch.arange(permutation.shape[0])
-    return found
+    result = torch.empty_like(permutation)
+    result[permutation] = torch.arange(permutation.shape[0])
+    return result
 
 
 def narrowed(array: Tensor, stored: StoredLevel, role: str, default: torch.dtype) -> Tensor:

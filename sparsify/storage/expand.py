@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _expand(pattern: "Pattern") -> list[Tensor]:
     """The level coordinates of all positions, expanded level by level."""
-    found: list[Tensor] = []
+    columns: list[Tensor] = []
     count = 1
     for number, stored in enumerate(pattern.format.levels):
         level, at = stored.level, pattern.level_arrays(number, count)
@@ -28,18 +28,18 @@ def _expand(pattern: "Pattern") -> list[Tensor]:
             count = pattern.positions(number + 1)
             parents = parents_of(begins, level.stride, count)
             positions = torch.arange(count, device=pattern.device)
-            found = [c.index_select(0, parents) for c in found]
-        found.append(level.coordinate(at, parents, positions).long())
-    return found
+            columns = [c.index_select(0, parents) for c in columns]
+        columns.append(level.coordinate(at, parents, positions).long())
+    return columns
 
 
 def mode_coordinates(pattern: "Pattern") -> Tensor:
     """Mode coordinates from level coordinates."""
     result = torch.zeros((pattern.rank, pattern.nnz), dtype=torch.int64, device=pattern.device)
     differences = []
-    for stored, found in zip(pattern.format.levels, _expand(pattern), strict=True):
+    for stored, column in zip(pattern.format.levels, _expand(pattern), strict=True):
         expression = stored.expression
-        result[expression.mode] += found * expression.size if expression.kind == "block" else found
+        result[expression.mode] += column * expression.size if expression.kind == "block" else column
         if expression.kind == "difference":
             differences.append(expression)
     for expression in differences:

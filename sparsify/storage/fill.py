@@ -19,12 +19,12 @@ from typing import Any
 Fill = float | int | bool | complex
 
 
-def decided(function: str, place: int, fill: Any) -> tuple[Any, Any]:
+def decided(function: str, position: int, fill: Any) -> tuple[Any, Any]:
     """Whether one operand's fill decides a call for all finite values of the other operands, and the result.
 
     Args:
         function: a name of index notation, `mul`.
-        place: position of the operand among the arguments.
+        position: position of the operand among the arguments.
         fill: a number, or an array of fills, for array results.
 
     `where` is excluded: its condition selects the operand to read.
@@ -32,7 +32,7 @@ def decided(function: str, place: int, fill: Any) -> tuple[Any, Any]:
     >>> decided("sub", 1, float("inf")), decided("add", 0, 0.0)[0]
     ((True, -inf), False)
     """
-    match function, place:
+    match function, position:
         case ("mul", _) | ("div", 0):
             return fill == 0, fill
         case ("add", _) | ("sub", 0):

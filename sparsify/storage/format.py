@@ -36,16 +36,16 @@ class LevelExpression:
 
     def extent(self, shape: Sequence[int]) -> int:
         """The number of coordinates of the level in a tensor of `shape`; blocks at the end may be partial."""
-        whole = shape[self.mode]
+        mode_extent = shape[self.mode]
         match self.kind:
             case "block":
-                return -(-whole // self.size)
+                return -(-mode_extent // self.size)
             case "within":
                 return self.size
             case "difference":
                 assert self.other is not None, "a difference has two modes"
-                return max(whole + shape[self.other] - 1, 0)
-        return whole
+                return max(mode_extent + shape[self.other] - 1, 0)
+        return mode_extent
 
     def lowest(self, shape: Sequence[int]) -> int:
         """The value of coordinate 0: the lowest difference, else 0."""
@@ -139,9 +139,9 @@ class Format:
 
     @property
     def modes(self) -> tuple[int, ...]:
-        """The modes in the order of known coordinates: for `j-i`, `j` follows `i`."""
-        whole = dict.fromkeys(s.expression.mode for s in self.levels if s.expression.other is None)
-        return tuple(whole | dict.fromkeys(self.ordering))
+        """The modes in the order in which coordinates can be computed: for `j-i`, `j` follows `i`."""
+        direct = dict.fromkeys(s.expression.mode for s in self.levels if s.expression.other is None)
+        return tuple(direct | dict.fromkeys(self.ordering))
 
     def unfixed(self) -> "Format":
         """The format without fixed dtypes, possibly too narrow for other coordinates.
@@ -274,14 +274,14 @@ def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
 
 def _with_singletons(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
     """Each singleton in the variant for the level above: one per listed coordinate, or one per position."""
-    found: list[StoredLevel] = []
+    result: list[StoredLevel] = []
     for stored in levels:
         level = stored.level
         if isinstance(level, Singleton | OnePerParent):
-            lists = bool(found) and found[-1].level.can_append
+            lists = bool(result) and result[-1].level.can_append
             level = Singleton(level.crd) if lists else OnePerParent(crd=level.crd)
-        found.append(StoredLevel(stored.expression, level))
-    return tuple(found)
+        result.append(StoredLevel(stored.expression, level))
+    return tuple(result)
 
 
 def _check_slices(levels: tuple[StoredLevel, ...], number: int) -> None:

@@ -94,20 +94,20 @@ def _levels(spelled: list[tuple[str, tuple[str, ...]]], text: str) -> list[Level
 
 def _expressions(texts: list[str], form: str) -> list[LevelExpression]:
     """The level expressions of texts; letters number the modes in alphabetical order."""
-    found = []
+    matches = []
     for text in texts:
         match = EXPRESSION.match(text)
         if match is None:
             raise FormatError(f"cannot read {text.strip()!r} in the format {form!r}", "i, i/16, i%16 or j-i")
-        found.append(match)
-    names = sorted({name for m in found for name in (m[1], m[4]) if name})
+        matches.append(match)
+    names = sorted({name for m in matches for name in (m[1], m[4]) if name})
     modes = {name: number for number, name in enumerate(names)}
     kinds: dict[str | None, Kind] = {"/": "block", "%": "within", None: "whole"}
     return [
         LevelExpression(modes[m[1]], "difference", 0, modes[m[4]])
         if m[4]
         else LevelExpression(modes[m[1]], kinds[m[2]], int(m[3] or 0))
-        for m in found
+        for m in matches
     ]
 
 
@@ -125,12 +125,12 @@ def _arguments(text: str) -> list[int]:
 def _fixed(form: str, rank: int = 2) -> Callable[[list[int], int | None], str]:
     """A name without arguments."""
 
-    def text(arguments: list[int], asked: int | None) -> str:
+    def text(arguments: list[int], tensor_rank: int | None) -> str:
         if arguments:
             raise FormatError(f"a format with the arguments {arguments}", "this name takes none")
-        if asked not in (None, rank):
+        if tensor_rank not in (None, rank):
             raise FormatError(
-                f"a format of {rank} modes for a tensor of {asked}", "coo, csf or the levels themselves"
+                f"a format of {rank} modes for a tensor of {tensor_rank}", "coo, csf or the levels themselves"
             )
         return form
 
@@ -140,10 +140,10 @@ def _fixed(form: str, rank: int = 2) -> Callable[[list[int], int | None], str]:
 def _repeated(word: str, rank: int) -> Callable[[list[int], int | None], str]:
     """A format name for any rank: one level per mode."""
 
-    def text(arguments: list[int], asked: int | None) -> str:
+    def text(arguments: list[int], tensor_rank: int | None) -> str:
         if len(arguments) > 1:
             raise FormatError(f"a format with the arguments {arguments}", "at most the number of modes")
-        modes = arguments[0] if arguments else rank if asked is None else asked
+        modes = arguments[0] if arguments else rank if tensor_rank is None else tensor_rank
         if modes > len(MODE_NAMES):
             raise FormatError(f"a format of {modes} modes", f"at most {len(MODE_NAMES)}")
         return ", ".join([word] * modes) or "scalar"
@@ -154,21 +154,21 @@ def _repeated(word: str, rank: int) -> Callable[[list[int], int | None], str]:
 def _blocked(form: str) -> Callable[[list[int], int | None], str]:
     """A format name with the height and the width of blocks."""
 
-    def text(arguments: list[int], asked: int | None) -> str:
-        if len(arguments) != 2 or asked not in (None, 2):
+    def text(arguments: list[int], tensor_rank: int | None) -> str:
+        if len(arguments) != 2 or tensor_rank not in (None, 2):
             raise FormatError(
-                f"blocks of {arguments} in a tensor of {asked or 2} modes", "two sizes, bcsr(16, 16)"
+                f"blocks of {arguments} in a tensor of {tensor_rank or 2} modes", "two sizes, bcsr(16, 16)"
             )
         return form.format(h=arguments[0], w=arguments[1])
 
     return text
 
 
-def _grouped(arguments: list[int], asked: int | None) -> str:
+def _grouped(arguments: list[int], tensor_rank: int | None) -> str:
     """n of every m entries of a row, with one pattern for `group` consecutive rows."""
-    if len(arguments) not in (2, 3) or asked not in (None, 2) or arguments[0] > arguments[1]:
+    if len(arguments) not in (2, 3) or tensor_rank not in (None, 2) or arguments[0] > arguments[1]:
         raise FormatError(
-            f"nm{tuple(arguments)} in a tensor of {asked or 2} modes",
+            f"nm{tuple(arguments)} in a tensor of {tensor_rank or 2} modes",
             "n of m entries: nm(2, 4), nm(2, 4, group=16)",
         )
     n, m, group = (*arguments, 1)[:3]

@@ -14,8 +14,8 @@ def mode_of(mode: Any, rank: int) -> int:
         raise TypeError(f"a mode is an integer, not {mode!r}")
     number = index(mode)
     if not -rank <= number < rank:
-        found = f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {mode})"
-        raise IndexError(found)
+        message = f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {mode})"
+        raise IndexError(message)
     return number % rank
 
 
@@ -26,8 +26,8 @@ def inverse(modes: Sequence[int]) -> tuple[int, ...]:
 
 def strides(shape: Sequence[int]) -> list[int]:
     """Strides of a contiguous tensor, limited to the range of integers."""
-    found, step = [], 1
+    result, step = [], 1
     for extent in reversed(shape):
-        found.append(step)
+        result.append(step)
         step = min(step * max(extent, 1), 2**62)
-    return found[::-1]
+    return result[::-1]

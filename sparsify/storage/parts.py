@@ -23,15 +23,15 @@ def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:
     """
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
         raise InvalidTensorError(f"the shape {sizes!r}", "a tuple of non-negative integers")
-    found = tuple(sizes)
-    for mode, size in enumerate(found):
+    extents = tuple(sizes)
+    for mode, size in enumerate(extents):
         if isinstance(size, torch.SymInt):
-            return found
+            return extents
         if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:
             raise InvalidTensorError(
-                f"the shape {found} has {size!r} in mode {mode}", "non-negative integers"
+                f"the shape {extents} has {size!r} in mode {mode}", "non-negative integers"
             )
-    return tuple([int(size) for size in found])
+    return tuple([int(size) for size in extents])
 
 
 def require_readable(data: Tensor, what: str) -> None:

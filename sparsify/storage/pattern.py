@@ -98,10 +98,10 @@ class Pattern:
         cls, format: Format, shape: tuple[int, ...], pos: Arrays, crd: Arrays, stored: int
     ) -> "Pattern":
         """The pattern of newly made private arrays: trusted without a check."""
-        found = cls.__new__(cls)
-        found._fill(format, shape, tuple(pos), tuple(crd))
-        object.__setattr__(found, "nnz", stored)
-        return found.trusted()
+        pattern = cls.__new__(cls)
+        pattern._fill(format, shape, tuple(pos), tuple(crd))
+        object.__setattr__(pattern, "nnz", stored)
+        return pattern.trusted()
 
     def _fill(
         self,
@@ -189,11 +189,11 @@ class Pattern:
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
         """The memoized result of `make` for `key`: everything derived from the structure is made once."""
-        found = self._cache.get(key, _MISSING)
-        if found is _MISSING:
+        value = self._cache.get(key, _MISSING)
+        if value is _MISSING:
             with self._untraced():
-                found = self._cache[key] = make()
-        return cast(T, found)
+                value = self._cache[key] = make()
+        return cast(T, value)
 
     def keep(self, key: object, value: T) -> T:
         """Caches a value derived from the structure without traceable tensors."""
@@ -242,8 +242,8 @@ class Pattern:
 
         Blocks beyond the edge hold entries with coordinates outside the shape; `inside` is the mask of the others.
         """
-        found = self.kept_coordinates(False)
-        return found if found is not self.recall("coordinates") else cast(Tensor, copies((found,))[0])
+        result = self.kept_coordinates(False)
+        return result if result is not self.recall("coordinates") else cast(Tensor, copies((result,))[0])
 
     def kept_coordinates(self, is_kept: bool = True) -> Tensor:
         """The coordinates without a copy, possibly cached by the pattern; never handed to a user.
@@ -264,24 +264,25 @@ class Pattern:
         """The cached mask of `inside` without a copy; never handed to a user."""
         return self.cached("inside", lambda: expand.inside(self))
 
-    def twin(self, format: Format) -> "tuple[Pattern, Tensor]":
+    def converted(self, format: Format) -> "tuple[Pattern, Tensor]":
         """The same entries in another format, and the source position of each entry.
 
-        The permutation is int64 [nnz of the twin]: `values_twin = values[permutation]`. Padding of blocks has -1:
-        no source entry, and the fill as value (`convert.permuted` does both). A twin of the twin
-        in this format is this pattern.
+        The permutation is int64 [nnz of the result]: `new_values = values[permutation]`. Padding of blocks has -1:
+        no source entry, and the fill as value (`convert.permuted` does both). Conversion of the result back to
+        this format returns this pattern.
         """
-        from sparsify.storage.convert import twin
+        from sparsify.storage.convert import conversion
 
-        return twin(self, format)
+        result = conversion(self, format)
+        return result.pattern, result.permutation
 
     def equals(self, other: "Pattern") -> bool:
         """Whether both patterns store the same entries in the same order and format; for traced graphs, provably."""
         if self is other:
             return True
-        known = self._compared.get(other)
-        if known is not None:
-            return known
+        cached = self._compared.get(other)
+        if cached is not None:
+            return cached
         if self.format != other.format:
             return False
         if any(type(array) is not Tensor for array in (*self.arrays_in_place(), *other.arrays_in_place())):
@@ -324,8 +325,8 @@ class Pattern:
         """The maximum number of entries with one coordinate of a level, see `statistics.longest`."""
         from sparsify.storage.statistics import longest
 
-        known = self.validated() if level else self
-        return known.cached(("longest", level), lambda: longest(self, level))
+        checked = self.validated() if level else self
+        return checked.cached(("longest", level), lambda: longest(self, level))
 
     def note_longest(self, count: int) -> None:
         """Stores the number of entries of the longest row, if counted by the maker of the pattern."""
@@ -360,7 +361,7 @@ class Pattern:
         return self.cached("crowding", lambda: crowding(self))
 
 
-_known: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
+_living: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
 
 
 def shared(
@@ -381,11 +382,11 @@ def shared(
     if not arrays or torch.compiler.is_compiling() or any(type(a) is not Tensor for a in arrays):
         return Pattern(format, shape, pos, crd, stored, is_private=is_private)
     key = _key(format, shape, arrays)
-    found = _known.get(key)
-    if found is None or not _holds(found, arrays):
-        found = _known[key] = Pattern(format, shape, pos, crd, is_private=is_private)
-        _known[_key(format, shape, found.arrays_in_place())] = found
-    return found
+    pattern = _living.get(key)
+    if pattern is None or not _holds(pattern, arrays):
+        pattern = _living[key] = Pattern(format, shape, pos, crd, is_private=is_private)
+        _living[_key(format, shape, pattern.arrays_in_place())] = pattern
+    return pattern
 
 
 def _key(format: Format, shape: Sequence[int], arrays: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -408,14 +409,14 @@ def _existing(pos: Arrays, crd: Arrays) -> list[Tensor]:
 
 def _statistics(pattern: Pattern) -> tuple[LevelStatistics, ...]:
     """The sizes of each level, from the arrays."""
-    found = []
+    levels = []
     for number in range(len(pattern.format.levels)):
         parents, positions = pattern.positions(number), pattern.positions(number + 1)
         pos = pattern._pos[number]
         mean = positions / parents if parents else 0.0
         largest = round(mean) if pos is None else int(pos.diff().max()) if parents else 0
-        found.append(LevelStatistics(parents, positions, largest, mean))
-    return tuple(found)
+        levels.append(LevelStatistics(parents, positions, largest, mean))
+    return tuple(levels)
 
 
 def _same(mine: Tensor, theirs: Tensor) -> bool:

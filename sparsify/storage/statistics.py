@@ -42,18 +42,20 @@ def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
     levels = pattern.format.levels
     if any(stored.expression.kind != "whole" for stored in levels) or not pattern.nnz:
         return {}
-    found: dict[tuple[int, ...], int] = {}
+    counts_by_modes: dict[tuple[int, ...], int] = {}
     for depth in range(1, len(levels)):
         count = _distinct_outer(pattern, depth)
         if count is not None:
-            found[tuple(sorted(stored.expression.mode for stored in levels[:depth]))] = count
+            counts_by_modes[tuple(sorted(stored.expression.mode for stored in levels[:depth]))] = count
     step = max(1, pattern.nnz // SAMPLE)
     sample = coordinates_at(pattern, torch.arange(0, pattern.nnz, step))
     for stored, coordinates in zip(levels, sample, strict=True):
         mode = (stored.expression.mode,)
-        if coordinates is not None and mode not in found and len(levels) > 1:
-            found[mode] = _extrapolate(coordinates.unique().numel(), coordinates.numel(), pattern.nnz)
-    return found
+        if coordinates is not None and mode not in counts_by_modes and len(levels) > 1:
+            counts_by_modes[mode] = _extrapolate(
+                coordinates.unique().numel(), coordinates.numel(), pattern.nnz
+            )
+    return counts_by_modes
 
 
 def counts(pattern: "Pattern", is_turned: bool = False) -> tuple[int, ...]:
@@ -62,13 +64,13 @@ def counts(pattern: "Pattern", is_turned: bool = False) -> tuple[int, ...]:
     Together with the shape, the counts determine the number of positions of all levels. For a pattern read in the other
     order of its modes, the longest column is the longest row.
     """
-    found = [pattern.nnz, pattern.longest(1 if is_turned else 0)]
+    result = [pattern.nnz, pattern.longest(1 if is_turned else 0)]
     for depth, (crd, stored) in enumerate(zip(pattern._crd, pattern.format.levels, strict=True), 1):
         if stored.level.has_bits:
-            found.append(pattern.positions(depth))
+            result.append(pattern.positions(depth))
         elif crd is not None:
-            found.append(crd.shape[0])
-    return tuple(found)
+            result.append(crd.shape[0])
+    return tuple(result)
 
 
 def longest(pattern: "Pattern", level: int) -> int:
@@ -109,30 +111,30 @@ def crowding(pattern: "Pattern") -> float:
         return 0.0
     looked = torch.arange(1, len(crd), max(1, len(crd) // LOOKS))
     before = (looked[:, None] - torch.arange(1, BEFORE + 1)).clamp(min=0)
-    apart = (crd[before].long() - crd[looked].long()[:, None]).abs()
-    return float((apart <= 1).any(1).float().mean())
+    distances = (crd[before].long() - crd[looked].long()[:, None]).abs()
+    return float((distances <= 1).any(1).float().mean())
 
 
 def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]:
     """The coordinates per level of the entries at some positions; `None` from a level of another kind on."""
-    found: list[Tensor | None] = [None] * len(pattern.format.levels)
-    for number in range(len(found) - 1, -1, -1):
+    columns: list[Tensor | None] = [None] * len(pattern.format.levels)
+    for number in range(len(columns) - 1, -1, -1):
         stored, pos, crd = pattern.format.levels[number], pattern._pos[number], pattern._crd[number]
         if isinstance(stored.level, Dense):
             extent = stored.expression.extent(pattern.shape)
-            found[number] = positions % extent
+            columns[number] = positions % extent
             positions = positions // extent
         elif crd is not None and (pos is not None) == isinstance(stored.level, Compressed):
-            found[number] = crd[positions]
+            columns[number] = crd[positions]
             if pos is not None:
                 positions = torch.searchsorted(pos, positions.to(pos.dtype), right=True) - 1
             elif isinstance(stored.level, Grouped):
                 positions = positions // max(1, crd.numel() // max(1, pattern.positions(number)))
             elif not stored.level.is_branchless:
-                return found
+                return columns
         else:
-            return found
-    return found
+            return columns
+    return columns
 
 
 def _distinct_outer(pattern: "Pattern", depth: int) -> int | None:
@@ -148,18 +150,18 @@ def _distinct_outer(pattern: "Pattern", depth: int) -> int | None:
     return None
 
 
-def _extrapolate(seen: int, looked: int, entries: int) -> int:
-    """Estimated distinct values among `entries`, when a random sample of `looked` entries has `seen` distinct ones.
+def _extrapolate(distinct: int, looked: int, entries: int) -> int:
+    """Estimated distinct values among `entries`, when a random sample of `looked` entries has `distinct` distinct ones.
 
-    `n (1 - (1 - 1/n)^looked) = seen` is solved for n by bisection.
+    `n (1 - (1 - 1/n)^looked) = distinct` is solved for n by bisection.
     """
-    if looked >= entries or seen >= looked:
-        return seen if looked >= entries else entries
-    low, high = float(seen), float(seen) * looked
+    if looked >= entries or distinct >= looked:
+        return distinct if looked >= entries else entries
+    low, high = float(distinct), float(distinct) * looked
     for _ in range(50):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if -middle * expm1(-looked / middle) < seen else (low, middle)
-    return min(entries, max(seen, round(-low * expm1(-entries / low))))
+        low, high = (middle, high) if -middle * expm1(-looked / middle) < distinct else (low, middle)
+    return min(entries, max(distinct, round(-low * expm1(-entries / low))))
 
 
 def reach(pattern: "Pattern") -> int:
@@ -168,9 +170,9 @@ def reach(pattern: "Pattern") -> int:
     last = pattern.format.levels[-1].level if pattern._crd else None
     if crd is None or last is None or len(crd) < 2 or last.has_bits or last.stride > 1:
         return 0
-    apart = min(
+    offset = min(
         max(1, round(len(crd) / max(1, pattern.positions(len(pattern.format.levels) - 1)))), len(crd) - 1
     )
-    step = max(1, (len(crd) - apart) // SAMPLES)
-    first, second = crd[: len(crd) - apart : step], crd[apart::step]
+    step = max(1, (len(crd) - offset) // SAMPLES)
+    first, second = crd[: len(crd) - offset : step], crd[offset::step]
     return int((first - second).abs().median())

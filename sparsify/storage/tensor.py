@@ -154,16 +154,20 @@ class SparseTensor(torch.Tensor):
         source, values = result._pattern, result.values()
         if source.format.is_dense and not target.is_dense and source.format != target:
             source, values = _stored_only(source, values, self._fill)
-        found = convert.conversion(source, target)
-        return SparseTensor(found.pattern, convert.permuted(values, found, self._fill), self._fill)
+        target_entries = convert.conversion(source, target)
+        return SparseTensor(
+            target_entries.pattern, convert.permuted(values, target_entries, self._fill), self._fill
+        )
 
     def permute(self, *modes: Any) -> "SparseTensor":
         """The tensor with permuted modes; the same arrays, no copy."""
         order = modes[0] if len(modes) == 1 and isinstance(modes[0], Sequence) else modes
-        wanted = tuple(mode_of(mode, self.dim()) for mode in order)
-        if sorted(wanted) != list(range(self.dim())):
+        modes_in_order = tuple(mode_of(mode, self.dim()) for mode in order)
+        if sorted(modes_in_order) != list(range(self.dim())):
             raise FormatError(f"permute{tuple(order)} of a tensor of {self.dim()} modes", "every mode once")
-        return SparseTensor(convert.permuted_pattern(self._pattern, wanted), self.values(), self._fill)
+        return SparseTensor(
+            convert.permuted_pattern(self._pattern, modes_in_order), self.values(), self._fill
+        )
 
     def transpose(self, first: int = 0, second: int = 1) -> "SparseTensor":
         """The tensor with two modes exchanged; the same arrays, no copy.
@@ -210,8 +214,8 @@ class SparseTensor(torch.Tensor):
             with transformed.outside():  # within, the result would be wrapped, and sparse no more
                 return cls.__torch_function__(func, types, args, kwargs)
         for override in overriding:
-            if (found := override(func, args, kwargs)) is not NotImplemented:
-                return found
+            if (result := override(func, args, kwargs)) is not NotImplemented:
+                return result
         if (operator := operators.get(func)) is not None:
             return operator(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
@@ -322,15 +326,15 @@ def _as_leaf(tensor: SparseTensor, requires_grad: bool, is_parameter: bool) -> S
 
 def _stored_only(pattern: Pattern, values: Tensor, fill: Fill) -> tuple[Pattern, Tensor]:
     """A dense pattern without the entries equal to the fill, in coordinate format, and the values."""
-    kept, inside = is_stored(values.detach(), fill), pattern.kept_inside()
-    kept = (kept if inside is None else kept & inside).nonzero().squeeze(1)
-    coordinates = pattern.kept_coordinates()[:, kept]
+    positions, inside = is_stored(values.detach(), fill), pattern.kept_inside()
+    positions = (positions if inside is None else positions & inside).nonzero().squeeze(1)
+    coordinates = pattern.kept_coordinates()[:, positions]
     format = Format("coo", rank=pattern.rank)
     sorting = convert.order(list(coordinates), pattern.shape)
     if sorting is not None:
-        coordinates, kept = coordinates[:, sorting], kept[sorting]
-    found, _ = convert.from_sorted(list(coordinates), pattern.shape, format)
-    return found, values.index_select(0, kept)
+        coordinates, positions = coordinates[:, sorting], positions[sorting]
+    coordinate_pattern, _ = convert.from_sorted(list(coordinates), pattern.shape, format)
+    return coordinate_pattern, values.index_select(0, positions)
 
 
 def is_stored(values: Tensor, fill: Fill) -> Tensor:

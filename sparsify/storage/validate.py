@@ -137,9 +137,9 @@ def coordinates(coordinates: Sequence[Tensor], shape: Sequence[int]) -> None:
         if int(low) >= 0 and int(high) < extent:
             continue
         entry = int(((column < 0) | (column >= extent)).nonzero()[0])
-        place = tuple(int(c[entry]) for c in coordinates)
+        coordinate_tuple = tuple(int(c[entry]) for c in coordinates)
         raise InvalidTensorError(
-            f"entry {entry} has the coordinates {place}, outside the shape {tuple(shape)} in mode {mode}",
+            f"entry {entry} has the coordinates {coordinate_tuple}, outside the shape {tuple(shape)} in mode {mode}",
             f"coordinates from 0 to {extent - 1}" if extent else "no entries, as the mode has no extent",
         )
 
@@ -188,10 +188,11 @@ def _check_bits(pattern: Pattern, number: int, parents: int) -> int:
     """Checks a level of bits: a set bit per position below each parent, none past the extent; returns the positions."""
     stored, words = pattern.format.levels[number], _coordinates_of(pattern, number)
     extent = stored.expression.extent(pattern.shape)
-    wanted = parents * bits.row_bytes(extent)
-    if words.shape[0] != wanted:
+    expected = parents * bits.row_bytes(extent)
+    if words.shape[0] != expected:
         raise InvalidTensorError(
-            f"crd of level {number} ({stored}) has {words.shape[0]} bytes", f"{wanted}, one bit a coordinate"
+            f"crd of level {number} ({stored}) has {words.shape[0]} bytes",
+            f"{expected}, one bit a coordinate",
         )
     is_set = bits.unpacked(words, parents, extent)
     if bool(is_set[:, extent:].any()):
@@ -228,7 +229,7 @@ def _check_slices(pattern: Pattern, number: int, parents: int) -> int:
     starts = pos[(pos > 0) & (pos < slots.shape[0])].long()
     bad[starts - 1] = False
     if bool(bad.any()):
-        slot, parent = (int(place) for place in bad.nonzero()[0])
+        slot, parent = (int(coordinate) for coordinate in bad.nonzero()[0])
         before, after = int(slots[slot, parent]), int(slots[slot + 1, parent])
         raise InvalidTensorError(
             f"entry {(slot + 1) * stride + parent} of level {number} ({stored}) is {after} after {before}",
@@ -242,13 +243,13 @@ def _check_rule(pattern: Pattern, number: int, parents: int) -> None:
     stored, at = pattern.format.levels[number], pattern.level_arrays(number, parents)
     begins = stored.level.begin(at, torch.arange(parents + 1))
     above = torch.repeat_interleave(begins.diff())
-    found = stored.level.coordinate(at, above, torch.arange(int(begins[-1])))
-    wrong = (found < 0) | (found >= at.extent)
-    wrong[1:] |= (found[1:] <= found[:-1]) & (above[1:] == above[:-1])
+    computed = stored.level.coordinate(at, above, torch.arange(int(begins[-1])))
+    wrong = (computed < 0) | (computed >= at.extent)
+    wrong[1:] |= (computed[1:] <= computed[:-1]) & (above[1:] == above[:-1])
     if bool(wrong.any()):
         entry = int(wrong.nonzero()[0])
         raise InvalidTensorError(
-            f"position {entry} of level {number} ({stored}) has the coordinate {int(found[entry])} by its rule",
+            f"position {entry} of level {number} ({stored}) has the coordinate {int(computed[entry])} by its rule",
             f"ascending coordinates from 0 to {at.extent - 1}",
         )
 
@@ -279,9 +280,9 @@ def _array(
     if array is None:
         raise InvalidTensorError(f"{name} is missing", f"an array of integers for {role}")
     fixed = getattr(stored.level, role, None)
-    wanted = (convert.DTYPES[fixed],) if fixed else allowed
-    if array.dtype not in wanted:
-        listed = " or ".join(str(d).removeprefix("torch.") for d in wanted)
+    dtypes = (convert.DTYPES[fixed],) if fixed else allowed
+    if array.dtype not in dtypes:
+        listed = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise InvalidTensorError(f"{name} is {array.dtype}", f"convert it to {listed}")
     if array.dim() != 1 or not array.is_contiguous():
         raise InvalidTensorError(f"{name} has shape {list(array.shape)}", "one contiguous dimension")
@@ -375,8 +376,8 @@ def _repeated(pattern: Pattern, number: int, arrays: Sequence[Tensor], entry: in
 
 def _tuple(arrays: Sequence[Tensor], entry: int) -> str:
     """The coordinates of an entry in readable form."""
-    found = tuple(int(c[entry]) for c in arrays)
-    return str(found[0]) if len(found) == 1 else str(found)
+    entry_coordinates = tuple(int(c[entry]) for c in arrays)
+    return str(entry_coordinates[0]) if len(entry_coordinates) == 1 else str(entry_coordinates)
 
 
 def _equal_neighbours(columns: Sequence[Tensor]) -> int | None:
@@ -384,8 +385,8 @@ def _equal_neighbours(columns: Sequence[Tensor]) -> int | None:
     same = columns[0][1:] == columns[0][:-1]
     for column in columns[1:]:
         same &= column[1:] == column[:-1]
-    found = same.nonzero()
-    return int(found[0]) + 1 if found.shape[0] else None
+    repeats = same.nonzero()
+    return int(repeats[0]) + 1 if repeats.shape[0] else None
 
 
 def first_duplicate(columns: Sequence[Tensor]) -> int | None:

@@ -91,8 +91,8 @@ def named_parameters(model: Parameters) -> Iterator[tuple[str, Tensor]]:
 
 def stored(tensor: Tensor) -> Tensor:
     """The transmitted memory of a tensor."""
-    found = tensor._vals if isinstance(tensor, SparseTensor) else tensor
-    return found.detach()
+    memory = tensor._vals if isinstance(tensor, SparseTensor) else tensor
+    return memory.detach()
 
 
 def _agree(parameters: list[Tensor], group: Any) -> list[bool]:
@@ -101,13 +101,15 @@ def _agree(parameters: list[Tensor], group: Any) -> list[bool]:
     Raises:
         DataError: a parameter is stored otherwise in another process.
     """
-    told = [digest(parameter) for parameter in parameters]
+    digests = [digest(parameter) for parameter in parameters]
     there = [int(parameter.grad is not None) for parameter in parameters]
-    both = torch.tensor([told, [-number for number in told], there], dtype=torch.int64)
-    sizes = torch.tensor([len(told), -len(told)])
+    both = torch.tensor([digests, [-number for number in digests], there], dtype=torch.int64)
+    sizes = torch.tensor([len(digests), -len(digests)])
     dist.all_reduce(sizes, dist.ReduceOp.MAX, group=group)
     if sizes[0] != -sizes[1]:
-        raise DataError(f"{len(told)} parameters, and another number in other processes", "build one model")
+        raise DataError(
+            f"{len(digests)} parameters, and another number in other processes", "build one model"
+        )
     dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
     require_same(parameters, both)
     return [bool(flag) for flag in both[2]]
@@ -142,10 +144,10 @@ def digest(parameter: Tensor) -> int:
 
 def _checksum(pattern: Pattern) -> int:
     """The digest of a pattern."""
-    found = crc32(f"{pattern.format} {list(pattern.shape)}".encode())
+    crc = crc32(f"{pattern.format} {list(pattern.shape)}".encode())
     for array in pattern.arrays_in_place():
-        found = crc32(array.contiguous().numpy(), found)  # type: ignore[arg-type]
-    return found
+        crc = crc32(array.contiguous().numpy(), crc)  # type: ignore[arg-type]
+    return crc
 
 
 def buckets_of(tensors: list[Tensor], most: int) -> Iterator[list[Tensor]]:

@@ -58,14 +58,14 @@ class Round:
         facts: digests of parameters, and their negatives: the maximum over processes shows differences.
         agreement: the pending all-reduce of `facts`; None after completion.
         sent: number of buckets sent.
-        seen: parameters with a gradient.
+        complete: identities of parameters with a complete gradient.
     """
 
     buckets: list[Bucket]
     facts: Tensor
     agreement: Any
     sent: int = 0
-    seen: set[int] = field(default_factory=set)
+    complete: set[int] = field(default_factory=set)
 
 
 class GradientReducer:
@@ -91,7 +91,7 @@ class GradientReducer:
     @property
     def parameters(self) -> list[Tensor]:
         """The trained parameters still alive."""
-        return [parameter for known in self._parameters if (parameter := known()) is not None]
+        return [parameter for reference in self._parameters if (parameter := reference()) is not None]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -112,19 +112,24 @@ class GradientReducer:
         """The hook of a parameter, called with the complete gradient of the backward pass."""
         if not self._is_on:
             return
-        if self._round is None or id(parameter) in self._round.seen:  # seen: an error ended the last pass
+        if (
+            self._round is None or id(parameter) in self._round.complete
+        ):  # complete: an error ended the last pass
             self._begin()
-        known = self._round
-        assert known is not None, "a pass has begun"
-        known.seen.add(id(parameter))
+        current_round = self._round
+        assert current_round is not None, "a pass has begun"
+        current_round.complete.add(id(parameter))
         self._bucket[id(parameter)].waited -= 1
-        while known.sent < len(known.buckets) and not known.buckets[known.sent].waited:
-            self._send(known)
+        while (
+            current_round.sent < len(current_round.buckets)
+            and not current_round.buckets[current_round.sent].waited
+        ):
+            self._send(current_round)
 
     def _begin(self) -> None:
         """Starts the round of a backward pass: buckets from the last parameter to the first, and the agreement."""
-        for known in self._frozen:
-            if (parameter := known()) is not None and parameter.requires_grad:
+        for reference in self._frozen:
+            if (parameter := reference()) is not None and parameter.requires_grad:
                 raise DataError(
                     f"a parameter {list(parameter.shape)} that was frozen in data_parallel trains now, and its "
                     "gradient would stay in its process",
@@ -133,30 +138,30 @@ class GradientReducer:
         parameters = self.parameters
         last_first = parameters[::-1]
         last_first.sort(key=lambda parameter: str(parameter.dtype))
-        buckets = [Bucket(found, len(found)) for found in buckets_of(last_first, self.bucket_bytes)]
+        buckets = [Bucket(group, len(group)) for group in buckets_of(last_first, self.bucket_bytes)]
         self._bucket = {id(p): bucket for bucket in buckets for p in bucket.parameters}
-        told = torch.tensor([digest(parameter) for parameter in parameters], dtype=torch.int64)
-        facts = torch.stack([told, -told])
+        digests = torch.tensor([digest(parameter) for parameter in parameters], dtype=torch.int64)
+        facts = torch.stack([digests, -digests])
         agreement = dist.all_reduce(facts, dist.ReduceOp.MAX, group=self.group, async_op=True)
-        self._round = found = Round(buckets, facts, agreement)
+        self._round = current_round = Round(buckets, facts, agreement)
         self.sent_bytes = self.early = 0
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end(found))
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end(current_round))
 
-    def _send(self, known: Round) -> None:
+    def _send(self, current_round: Round) -> None:
         """Starts the all-reduce of the next bucket, once all processes are known to have the same parameters.
 
         Raises:
             DataError: a parameter has another mask or shape in another process; no gradient has changed.
         """
-        if known.agreement is not None:
+        if current_round.agreement is not None:
             with named("gradients", self.group):
-                known.agreement.wait()
-            known.agreement = None
+                current_round.agreement.wait()
+            current_round.agreement = None
             self._round = None  # unless all is well
-            require_same(self.parameters, known.facts)
-            self._round = known
-        bucket = known.buckets[known.sent]
-        known.sent += 1
+            require_same(self.parameters, current_round.facts)
+            self._round = current_round
+        bucket = current_round.buckets[current_round.sent]
+        current_round.sent += 1
         parts = [
             stored(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket.parameters
         ]
@@ -166,19 +171,19 @@ class GradientReducer:
         with named("gradients", self.group):
             bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
 
-    def _end(self, known: Round) -> None:
+    def _end(self, current_round: Round) -> None:
         """Sends the remaining buckets at the end of a backward pass, and writes the means into the gradients."""
-        if self._round is not known:
+        if self._round is not current_round:
             return
-        self.early = known.sent
+        self.early = current_round.sent
         try:
-            while known.sent < len(known.buckets):
-                self._send(known)
+            while current_round.sent < len(current_round.buckets):
+                self._send(current_round)
         finally:
             self._round = None
             self._bucket = {}
         count = dist.get_world_size(self.group)
-        for bucket in known.buckets:
+        for bucket in current_round.buckets:
             with named("gradients", self.group):
                 bucket.work.wait()
             assert bucket.flat is not None, "all buckets are sent"
@@ -254,13 +259,15 @@ def distributed_data_parallel(model: nn.Module, **settings: Any) -> nn.parallel.
     wrapper._set_params_and_buffers_to_ignore_for_model(model, list(ignored))
     group = settings.get("process_group")
     # A separate group: its messages and the messages of DDP's reducer may be ordered differently in processes.
-    own = dist.new_group(None if group is None else dist.get_process_group_ranks(group), backend="gloo")
-    reducer = data_parallel(list(sparse.values()), group=own)
-    found = wrapper(model, **settings)
+    sparse_group = dist.new_group(
+        None if group is None else dist.get_process_group_ranks(group), backend="gloo"
+    )
+    reducer = data_parallel(list(sparse.values()), group=sparse_group)
+    wrapped = wrapper(model, **settings)
 
     def follow(module: nn.Module, args: Any) -> None:
         """Keeps gradients local inside the `no_sync()` of DDP, decided at the forward pass."""
-        reducer._is_on = found.require_backward_grad_sync
+        reducer._is_on = wrapped.require_backward_grad_sync
 
-    found.register_forward_pre_hook(follow)
-    return found
+    wrapped.register_forward_pre_hook(follow)
+    return wrapped

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import unserializable_hook
 
-from sparsify.compiler.kernel.transforms.autograd import Wanted, graph_task
+from sparsify.compiler.kernel.transforms.autograd import GradientRequest, graph_task
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.module.weights.sparse_parameters import takes_sparse
@@ -60,7 +60,7 @@ class DenseGradients:
     """The gradients of weights, summed over the backward passes of a step.
 
     Attributes:
-        found: gradients by name; empty outside of collecting steps, and until `settle`.
+        gradients: dense gradients by name; empty outside of collecting steps, and until `settle`.
         is_collecting: whether backward passes are followed.
     """
 
@@ -72,23 +72,23 @@ class DenseGradients:
         names: Sequence[str],
     ) -> None:
         self.model, self.source, self.weights, self.names = model, source, weights, names
-        self.found: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] = {}
         self._is_inside = False
         self._passes: list[Pass] = []
-        self._asked: dict[str, dict[int, int]] = {}
+        self._tasks: dict[str, dict[int, int]] = {}
         self._weight_hooks: list[Any] = []
-        self._wanted: dict[str, Wanted] = {}
+        self._records: dict[str, GradientRequest] = {}
         self.is_collecting = False
         self._random = torch.get_rng_state()
         self._buffers: dict[str, Tensor] = {}
         self.attach()
 
-    def collect(self, is_wanted: bool) -> None:
+    def collect(self, is_collecting: bool) -> None:
         """Starts or stops following the passes of the next step; earlier results are dropped."""
-        self.is_collecting = is_wanted
-        self.found.clear()
+        self.is_collecting = is_collecting
+        self.gradients.clear()
         self._forget()
-        self._wanted.clear()
+        self._records.clear()
         self.follow_weights()
 
     def follow_weights(self) -> None:
@@ -98,18 +98,18 @@ class DenseGradients:
         weights = {name: self.source().get_parameter(name) for name in self.names if self.is_collecting}
         self._weight_hooks = [weight.register_hook(self._noted(name)) for name, weight in weights.items()]
         for name, weight in weights.items():
-            if isinstance(weight, SparseTensor) and name not in self._wanted:
-                self._wanted[name] = Wanted(weight)
+            if isinstance(weight, SparseTensor) and name not in self._records:
+                self._records[name] = GradientRequest(weight)
 
     def settle(self) -> None:
         """Computes the gradients for the passes so far, before the weights change."""
-        asked = {name: self._passes_for(name) for name in self.names}
-        if not any(asked.values()):
+        passes = {name: self._passes_for(name) for name in self.names}
+        if not any(passes.values()):
             self._forget()
             return
         readers = readers_of(self.model, self.names)
         parts = {name: self._parts(name) for name in self.names}
-        if all(len(parts[name]) == readers.get(name, -1) * len(asked[name]) for name in self.names):
+        if all(len(parts[name]) == readers.get(name, -1) * len(passes[name]) for name in self.names):
             for name in self.names:
                 if parts[name]:
                     self._add(
@@ -117,19 +117,19 @@ class DenseGradients:
                     )
         else:  # a reader other than kernels
             for one in self._passes:
-                if names := [name for name in self.names if one in asked[name]]:
+                if names := [name for name in self.names if one in passes[name]]:
                     self._collect(one, names)
         for name in self.names:
-            if name not in self.found:  # read by no pass
-                self.found[name] = torch.zeros_like(dense(self.source().get_parameter(name)))
+            if name not in self.gradients:  # read by no pass
+                self.gradients[name] = torch.zeros_like(dense(self.source().get_parameter(name)))
         self._forget()
 
     def _forget(self) -> None:
         """Drops the passes so far."""
         self._passes.clear()
-        self._asked.clear()
-        for wanted in self._wanted.values():
-            wanted.given.clear()
+        self._tasks.clear()
+        for record in self._records.values():
+            record.dense_gradients.clear()
 
     def _noted(self, name: str) -> Callable[[Tensor], None]:
         """The hook of a weight, recording the graph tasks that compute its gradient.
@@ -142,26 +142,28 @@ class DenseGradients:
             if self._passes and not self._is_inside:
                 task = graph_task()
                 is_own = any(one.task == task for one in self._passes)
-                self._asked.setdefault(name, {})[task] = task if is_own else self._passes[-1].task
+                self._tasks.setdefault(name, {})[task] = task if is_own else self._passes[-1].task
 
         return cast(Callable[[Tensor], None], unserializable_hook(note))
 
     def _passes_for(self, name: str) -> list[Pass]:
         """The passes with a computed gradient of a weight."""
-        tasks = set(self._asked.get(name, {}).values())
+        tasks = set(self._tasks.get(name, {}).values())
         return [one for one in self._passes if one.task in tasks]
 
     def _parts(self, name: str) -> list[Tensor]:
         """The dense gradients of a weight from kernels, in passes with a computed gradient of the weight."""
-        if name not in self._wanted:
+        if name not in self._records:
             return []
-        form, tasks = cast(SparseTensor, self.source().get_parameter(name)).format, self._asked.get(name, {})
-        given = [(operand, part) for operand, part, task in self._wanted[name].given if task in tasks]
-        return [part if operand.format == form else part.t() for operand, part in given]
+        form, tasks = cast(SparseTensor, self.source().get_parameter(name)).format, self._tasks.get(name, {})
+        parts = [
+            (operand, part) for operand, part, task in self._records[name].dense_gradients if task in tasks
+        ]
+        return [part if operand.format == form else part.t() for operand, part in parts]
 
     def _add(self, name: str, gradient: Tensor) -> None:
         """Adds to the gradient of a weight."""
-        self.found[name] = self.found[name] + gradient if name in self.found else gradient
+        self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient
 
     def attach(self) -> None:
         """Installs the hooks following the calls of the model."""
@@ -205,23 +207,23 @@ class DenseGradients:
         """Adds the gradients of some weights for a pass, by running the source model once more."""
         source = self.source()
         weights = self.weights()
-        wanted = [weights[name].requires_grad_() for name in names]
-        given = {**weights, **{name: buffer.clone() for name, buffer in one.buffers.items()}}
+        targets = [weights[name].requires_grad_() for name in names]
+        state = {**weights, **{name: buffer.clone() for name, buffer in one.buffers.items()}}
         args, kwargs = pytree.tree_map_only(Tensor, Tensor.detach, (one.args, one.kwargs))
         self._is_inside = True
         try:
             with torch.enable_grad(), torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(one.random)
-                leaves = pytree.tree_leaves(functional_call(source, given, args, kwargs))
-                found = torch.autograd.grad(
+                leaves = pytree.tree_leaves(functional_call(source, state, args, kwargs))
+                gradients = torch.autograd.grad(
                     [leaves[i] for i in one.gradients],
-                    wanted,
+                    targets,
                     list(one.gradients.values()),
                     allow_unused=True,
                 )
         finally:
             self._is_inside = False
-        for name, weight, gradient in zip(names, wanted, found, strict=True):
+        for name, weight, gradient in zip(names, targets, gradients, strict=True):
             self._add(name, torch.zeros_like(weight) if gradient is None else gradient)
 
 
@@ -234,11 +236,15 @@ def readers_of(model: nn.Module, names: Sequence[str]) -> dict[str, int]:
         for weight in variant.captured.graph.find_nodes(op="get_attr"):
             if str(weight.target) in counts:
                 counts[str(weight.target)].add(kernels_of(weight))
-    return {name: next(iter(found)) for name, found in counts.items() if len(found) == 1 and 0 not in found}
+    return {
+        name: next(iter(kernels))
+        for name, kernels in counts.items()
+        if len(kernels) == 1 and 0 not in kernels
+    }
 
 
 def kernels_of(weight: fx.Node) -> int:
-    """The number of kernel operands of a weight in a graph, 0 if there are other readers."""
+    """The number of kernel operands of a weight in a graph, 0 for a weight with other readers."""
     if not all(takes_sparse(user, weight) for user in weight.users):
         return 0
     places = [(call_of(user), user.args[1:]) for user in weight.users]
@@ -251,5 +257,5 @@ def kernels_of(weight: fx.Node) -> int:
 
 def dense(weight: Tensor) -> Tensor:
     """A weight as a detached dense tensor."""
-    found = weight.detach()
-    return found.to_dense() if isinstance(found, SparseTensor) else found.clone()
+    detached = weight.detach()
+    return detached.to_dense() if isinstance(detached, SparseTensor) else detached.clone()

@@ -42,7 +42,7 @@ def save_file(state: nn.Module | Mapping[str, Any], path: str | PathLike[str]) -
     Raises:
         DataError: a part of the state is no tensor, or the write failed.
     """
-    place = path_of(path, "the file").expanduser()
+    target = path_of(path, "the file").expanduser()
     arrays: dict[str, Tensor] = {}
     sparse: dict[str, Any] = {}
     for name, value in (state.state_dict() if isinstance(state, nn.Module) else state).items():
@@ -56,17 +56,17 @@ def save_file(state: nn.Module | Mapping[str, Any], path: str | PathLike[str]) -
         if taken := arrays.keys() & parts.keys():
             raise DataError(f"{min(taken)} is the name of two tensors", "rename one of them")
         arrays |= {part: array.detach() for part, array in parts.items()}
-    kept, same = _distinct(arrays)
+    distinct, same = _distinct(arrays)
     header = {SPARSE: json.dumps(sparse), SAME: json.dumps(same)}
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        write(kept, draft, metadata=header)
-        os.replace(draft, place)
+        write(distinct, draft, metadata=header)
+        os.replace(draft, target)
     except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"cannot write {place}: {error}", "an earlier file is unchanged") from error
+        raise DataError(f"cannot write {target}: {error}", "an earlier file is unchanged") from error
     finally:
         draft.unlink(missing_ok=True)
-    return place
+    return target
 
 
 @public
@@ -83,57 +83,63 @@ def load_file(
     Raises:
         DataError: the file is unreadable, or has other names or shapes than the unchanged model.
     """
-    place = path_of(path, "the file").expanduser()
+    source = path_of(path, "the file").expanduser()
     try:
-        with safe_open(place, "pt") as file:
+        with safe_open(source, "pt") as file:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
         sparse, same = (json.loads(header.get(key, "{}")) for key in (SPARSE, SAME))
         arrays |= {name: arrays[first] for name, first in same.items()}
-        state: dict[str, Tensor] = {name: _assembled(arrays, name, told) for name, told in sparse.items()}
+        state: dict[str, Tensor] = {
+            name: _assembled(arrays, name, description) for name, description in sparse.items()
+        }
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise DataError(f"cannot read {place}: {error}", "save it again") from error
+        raise DataError(f"cannot read {source}: {error}", "save it again") from error
     state |= arrays
     if model is not None:
-        _load(place, model, state, optimizers)
+        _load(source, model, state, optimizers)
     return state
 
 
 def _distinct(arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The arrays without aliases, and the first name of each alias."""
     first: dict[Any, str] = {}
-    kept, same = {}, {}
+    distinct, same = {}, {}
     for name, array in arrays.items():
         key = (array.data_ptr(), array.dtype, array.shape, array.stride()) if array.numel() else name
-        known = first.setdefault(key, name)
-        if known == name:
+        original = first.setdefault(key, name)
+        if original == name:
             is_whole = array.is_contiguous() and array.untyped_storage().nbytes() == array.nbytes
-            kept[name] = array if is_whole else array.contiguous().clone()
+            distinct[name] = array if is_whole else array.contiguous().clone()
         else:
-            same[name] = known
-    return kept, same
+            same[name] = original
+    return distinct, same
 
 
-def _assembled(arrays: dict[str, Tensor], name: str, told: Mapping[str, Any]) -> SparseTensor:
+def _assembled(arrays: dict[str, Tensor], name: str, description: Mapping[str, Any]) -> SparseTensor:
     """A sparse tensor from its arrays, removed from the others."""
-    format = Format(told["format"])
+    format = Format(description["format"])
     levels = range(len(format.levels))
     pos, crd = ([arrays.pop(f"{name}.{role}{n}", None) for n in levels] for role in ("_pos", "_crd"))
     values = arrays.pop(f"{name}.{VALUES}")
     fill = arrays.pop(f"{name}.{FILL}").item()
-    return SparseTensor(shared(format, told["shape"], pos, crd), values, fill)
+    return SparseTensor(shared(format, description["shape"], pos, crd), values, fill)
 
 
-def _load(place: Path, model: nn.Module, state: Mapping[str, Tensor], optimizers: Optimizers) -> None:
+def _load(path: Path, model: nn.Module, state: Mapping[str, Tensor], optimizers: Optimizers) -> None:
     """Loads a state into a model, the masks of sparse parameters first."""
     several: Any = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
     present = model.state_dict(keep_vars=True)
     for name, value in state.items():
         if name not in present or present[name].shape != value.shape:
-            found = f"{list(value.shape)} and {list(present[name].shape)}" if name in present else "not there"
-            raise DataError(f"{name} of {place} does not fit the model: {found}", "build the model as it was")
+            difference = (
+                f"{list(value.shape)} and {list(present[name].shape)}" if name in present else "not there"
+            )
+            raise DataError(
+                f"{name} of {path} does not fit the model: {difference}", "build the model as it was"
+            )
     if missing := present.keys() - state.keys():
-        raise DataError(f"{place} does not hold {min(missing)}", "build the model as it was")
+        raise DataError(f"{path} does not hold {min(missing)}", "build the model as it was")
     for name, parameter in present.items():
         if isinstance(parameter, SparseTensor):
             set_mask(parameter, mask_of(state[name]), several)

@@ -88,9 +88,9 @@ class Pruned:
         """The plans with an update of masks at a step; step 0 has the first masks only."""
         return tuple(plan for plan in self.plans if step > 0 and plan.schedule.is_update(step))
 
-    def held(self, step: int) -> float:
+    def current_target(self, step: int) -> float:
         """The target share of zeros at a step."""
-        return Staged(tuple(plan.schedule for plan in self.plans)).held(step)
+        return Staged(tuple(plan.schedule for plan in self.plans)).current_target(step)
 
     def regrows_by_gradients(self, step: int | None = None) -> bool:
         """Whether any update, or the update of a step, needs dense gradients."""
@@ -153,10 +153,10 @@ class Pruner:
         self.statistics: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
         self._elsewhere: dict[str, tuple[Tensor, Tensor]] = {}
-        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._rewind_states: dict[int, dict[str, Tensor]] = {}
         _require_trained(self._weights(), self.optimizers)
         regrowing = [n for rule in self.rules if rule.regrows_by_gradients() for n in rule.names]
-        if regrowing and isinstance(model, SparseModule) and model._asked.has_masks:
+        if regrowing and isinstance(model, SparseModule) and model._request.has_masks:
             raise SparsifyError(
                 "regrow: gradient of a model whose attention has masks", "leave one of them out of the recipe"
             )
@@ -182,8 +182,8 @@ class Pruner:
         self._remember()
         plans = [(rule, plan) for rule in self.rules for plan in rule.updates(self.at)]
         rewinds = [plan.rewind for rule, plan in plans if self._update(rule, plan)]
-        if (wanted := next((step for step in rewinds if step is not None), None)) is not None:
-            self._rewind(self._kept[wanted])
+        if (rewind_step := next((step for step in rewinds if step is not None), None)) is not None:
+            self._rewind(self._rewind_states[rewind_step])
         self._hold()
         if plans:
             self._turn()
@@ -201,10 +201,10 @@ class Pruner:
         source = copy.deepcopy(self._source()).eval()
         if self._gradients is not None:
             self._gradients.attach()
-        found = self._dense_weights()
+        weights = self._dense_weights()
         for name, parameter in list(source.named_parameters(remove_duplicate=False)):
-            if isinstance(parameter, SparseTensor) and name in found:
-                replace(source, parameter, nn.Parameter(found[name]))
+            if isinstance(parameter, SparseTensor) and name in weights:
+                replace(source, parameter, nn.Parameter(weights[name]))
         return apply(source, finished(self.recipe), example_inputs, trainable=False)
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Pruner:
             "masks": {name: mask.clone() for name, mask in self.masks.items()},
             "statistics": {name: value.clone() for name, value in self.statistics.items()},
             "report": [asdict(update) for update in self.report],
-            "kept": {step: dict(values) for step, values in self._kept.items()},
+            "kept": {step: dict(values) for step, values in self._rewind_states.items()},
             "turn_at": self._turn_at,
             "sparse_since": self.sparse_since,
             "turn_masks": {name: packed(mask) for name, mask in self.turn_masks.items()},
@@ -237,7 +237,7 @@ class Pruner:
         self.at, self.seed, self.report = state["step"], state["seed"], report
         self.masks = {name: masks[name].cpu().clone() for name in weights}
         self.statistics = {name: value.clone() for name, value in state["statistics"].items()}
-        self._kept = {step: dict(values) for step, values in state.get("kept", {}).items()}
+        self._rewind_states = {step: dict(values) for step, values in state.get("kept", {}).items()}
         self._turn_at, self.sparse_since = state.get("turn_at", MOST_KEPT), state.get("sparse_since")
         self.turn_masks = unpacked(state.get("turn_masks", {}), self.masks)
         if set(self._trained_densely()) - set(state.get("dense", weights)):
@@ -252,7 +252,7 @@ class Pruner:
         unpacked: dict[str, Tensor] = {}
         if isinstance(self.model, SparseModule):
             weights = self.model._weights
-            unpacked = {name: weights.unpacked(name).detach() for name in weights.held}
+            unpacked = {name: weights.unpacked(name).detach() for name in weights.packed_forms}
         return {
             name: unpacked[name] if name in unpacked else dense(parameter)
             for name, parameter in self._source().named_parameters()
@@ -270,13 +270,13 @@ class Pruner:
             return {
                 name: self._applied_mask(rule, weights[name]) for rule in self.rules for name in rule.names
             }
-        found: dict[str, Tensor] = {}
+        masks_by_name: dict[str, Tensor] = {}
         for at, rule in enumerate(self.recipe.rules):
             for one in self.rules:
                 if is_pruning(rule) and one.label == _label(self.recipe, at):
                     masks = first_masks([weights[name] for name in one.names], rule, self.seed)
-                    found.update(zip(one.names, masks, strict=True))
-        return found
+                    masks_by_name.update(zip(one.names, masks, strict=True))
+        return masks_by_name
 
     def _applied_mask(self, rule: Pruned, weight: Tensor) -> Tensor:
         """The mask of a weight after `apply`: a dense start has all entries, including zeros."""
@@ -286,7 +286,7 @@ class Pruner:
         return torch.ones(weight.shape, dtype=torch.bool) if is_full and is_dense else mask_of(weight).cpu()
 
     def _prepare(self) -> None:
-        """Starts the collection of dense gradients in the next step, if its update needs them."""
+        """Starts the collection of dense gradients in the next step, if required by its update."""
         if self._gradients is not None:
             self._gradients.collect(any(rule.regrows_by_gradients(self.at + 1) for rule in self.rules))
 
@@ -316,30 +316,30 @@ class Pruner:
         """Updates the masks of the weights of a rule; whether the masks changed."""
         start = time.perf_counter()
         weights = {name: weight for name, weight in self._weights().items() if name in rule.names}
-        known = self._last | ({} if self._gradients is None else self._gradients.found)
-        if plan.regrow == "gradient" and rule.names[0] not in known:
+        gradients = self._last | ({} if self._gradients is None else self._gradients.gradients)
+        if plan.regrow == "gradient" and rule.names[0] not in gradients:
             return False  # no backward since the last step: a step of nothing
-        if plan.score == "gradient" and any(name not in known for name in rule.names):
+        if plan.score == "gradient" and any(name not in gradients for name in rule.names):
             return False
         if plan.regrow == "gradient":
-            sum_over_ranks([known[name] for name in rule.names])
-        found = new_masks(
+            sum_over_ranks([gradients[name] for name in rule.names])
+        updated = new_masks(
             plan,
             {name: weight.detach().cpu() for name, weight in weights.items()},
             {name: self.masks[name] for name in rule.names},
             step=self.at,
             seed=self.seed,
-            gradients={name: known[name].cpu() for name in rule.names if name in known},
+            gradients={name: gradients[name].cpu() for name in rule.names if name in gradients},
             statistics={name: sums.cpu() for name, sums in self.statistics.items()},
         )
         before = sum(count_true(self.masks[name]) for name in rule.names)
-        kept = sum(map(count_true, found.values()))
-        both = sum(count_true(self.masks[name] & found[name]) for name in rule.names)
-        dropped, grown = (before - both) / max(1, before), (kept - both) / max(1, before)
+        entries_after = sum(map(count_true, updated.values()))
+        both = sum(count_true(self.masks[name] & updated[name]) for name in rule.names)
+        dropped, grown = (before - both) / max(1, before), (entries_after - both) / max(1, before)
         for name, weight in weights.items():
-            set_mask(weight, found[name], self.optimizers)
-            self.masks[name] = found[name]
-        actual = 1 - kept / max(1, sum(mask.numel() for mask in found.values()))
+            set_mask(weight, updated[name], self.optimizers)
+            self.masks[name] = updated[name]
+        actual = 1 - entries_after / max(1, sum(mask.numel() for mask in updated.values()))
         target, seconds = plan.schedule.target(self.at), time.perf_counter() - start
         churn = dropped + grown
         self.report.append(Update(self.at, rule.label, target, actual, churn, seconds, dropped, grown))
@@ -348,21 +348,21 @@ class Pruner:
     def _remember(self) -> None:
         """Saves the weights of the step that later rewinds restore."""
         steps = {plan.rewind for rule in self.rules for plan in rule.plans}
-        if self.at in steps and self.at not in self._kept:
+        if self.at in steps and self.at not in self._rewind_states:
             buffers = {name: buffer.clone() for name, buffer in self._source().named_buffers()}
-            self._kept[self.at] = {**self._dense_weights(), **buffers}
+            self._rewind_states[self.at] = {**self._dense_weights(), **buffers}
 
-    def _rewind(self, kept: Mapping[str, Tensor]) -> None:
+    def _rewind(self, earlier: Mapping[str, Tensor]) -> None:
         """Restores earlier values of weights and buffers, at the current entries; resets optimizers."""
         source = self._source()
         with torch.no_grad():
             for name, parameter in source.named_parameters():
-                found = parameter.detach()
+                current = parameter.detach()
                 parameter.copy_(
-                    SameFormat(found)(kept[name]) if isinstance(found, SparseTensor) else kept[name]
+                    SameFormat(current)(earlier[name]) if isinstance(current, SparseTensor) else earlier[name]
                 )
             for name, buffer in source.named_buffers():
-                buffer.copy_(kept[name])
+                buffer.copy_(earlier[name])
         for optimizer in self.optimizers:
             optimizer.state.clear()
 
@@ -371,8 +371,8 @@ class Pruner:
         dense = self._trained_densely()
         if not isinstance(self.model, SparseModule) or not dense or not self._may_turn():
             return
-        kept = sum(int(self.masks[name].count_nonzero()) for name in dense)
-        share = kept / sum(self.masks[name].numel() for name in dense)
+        stored = sum(int(self.masks[name].count_nonzero()) for name in dense)
+        share = stored / sum(self.masks[name].numel() for name in dense)
         if is_timed and share > self._turn_at:
             return
 
@@ -414,10 +414,10 @@ class Pruner:
         mask = self.masks[name]
         if device.type == "cpu":
             return ~mask
-        known = self._elsewhere.get(name)
-        if known is None or known[0] is not mask or known[1].device != device:
-            known = self._elsewhere[name] = mask, ~mask.to(device)
-        return known[1]
+        cached = self._elsewhere.get(name)
+        if cached is None or cached[0] is not mask or cached[1].device != device:
+            cached = self._elsewhere[name] = mask, ~mask.to(device)
+        return cached[1]
 
 
 def packed(mask: Tensor) -> Tensor:
@@ -432,10 +432,10 @@ def packed(mask: Tensor) -> Tensor:
 def unpacked(bits: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Masks from their bits, in the shapes of given masks."""
     return {
-        name: torch.from_numpy(np.unpackbits(found.numpy(), count=masks[name].numel()))
+        name: torch.from_numpy(np.unpackbits(packed.numpy(), count=masks[name].numel()))
         .bool()
         .view(masks[name].shape)
-        for name, found in bits.items()
+        for name, packed in bits.items()
         if name in masks
     }
 
@@ -467,9 +467,9 @@ def require_state(state: Any, weights: Mapping[str, Tensor]) -> list[Update]:
         )
     for part, kind in STATE.items():
         if not isinstance(state.get(part), kind):
-            found = f"a {type(state[part]).__name__}" if part in state else "missing"
+            actual = f"a {type(state[part]).__name__}" if part in state else "missing"
             raise SparsifyError(
-                f"the state of a Pruner has {part!r}, which is {found} here",
+                f"the state of a Pruner has {part!r}, which is {actual} here",
                 "all that its `state_dict()` gave",
             )
     masks = state["masks"]
@@ -479,8 +479,8 @@ def require_state(state: Any, weights: Mapping[str, Tensor]) -> list[Update]:
     for name, weight in weights.items():
         mask = masks[name]
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            found = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
-            raise SparsifyError(f"the mask of {name} is {found}, not a tensor of torch.bool", "mask != 0")
+            actual = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
+            raise SparsifyError(f"the mask of {name} is {actual}, not a tensor of torch.bool", "mask != 0")
         if mask.shape != weight.shape:
             raise SparsifyError(
                 f"the mask of {name} is {list(mask.shape)}, the weight {list(weight.shape)}",
@@ -501,8 +501,8 @@ def require_turn_masks(bits: Any, masks: Mapping[str, Tensor]) -> None:
     names = sorted(bits) if is_mapping and bits.keys() <= masks.keys() else None
     for name in names or ():
         size = -(-masks[name].numel() // 8)
-        found = bits[name]
-        if not isinstance(found, Tensor) or found.dtype != torch.uint8 or found.shape != (size,):
+        mask_bits = bits[name]
+        if not isinstance(mask_bits, Tensor) or mask_bits.dtype != torch.uint8 or mask_bits.shape != (size,):
             names = None
             break
     if names is None:
@@ -518,21 +518,25 @@ def sum_over_ranks(gradients: Iterable[Tensor]) -> None:
             torch.distributed.all_reduce(gradient)
 
 
-def optimizers_of(given: Any) -> list[optim.Optimizer]:
+def optimizers_of(optimizers: Any) -> list[optim.Optimizer]:
     """One optimizer or several as a list.
 
     Raises:
         SparsifyError: something else.
     """
-    found = (
-        [given] if isinstance(given, optim.Optimizer) else list(given) if isinstance(given, Iterable) else []
+    result = (
+        [optimizers]
+        if isinstance(optimizers, optim.Optimizer)
+        else list(optimizers)
+        if isinstance(optimizers, Iterable)
+        else []
     )
-    if not found or not all(isinstance(one, optim.Optimizer) for one in found):
+    if not result or not all(isinstance(one, optim.Optimizer) for one in result):
         raise SparsifyError(
-            f"Pruner with a {type(given).__name__} as its optimizer",
+            f"Pruner with a {type(optimizers).__name__} as its optimizer",
             "a torch.optim.Optimizer, or several in a list",
         )
-    return found
+    return result
 
 
 def recipe_of(model: nn.Module, recipe: Any) -> Recipe:
@@ -544,7 +548,7 @@ def recipe_of(model: nn.Module, recipe: Any) -> Recipe:
     if isinstance(model, SparseModule):
         if recipe is not None:
             raise SparsifyError("the model has a recipe already", "leave `recipe` out")
-        return model._asked.recipe
+        return model._request.recipe
     if not isinstance(model, nn.Module) or recipe is None:
         raise SparsifyError(
             f"Pruner of a {type(model).__name__} without a recipe", "give what `apply` made, or recipe=..."
@@ -568,7 +572,7 @@ def pruned_rules(model: nn.Module, recipe: Recipe, steps_per_epoch: int | None) 
                 "Pruner(sparsify.apply(model, recipe, inputs, calibration=batches), optimizer)",
             )
     if isinstance(model, SparseModule):
-        taken = {at: list(found) for at, found in model._asked.pruning.taken.items() if at in rules}
+        taken = {at: list(names) for at, names in model._request.pruning.taken.items() if at in rules}
     else:
         pruning = Pruning()
         choose(model, rules, None, pruning)
@@ -595,9 +599,9 @@ def pruned_rules(model: nn.Module, recipe: Recipe, steps_per_epoch: int | None) 
 
 def finished(recipe: Recipe) -> Recipe:
     """The recipe with pruning rules replaced by rules that keep the existing zeros."""
-    held = Prune(method="constant")
+    constant = Prune(method="constant")
     return recipe.with_rules(
-        rule.model_copy(update={"prune": held, "schedule": None}) if is_pruning(rule) else rule
+        rule.model_copy(update={"prune": constant, "schedule": None}) if is_pruning(rule) else rule
         for rule in recipe.rules
     )
 

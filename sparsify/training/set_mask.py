@@ -148,8 +148,8 @@ class State:
     @property
     def tensor(self) -> Tensor:
         """The current tensor of the optimizer."""
-        found: Tensor = self.store[self.name]
-        return found
+        current: Tensor = self.store[self.name]
+        return current
 
 
 def _require_fit(parameter: Tensor, mask: Tensor) -> None:
@@ -157,10 +157,10 @@ def _require_fit(parameter: Tensor, mask: Tensor) -> None:
     if not isinstance(parameter, Tensor) or not parameter.is_leaf:
         raise InvalidTensorError("set_mask of what is no leaf", "give the parameter itself")
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or isinstance(mask, SparseTensor):
-        found = (
+        actual = (
             f"a mask of {mask.dtype}" if type(mask) is Tensor else f"a mask that is a {type(mask).__name__}"
         )
-        raise DtypeError(found, "a dense tensor of torch.bool, mask != 0")
+        raise DtypeError(actual, "a dense tensor of torch.bool, mask != 0")
     if mask.shape != parameter.shape:
         raise ShapeError(f"a mask {list(mask.shape)} for a parameter {list(parameter.shape)}")
 
@@ -195,7 +195,7 @@ def _sparse_moves(parameter: SparseTensor, mask: Tensor, states: Iterable[State]
     changed = masked_pattern(pattern, mask.cpu())
     if changed is None:
         return []
-    made, source = changed
+    target, source = changed
     is_old = (source >= 0).to(parameter.device)
     source = source.clamp(min=0).to(parameter.device)
 
@@ -206,12 +206,12 @@ def _sparse_moves(parameter: SparseTensor, mask: Tensor, states: Iterable[State]
                 "load optimizer state and parameters of one step",
             )
         if not pattern.nnz:
-            return wrap(made, tensor._vals.new_full((made.nnz,), start), tensor._fill)
+            return wrap(target, tensor._vals.new_full((target.nnz,), start), tensor._fill)
         taken = tensor._vals.index_select(0, source)
-        return wrap(made, taken.masked_fill_(~is_old, start), tensor._fill)
+        return wrap(target, taken.masked_fill_(~is_old, start), tensor._fill)
 
-    def write(tensor: Tensor, found: SparseTensor) -> None:
-        tensor.data = found
+    def write(tensor: Tensor, moved_tensor: SparseTensor) -> None:
+        tensor.data = moved_tensor
         increment_version(tensor)
 
     pairs: list[tuple[Tensor, SparseTensor]] = [(parameter, moved(parameter, 0))]
@@ -233,29 +233,31 @@ def masked_pattern(pattern: Pattern, mask: Tensor) -> tuple[Pattern, Tensor] | N
     places, positions = expand.row_major(pattern)
     flat = mask.reshape(-1)
     stays = flat.index_select(0, places)
-    kept = expand.true_places(mask)
-    count = len(kept)
+    mask_places = expand.true_places(mask)
+    count = len(mask_places)
     if count == len(places) and bool(stays.all()):
         return None
-    coordinates = [torch.from_numpy(column) for column in np.unravel_index(kept.numpy(), tuple(mask.shape))]
-    found = convert.placed(coordinates, None, mask.shape, pattern.format)
-    inside = found.pattern.kept_inside()
-    stored = found.pattern.nnz if inside is None else int(inside.sum())
+    coordinates = [
+        torch.from_numpy(column) for column in np.unravel_index(mask_places.numpy(), tuple(mask.shape))
+    ]
+    conversion = convert.placed(coordinates, None, mask.shape, pattern.format)
+    inside = conversion.pattern.kept_inside()
+    stored = conversion.pattern.nnz if inside is None else int(inside.sum())
     if stored != count:
         raise FormatError(
             f"{pattern.format} stores {stored} entries for a mask of {count}",
             "a mask of whole blocks and full groups, or another format",
         )
     if not count:
-        return found.pattern, torch.full((found.pattern.nnz,), -1)
+        return conversion.pattern, torch.full((conversion.pattern.nnz,), -1)
     was_stored = torch.zeros(mask.numel(), dtype=torch.bool)
     was_stored[places] = True
     staying = expand.true_places(stays)
     # Both lists of the entries that stay are in row-major order.
     source = torch.full((count,), -1)
     source.masked_scatter_(
-        was_stored.index_select(0, kept), staying if positions is None else positions[staying]
+        was_stored.index_select(0, mask_places), staying if positions is None else positions[staying]
     )
-    if not found.is_identity:
-        source = torch.where(found.permutation >= 0, source[found.permutation.clamp(min=0)], -1)
-    return found.pattern, source
+    if not conversion.is_identity:
+        source = torch.where(conversion.permutation >= 0, source[conversion.permutation.clamp(min=0)], -1)
+    return conversion.pattern, source

@@ -84,7 +84,7 @@ def test_damaged_figures_are_not_used(settings, content):
     place = calibrate._place(settings, calibrate.key_of(settings))
     place.parent.mkdir(mode=0o700)
     place.write_text(content)
-    assert calibrate.known(settings) == scaled(
+    assert calibrate.cached_machine(settings) == scaled(
         calibrate.count(settings), calibrate.target.vector_bytes(settings)
     )
 
@@ -94,7 +94,7 @@ def test_figures_that_others_could_write_are_not_used(settings):
     place.parent.mkdir(mode=0o700)
     place.write_text(json.dumps({**Machine().to_dict(), "fma": 1.0}))
     os.chmod(place.parent, 0o777)  # noqa: PTH101
-    assert not calibrate.known(settings).is_measured
+    assert not calibrate.cached_machine(settings).is_measured
 
 
 def test_probes_give_rates(monkeypatch):

@@ -125,7 +125,7 @@ def written_to_arrays_handed_out(stored: SparseTensor):
     back = stored.to_scipy()
     yield [torch.from_numpy(back.indices), torch.from_numpy(back.indptr)]
     yield [stored.to_torch().crow_indices(), stored.to_torch().col_indices()]
-    yield [stored.pattern.twin(Format("csc"))[0].crd[1]]
+    yield [stored.pattern.converted(Format("csc"))[0].crd[1]]
 
 
 def test_arrays_that_are_handed_out():

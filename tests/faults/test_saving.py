@@ -463,7 +463,7 @@ def test_masks_of_files_are_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     loaded = sparsify.load(tmp_path / "model", Attention().eval())
-    assert loaded._asked.recipe.rules[0].mask.path == str(tmp_path / "mask.npy")
+    assert loaded._request.recipe.rules[0].mask.path == str(tmp_path / "mask.npy")
 
 
 def test_a_load_makes_saves_wait_when_each_attempt_failed(folder, monkeypatch):

@@ -112,7 +112,7 @@ def test_values_are_shared_and_places_among_variants():
     first, second = ([region.layout.placed for region in variant.regions] for variant in sparse.variants)
     assert all(mine is theirs for mine, theirs in zip(first, second, strict=True))
     for placed, name in zip(first, PACKED, strict=True):
-        ((key, operand),) = [(entry.key, entry.made) for entry in placed.memory.entries]
+        ((key, operand),) = [(entry.key, entry.result) for entry in placed.memory.entries]
         grid = key[-1]
         weight = sparse.get_parameter(name)
         assert (

@@ -32,7 +32,7 @@ def test_what_is_loaded_computes_the_same(saved):
     other = TwoLayers(HandWritten)
     loaded = sparsify.load(folder, other)
     assert not loaded.training
-    assert loaded._asked.trainable is False
+    assert loaded._request.trainable is False
     assert torch.equal(loaded(*graph()), sparse(*graph()))
     assert len(loaded.report.regions) == 2
     assert dict(other.state_dict()).keys() == load_file(folder / "weights.safetensors").keys()
@@ -40,7 +40,7 @@ def test_what_is_loaded_computes_the_same(saved):
 
 def test_arguments_of_apply_can_change(saved):
     _, folder = saved
-    assert sparsify.load(folder, TwoLayers(HandWritten), strict=True)._asked.strict is True
+    assert sparsify.load(folder, TwoLayers(HandWritten), strict=True)._request.strict is True
 
 
 def test_kinds_of_calls_are_captured_when_a_model_is_loaded(saved):
@@ -93,4 +93,4 @@ def test_recipes_read_back_equal(tmp_path):
         module = sparsify.apply(nn.Linear(2, 2), name)
         folder = sparsify.save(module, tmp_path / "again")
         loaded = sparsify.load(folder, nn.Linear(2, 2))
-        assert loaded._asked.recipe.model_dump() == module._asked.recipe.model_dump()
+        assert loaded._request.recipe.model_dump() == module._request.recipe.model_dump()

@@ -6,7 +6,7 @@ import torch
 from sparsify.errors import ShapeError
 from sparsify.pruning.plan import first_masks
 from sparsify.recipe import Prune, Rule
-from sparsify.sparsification.rules.grouped import given_out, grouped_mask
+from sparsify.sparsification.rules.grouped import assign_patterns, grouped_mask
 from sparsify.sparsification.rules.largest import largest
 
 WEIGHT = torch.tensor([[4.0, -1.0, 0.5, 3.0], [-2.0, 0.1, 0.2, -5.0]])
@@ -105,7 +105,7 @@ def test_groups_that_do_not_fill_a_weight(dtype):
 def test_patterns_are_given_out_as_by_a_loop_over_sorted_pairs(group, patterns, has_ties):
     scores = torch.rand(5, group * patterns, patterns, generator=torch.Generator().manual_seed(group))
     scores = (4 * scores).round() if has_ties else scores
-    found = given_out(scores, group)
+    found = assign_patterns(scores, group)
     for own, of_chunk in zip(found.tolist(), scores.tolist(), strict=True):
         pairs = [(-value, b, p) for b, row in enumerate(of_chunk) for p, value in enumerate(row)]
         left, chosen = [group] * patterns, {}

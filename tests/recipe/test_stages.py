@@ -36,7 +36,9 @@ def test_stages_are_one_rule_with_what_follows():
     assert (first.start_at, first.start, first.end, first.every) == (0.5, 0, 100, 10)
     assert (second.start_at, second.start, second.end) == (0.8, 200, 300)
     schedule = schedules(found)["w"]
-    assert [schedule.held(at) for at in (0, 100, 199, 200, 300)] == pytest.approx([0.5, 0.8, 0.8, 0.8, 0.9])
+    assert [schedule.current_target(at) for at in (0, 100, 199, 200, 300)] == pytest.approx(
+        [0.5, 0.8, 0.8, 0.8, 0.9]
+    )
     assert as_text(schedules(found)).startswith(
         "w: constant, then cubic, then cubic, from 0.5 to 0.9 zeros, 13 updates"
     )

@@ -41,7 +41,7 @@ def test_that_of_torch_among_several(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "loaded", list)
-    beside = openmp._beside_torch()
+    beside = openmp._bundled_with_torch()
     if not beside:
         pytest.skip("this build of torch carries no OpenMP runtime of its own")
     assert str(openmp.path.__wrapped__()) in beside
@@ -49,6 +49,6 @@ def test_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_torch_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "loaded", list)
-    monkeypatch.setattr(openmp, "_beside_torch", list)
+    monkeypatch.setattr(openmp, "_bundled_with_torch", list)
     with pytest.raises(CompilerError, match="torch has not loaded an OpenMP runtime"):
         openmp.path.__wrapped__()

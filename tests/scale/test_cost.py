@@ -52,7 +52,7 @@ def test_memory_and_work_fall_with_the_parts() -> None:
 
 def test_the_machine_has_the_rates_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     found = replace(scaled(2, 32), gathers=Curve(((1 << 26, 5_000.0),)), dense=Curve(((256, 80_000.0),)))
-    monkeypatch.setattr(cost, "known", lambda options: found)
+    monkeypatch.setattr(cost, "cached_machine", lambda options: found)
     machine = machine_here(Machine(network_bytes_per_s=7.0))
     assert machine.memory_bytes_per_s == 5e9
     assert machine.flops_per_s == pytest.approx(80e9 / found.spread)

@@ -48,14 +48,14 @@ def test_every_format_to_every_format(rank, content):
 def test_twin_moves_values(source):
     stored = Case(source, (7, 9), "random").stored()
     for target in MATRIX_FORMATS:
-        twin, permutation = stored.pattern.twin(Format(target))
-        assert stored.pattern.twin(Format(target))[0] is twin
+        twin, permutation = stored.pattern.converted(Format(target))
+        assert stored.pattern.converted(Format(target))[0] is twin
         assert permutation.dtype == torch.int64 and permutation.shape == (twin.nnz,)
         here, there = stored.coordinates(), twin.coordinates()
         real = permutation >= 0
         assert torch.equal(here[:, permutation[real]], there[:, real]), target
         if stored.nnz == twin.nnz and bool(real.all()):
-            back, inverse = twin.twin(stored.format)
+            back, inverse = twin.converted(stored.format)
             assert back is stored.pattern, target
             assert torch.equal(permutation[inverse], torch.arange(stored.nnz)), target
 
@@ -95,7 +95,7 @@ def test_keys_that_overflow_are_sorted_in_parts():
     assert places is None and pattern.crd[0].tolist() == [5, n - 1]
     assert pattern.crd[0].dtype == torch.int64
     validate.pattern(pattern)
-    twin, permutation = pattern.twin(Format("k: coordinate, j: coordinate, i: coordinate"))
+    twin, permutation = pattern.converted(Format("k: coordinate, j: coordinate, i: coordinate"))
     validate.pattern(twin)
     assert torch.equal(twin.coordinates(), pattern.coordinates()[:, permutation])
     with pytest.raises(InvalidTensorError, match="more entries than torch can count"):
@@ -111,7 +111,7 @@ def test_dtypes_of_a_format_are_made():
 def test_refused():
     stored = tensor(torch.eye(3))
     with pytest.raises(FormatError, match="stores 3 modes"):
-        stored.pattern.twin(Format("csf"))
+        stored.pattern.converted(Format("csf"))
     with pytest.raises(FormatError, match="positions"):
         tensor((torch.zeros(2, 0), torch.zeros(0), (10**9, 10**9)), "dense(2)")
 

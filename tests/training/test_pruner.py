@@ -9,6 +9,7 @@ from torch import nn
 
 import sparsify
 from sparsify.errors import SparsifyError
+from tests.fork_server import run_ranks
 from tests.training.processes import leave_together
 
 STEPS = 12
@@ -101,7 +102,7 @@ def test_rigl_reads_the_dense_gradient_of_the_step():
         run.step(at)
     expected = copy.deepcopy(run.model)
     found = {}
-    run.optimizer.register_step_pre_hook(lambda *_: found.update(run.pruner._gradients.found))
+    run.optimizer.register_step_pre_hook(lambda *_: found.update(run.pruner._gradients.gradients))
     run.step(2)
     torch.manual_seed(102)
     x, y = torch.randn(2, 5, 16, dtype=torch.float64), torch.randn(2, 5, 8, dtype=torch.float64)
@@ -111,7 +112,7 @@ def test_rigl_reads_the_dense_gradient_of_the_step():
         torch.testing.assert_close(found[name], expected.get_parameter(name).grad, rtol=1e-12, atol=1e-12)
         grown = run.pruner.masks[name]
         assert grown.any()
-    assert not run.pruner._gradients.found
+    assert not run.pruner._gradients.gradients
 
 
 def test_finish_has_the_same_masks():
@@ -201,7 +202,7 @@ def rank_of_two(rank, file, results):
 
 
 def test_two_processes_have_the_same_masks(tmp_path):
-    torch.multiprocessing.spawn(rank_of_two, (str(tmp_path / "group"), str(tmp_path / "masks")), nprocs=2)
+    run_ranks(rank_of_two, (str(tmp_path / "group"), str(tmp_path / "masks")), 2)
     first, second = (torch.load(tmp_path / f"masks{rank}.pt") for rank in range(2))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -238,8 +239,8 @@ def test_dense_gradients_of_kernels_are_those_of_the_dense_model(is_read_twice, 
             one(x).square().sum().backward()
     pruner._gradients.settle()
     assert not collected
-    assert sorted(pruner._gradients.found) == sorted(pruner.masks)
-    for name, gradient in pruner._gradients.found.items():
+    assert sorted(pruner._gradients.gradients) == sorted(pruner.masks)
+    for name, gradient in pruner._gradients.gradients.items():
         torch.testing.assert_close(gradient, twin.get_parameter(name).grad)
         assert gradient[~pruner.masks[name]].any()
 
@@ -274,20 +275,20 @@ def test_passes_for_the_gradients_of_inputs_are_no_gradients_of_weights(way, mon
 
     probe()
     pruner._gradients.settle()
-    assert not pruner._gradients.found
+    assert not pruner._gradients.gradients
     for _ in range(2):
         for one in (found, twin):
             loss(one, x.clone().requires_grad_()).backward()
         probe()
     pruner._gradients.settle()
     for name in pruner.masks:
-        torch.testing.assert_close(pruner._gradients.found[name], twin.get_parameter(name).grad)
+        torch.testing.assert_close(pruner._gradients.gradients[name], twin.get_parameter(name).grad)
     part = "0.weight"  # another loss asks for one weight
     torch.autograd.grad(found(x).square().sum(), found.get_parameter(part))
     monkeypatch.undo()
     pruner._gradients.settle()
-    torch.testing.assert_close(pruner._gradients.found[part], 1.5 * twin.get_parameter(part).grad)
-    torch.testing.assert_close(pruner._gradients.found["2.weight"], twin.get_parameter("2.weight").grad)
+    torch.testing.assert_close(pruner._gradients.gradients[part], 1.5 * twin.get_parameter(part).grad)
+    torch.testing.assert_close(pruner._gradients.gradients["2.weight"], twin.get_parameter("2.weight").grad)
 
 
 def test_dense_gradients_of_weights_that_torch_reads_come_from_the_source_model(monkeypatch):
@@ -305,7 +306,7 @@ def test_dense_gradients_of_weights_that_torch_reads_come_from_the_source_model(
         torch.manual_seed(3)
         one(x).square().sum().backward()
     pruner._gradients.settle()
-    for name, gradient in pruner._gradients.found.items():
+    for name, gradient in pruner._gradients.gradients.items():
         torch.testing.assert_close(gradient, twin.get_parameter(name).grad)
 
 

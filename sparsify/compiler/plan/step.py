@@ -62,14 +62,14 @@ class Convert:
 
     def compute(self, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The converted tensor."""
-        from sparsify.compiler.plan.prepare.expand_blocks import whole
+        from sparsify.compiler.plan.prepare.expand_blocks import unblocked_format
 
         source = operands[0]
         if self.pattern_of is None:
             return tensor(source, self.format, fill=self.fill).to(format=self.format)
         pattern = shared_pattern(operands[1]._pattern, self.format, source.shape)  # type: ignore[attr-defined]
         if not isinstance(source, SparseTensor):  # full diagonals, computed as dense rows
-            source = tensor(source, whole(pattern.format))
+            source = tensor(source, unblocked_format(pattern.format))
         found = conversion(pattern, source.format)
         if (
             found.permutation.shape[0] == pattern.nnz and not found.is_padded

@@ -25,7 +25,7 @@ Item = int | slice | EllipsisType | Tensor | None
 @operator(Tensor.__getitem__)
 def getitem(input: SparseTensor, key: Any) -> Tensor:
     """`A[key]`: slices, integers, `...`, `None`, and lists of integers or booleans for one mode each."""
-    if _is_whole_mask(key, input):
+    if _is_full_mask(key, input):
         return lookup.masked_select(input, key)
     items = _spelled_out(key if isinstance(key, tuple) else (key,), input.dim())
     lists = [item for item in items if isinstance(item, Tensor)]
@@ -39,12 +39,14 @@ def getitem(input: SparseTensor, key: Any) -> Tensor:
         result = moved(input, entries, shape, format)
     if not any(item is None for item in items):
         return result
-    kept = iter(shape)
-    whole = [1 if item is None else next(kept) for item in items if not isinstance(item, int)]
-    return reshaped(result, whole) if isinstance(result, SparseTensor) else result.reshape(whole)
+    extents = iter(shape)
+    result_shape = [1 if item is None else next(extents) for item in items if not isinstance(item, int)]
+    return (
+        reshaped(result, result_shape) if isinstance(result, SparseTensor) else result.reshape(result_shape)
+    )
 
 
-def _is_whole_mask(key: Any, input: SparseTensor) -> bool:
+def _is_full_mask(key: Any, input: SparseTensor) -> bool:
     """Whether an index is a mask of all modes; a dense mask of one mode selects places, with a sparse result."""
     if not isinstance(key, Tensor) or key.dtype != torch.bool or key.shape != input.shape:
         return False
@@ -56,12 +58,12 @@ def _spelled_out(key: Sequence[Any], rank: int) -> list[Any]:
     count = sum(item is not None and item is not Ellipsis for item in key)
     if count > rank:
         raise ShapeError(f"{count} indices for a tensor of {rank} modes; as many or fewer")
-    whole: list[Any] = [slice(None)] * (rank - count)
-    places = [place for place, item in enumerate(key) if item is Ellipsis]
+    full_slices: list[Any] = [slice(None)] * (rank - count)
+    places = [position for position, item in enumerate(key) if item is Ellipsis]
     if len(places) > 1:
         raise ShapeError("an index with `...` twice; once")
     at = places[0] if places else len(key)
-    return [_item(item) for item in (*key[:at], *whole, *key[at + 1 :])]
+    return [_item(item) for item in (*key[:at], *full_slices, *key[at + 1 :])]
 
 
 def _item(item: Any) -> Item:
@@ -89,7 +91,7 @@ def _cut(input: SparseTensor, items: Sequence[Item]) -> tuple[Entries, list[int]
     for mode, item in enumerate(item for item in items if item is not None):
         extent = input.shape[mode]
         if isinstance(item, int):
-            entries = entries.kept(entries.columns[at] == _inside(item, mode, extent)).replaced(at)
+            entries = entries.selected(entries.columns[at] == _inside(item, mode, extent)).replaced(at)
             gone.append(mode)
             continue
         if isinstance(item, slice):
@@ -117,24 +119,26 @@ def _gathered(input: SparseTensor, items: Sequence[Item]) -> Tensor:
     return lookup.at_coordinates(input, columns)
 
 
-def _inside(place: int, mode: int, extent: int) -> int:
-    if not -extent <= place < extent:
-        raise IndexError(f"index {place} is out of bounds for mode {mode}, which has extent {extent}")
-    return place % extent
+def _inside(coordinate: int, mode: int, extent: int) -> int:
+    if not -extent <= coordinate < extent:
+        raise IndexError(f"index {coordinate} is out of bounds for mode {mode}, which has extent {extent}")
+    return coordinate % extent
 
 
-def _sliced(entries: Entries, at: int, asked: slice, extent: int) -> tuple[Entries, int]:
+def _sliced(entries: Entries, at: int, range_slice: slice, extent: int) -> tuple[Entries, int]:
     """The entries inside a slice of one mode, and the new extent."""
-    if asked.step is not None and int(asked.step) < 1:
-        raise ShapeError(f"a slice with the step {asked.step}; torch's slices go forward, torch.flip turns")
-    places = range(*asked.indices(extent))
+    if range_slice.step is not None and int(range_slice.step) < 1:
+        raise ShapeError(
+            f"a slice with the step {range_slice.step}; torch's slices go forward, torch.flip turns"
+        )
+    places = range(*range_slice.indices(extent))
     if len(places) == extent:
         return entries, extent
     column = entries.columns[at]
     inside = (column >= places.start) & (column < places.stop)
     if places.step > 1:
         inside &= (column - places.start) % places.step == 0
-    entries = entries.kept(inside)
+    entries = entries.selected(inside)
     return entries.replaced(at, (entries.columns[at] - places.start) // places.step), len(places)
 
 
@@ -218,8 +222,8 @@ def _places_along(input: SparseTensor, mode: int) -> Iterator[Tensor]:
         format = without_modes(input.format, [mode]) if shape else None
     for start, stop in zip([0, *bounds], bounds, strict=False):
         with torch._C.DisableTorchFunctionSubclass():
-            place = entries.taken(order[start:stop]).replaced(mode)
-            result = _number(input, place) if format is None else moved(input, place, shape, format)
+            entries_at = entries.taken(order[start:stop]).replaced(mode)
+            result = _number(input, entries_at) if format is None else moved(input, entries_at, shape, format)
         yield result
 
 

@@ -46,14 +46,14 @@ def _rest(tensor: Tensor, mode: int) -> list[int]:
 
 def _joined(parts: Sequence[SparseTensor], mode: int) -> SparseTensor:
     """The entries of all parts, with offsets along the mode."""
-    found, sources, start, before = [], [], 0, 0
+    columns_by_part, sources, start, before = [], [], 0, 0
     for part in parts:
         entries = entries_of(part)
-        found.append(entries.replaced(mode, entries.columns[mode] + start).columns)
+        columns_by_part.append(entries.replaced(mode, entries.columns[mode] + start).columns)
         source = torch.arange(part.nnz) if entries.source is None else entries.source
         sources.append(source + before)
         start, before = start + part.shape[mode], before + part.nnz
-    columns = [torch.cat(column) for column in zip(*found, strict=True)]
+    columns = [torch.cat(column) for column in zip(*columns_by_part, strict=True)]
     shape = (*parts[0].shape[:mode], start, *parts[0].shape[mode + 1 :])
     try:
         placed = convert.placed(columns, torch.cat(sources), shape, same_modes(parts[0].format))
@@ -116,17 +116,17 @@ def tile(input: SparseTensor, *dims: Any) -> SparseTensor:
 @operator(Tensor.expand)
 def expand(input: SparseTensor, *sizes: Any) -> Tensor:
     """`A.expand(4, -1)`: modes of extent 1 expanded, with repeated entries."""
-    wanted = list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
-    added = len(wanted) - input.dim()
+    target = list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
+    added = len(target) - input.dim()
     if added < 0:
-        raise ShapeError(f"expand of {list(input.shape)} to {wanted}; as many modes or more")
+        raise ShapeError(f"expand of {list(input.shape)} to {target}; as many modes or more")
     result: Tensor = reshaped(input, [1] * added + list(input.shape))
-    for mode, size in enumerate(wanted):
+    for mode, size in enumerate(target):
         extent = result.shape[mode]
         if size in (-1, extent):
             continue
         if extent != 1 or size < 0:
-            raise ShapeError(f"expand of {list(input.shape)} to {wanted}; other extents only where one is 1")
+            raise ShapeError(f"expand of {list(input.shape)} to {target}; other extents only where one is 1")
         assert isinstance(result, SparseTensor), "modes are left"
         result = index_select(result, mode, torch.zeros(size, dtype=torch.int64))
     return result

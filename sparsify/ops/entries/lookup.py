@@ -30,11 +30,11 @@ def positions_at(input: SparseTensor, columns: Sequence[Tensor]) -> Tensor:
         return torch.full_like(columns[0], -1)
     joined = [torch.cat(pair) for pair in zip(entries.columns, columns, strict=True)]
     (key,) = convert.linear_keys(joined, input.shape)  # shapes have less than 2^63 entries
-    stored, asked = key[:count], key[count:]
+    stored, keys = key[:count], key[count:]
     order = torch.argsort(stored)
-    nearest = order[torch.searchsorted(stored[order], asked).clamp(max=count - 1)]
+    nearest = order[torch.searchsorted(stored[order], keys).clamp(max=count - 1)]
     source = nearest if entries.source is None else entries.source[nearest]
-    return torch.where(stored[nearest] == asked, source, -1)
+    return torch.where(stored[nearest] == keys, source, -1)
 
 
 def values_at(input: SparseTensor, positions: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ def checked(chosen: Tensor, mode: int, extent: int) -> Tensor:
     """
     wrong = ((chosen < -extent) | (chosen >= extent)).nonzero()
     if wrong.shape[0]:
-        place = int(chosen[tuple(wrong[0])])
-        raise IndexError(f"index {place} is out of bounds for mode {mode}, which has extent {extent}")
+        coordinate = int(chosen[tuple(wrong[0])])
+        raise IndexError(f"index {coordinate} is out of bounds for mode {mode}, which has extent {extent}")
     return torch.where(chosen < 0, chosen + extent, chosen)
 
 
@@ -137,7 +137,7 @@ def stored_places(input: SparseTensor) -> Entries:
         raise refuse(f"the places of entries that are not 0 with the fill {input.fill}", "with_fill(0)")
     entries = entries_of(input)
     values = input._vals.detach()
-    entries = entries.kept((values if entries.source is None else values[entries.source]) != 0)
+    entries = entries.selected((values if entries.source is None else values[entries.source]) != 0)
     sorting = convert.order(entries.columns, input.shape)
     return entries if sorting is None else entries.taken(sorting)
 
@@ -154,8 +154,8 @@ def nonzero(input: SparseTensor, *, as_tuple: bool = False, out: Any = None) -> 
 @operator(torch.argwhere, Tensor.argwhere)
 def argwhere(input: SparseTensor) -> Tensor:
     """`torch.argwhere`: the coordinates of the nonzero entries, int64 [n, d]."""
-    found: Tensor = nonzero(input)
-    return found
+    result: Tensor = nonzero(input)
+    return result
 
 
 @operator(torch.masked_select, Tensor.masked_select)
@@ -192,11 +192,11 @@ def contains(input: Tensor, element: Any) -> bool:
         raise refuse("`in` with a tensor", "(A == B).any()")
     if not isinstance(input, SparseTensor) or not isinstance(element, int | float | complex | Tensor):
         raise refuse(f"`in` with a {type(element).__name__}", "a number")
-    wanted = element.item() if isinstance(element, Tensor) else element
+    number = element.item() if isinstance(element, Tensor) else element
     entries = entries_of(input)
     values = input._vals.detach()
     values = values if entries.source is None else values[entries.source]
-    return bool((values == wanted).any()) or (values.shape[0] < input.numel() and input.fill == wanted)
+    return bool((values == number).any()) or (values.shape[0] < input.numel() and input.fill == number)
 
 
 @operator(torch.unique, Tensor.unique)
@@ -216,15 +216,17 @@ def unique(
     missing = input.numel() - values.shape[0]
     if missing:
         values = torch.cat([values, torch.full((1,), input.fill, dtype=values.dtype)])
-    found, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    distinct, inverse, counts = values.unique(return_inverse=True, return_counts=True)
     if missing:
         counts[inverse[-1]] += missing - 1
-    results: list[Tensor] = [found]
+    results: list[Tensor] = [distinct]
     if return_inverse:
         places, fill = (inverse[:-1], int(inverse[-1])) if missing else (inverse, 0)
-        whole = torch.full((input.nnz,), fill)
-        whole = places if entries.source is None else whole.index_copy(0, entries.source, places)
-        results.append(SparseTensor(input.pattern, whole, fill))
+        inverse_values = torch.full((input.nnz,), fill)
+        inverse_values = (
+            places if entries.source is None else inverse_values.index_copy(0, entries.source, places)
+        )
+        results.append(SparseTensor(input.pattern, inverse_values, fill))
     if return_counts:
         results.append(counts)
     return results[0] if len(results) == 1 else tuple(results)

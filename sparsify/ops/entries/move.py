@@ -26,7 +26,7 @@ class Entries(NamedTuple):
     columns: list[Tensor]
     source: Tensor | None
 
-    def kept(self, mask: Tensor) -> "Entries":
+    def selected(self, mask: Tensor) -> "Entries":
         """The entries marked by a mask [n]."""
         places = mask.nonzero().squeeze(1)
         return self.taken(places)
@@ -50,9 +50,9 @@ def entries_of(input: SparseTensor) -> Entries:
     pattern = input.pattern
     if any(type(array) is not Tensor for array in pattern.arrays_in_place()):
         raise refuse("moving the entries of a tensor in a traced graph", "do it before, outside of the graph")
-    whole = Entries(list(pattern.kept_coordinates()), None)
+    entries = Entries(list(pattern.kept_coordinates()), None)
     inside = pattern.kept_inside()
-    return whole if inside is None else whole.kept(inside)
+    return entries if inside is None else entries.selected(inside)
 
 
 def moved(input: SparseTensor, entries: Entries, shape: Sequence[int], format: Format) -> SparseTensor:
@@ -60,16 +60,16 @@ def moved(input: SparseTensor, entries: Entries, shape: Sequence[int], format: F
     return _with_values(input, _placed(entries, shape, format))
 
 
-def moved_whole(
+def moved_cached(
     input: SparseTensor, key: Hashable, make: Any, shape: Sequence[int], format: Format
 ) -> SparseTensor:
     """As `moved` with the entries `make()`; cached on the pattern under a key, for later tensors on the pattern."""
 
-    def place() -> convert.Conversion:
+    def conversion() -> convert.Conversion:
         return _placed(make(), shape, format)
 
     entries_of(input)
-    return _with_values(input, input.pattern.cached(("moved", key, tuple(shape), format), place))
+    return _with_values(input, input.pattern.cached(("moved", key, tuple(shape), format), conversion))
 
 
 def _placed(entries: Entries, shape: Sequence[int], format: Format) -> convert.Conversion:
@@ -79,9 +79,9 @@ def _placed(entries: Entries, shape: Sequence[int], format: Format) -> convert.C
         return convert.placed(entries.columns, entries.source, tuple(shape), plain(len(shape)))
 
 
-def _with_values(input: SparseTensor, found: convert.Conversion) -> SparseTensor:
-    values = convert.permuted(input.values(), found, input.fill)
-    return SparseTensor(found.pattern, values, input.fill)
+def _with_values(input: SparseTensor, conversion: convert.Conversion) -> SparseTensor:
+    values = convert.permuted(input.values(), conversion, input.fill)
+    return SparseTensor(conversion.pattern, values, input.fill)
 
 
 def plain(rank: int) -> Format:
@@ -105,11 +105,11 @@ def without_modes(format: Format, gone: Sequence[int]) -> Format:
     if not format.is_short or any(level.is_branchless or isinstance(level, Grouped) for level in levels):
         return plain(rank)
     left = [(mode, level) for mode, level in zip(format.ordering, levels, strict=True) if mode not in gone]
-    kept = sorted(mode for mode, _ in left)
+    remaining_modes = sorted(mode for mode, _ in left)
     chosen = [level for _, level in left]
     if not format.is_dense and all(isinstance(level, Dense) for level in chosen):
         chosen[-1] = Compressed()
-    return Format(chosen, [kept.index(mode) for mode, _ in left])
+    return Format(chosen, [remaining_modes.index(mode) for mode, _ in left])
 
 
 def with_modes(format: Format, added: Sequence[int], rank: int) -> Format:

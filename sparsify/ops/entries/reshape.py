@@ -16,7 +16,7 @@ from sparsify.ops.entries.move import (
     LARGEST_KEY,
     Entries,
     entries_of,
-    moved_whole,
+    moved_cached,
     plain,
     same_modes,
     shape_after,
@@ -29,21 +29,21 @@ from sparsify.storage.tensor import SparseTensor
 
 def reshaped(input: SparseTensor, shape: Sequence[int]) -> SparseTensor:
     """The tensor in another shape, with the entries in the same order."""
-    wanted = tuple(shape)
-    if wanted == tuple(input.shape):
+    target = tuple(shape)
+    if target == tuple(input.shape):
         return input
-    if not wanted:
+    if not target:
         raise refuse("a sparse tensor without modes", "A.sum()")
     old = [mode for mode, extent in enumerate(input.shape) if extent != 1]
-    new = [mode for mode, extent in enumerate(wanted) if extent != 1]
-    if [input.shape[mode] for mode in old] == [wanted[mode] for mode in new]:
-        return _ones_changed(input, wanted, old, new)
-    return moved_whole(
+    new = [mode for mode, extent in enumerate(target) if extent != 1]
+    if [input.shape[mode] for mode in old] == [target[mode] for mode in new]:
+        return _ones_changed(input, target, old, new)
+    return moved_cached(
         input,
         "reshape",
-        lambda: _regrouped(entries_of(input), input.shape, wanted),
-        wanted,
-        plain(len(wanted)),
+        lambda: _regrouped(entries_of(input), input.shape, target),
+        target,
+        plain(len(target)),
     )
 
 
@@ -65,7 +65,7 @@ def _ones_changed(
             columns[after] = entries.columns[before]
         return Entries(columns, entries.source)
 
-    return moved_whole(input, "ones", make, shape, same_modes(format))
+    return moved_cached(input, "ones", make, shape, same_modes(format))
 
 
 def _regrouped(entries: Entries, old: Sequence[int], new: Sequence[int]) -> Entries:
@@ -75,22 +75,24 @@ def _regrouped(entries: Entries, old: Sequence[int], new: Sequence[int]) -> Entr
     columns: list[Tensor] = []
     read = 0
     while len(columns) < len(new):
-        first, last, size, wanted = len(columns), len(columns) + 1, 1, new[len(columns)]
+        first, last, size, target_size = len(columns), len(columns) + 1, 1, new[len(columns)]
         start = read
-        while size != wanted or (last == len(new) and read < len(old)):
-            if size < wanted or last == len(new):
+        while size != target_size or (last == len(new) and read < len(old)):
+            if size < target_size or last == len(new):
                 size *= old[read]
                 read += 1
             else:
-                wanted *= new[last]
+                target_size *= new[last]
                 last += 1
-        if max(size, wanted) > LARGEST_KEY:
+        if max(size, target_size) > LARGEST_KEY:
             raise refuse(f"a reshape that counts {size} entries in one", "modes whose product is below 2^63")
-        columns += _apart(_together(entries.columns[start:read], old[start:read]), new[first:last], entries)
+        columns += _split_key(
+            _linear_key(entries.columns[start:read], old[start:read]), new[first:last], entries
+        )
     return Entries(columns, entries.source)
 
 
-def _together(columns: Sequence[Tensor], extents: Sequence[int]) -> Tensor | int:
+def _linear_key(columns: Sequence[Tensor], extents: Sequence[int]) -> Tensor | int:
     """One linear number for the coordinates of several modes."""
     key: Tensor | int = 0
     for column, extent in zip(columns, extents, strict=True):
@@ -98,14 +100,14 @@ def _together(columns: Sequence[Tensor], extents: Sequence[int]) -> Tensor | int
     return key
 
 
-def _apart(key: Tensor | int, extents: Sequence[int], entries: Entries) -> list[Tensor]:
+def _split_key(key: Tensor | int, extents: Sequence[int], entries: Entries) -> list[Tensor]:
     """The coordinates of several modes from one linear number."""
-    found = []
+    columns = []
     rest = key if isinstance(key, Tensor) else torch.zeros_like(entries.columns[0])
     for extent in reversed(extents):
-        found.append(rest % extent)
+        columns.append(rest % extent)
         rest = rest // extent
-    return found[::-1]
+    return columns[::-1]
 
 
 def _by_shape(function: Any) -> Any:

@@ -83,9 +83,9 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Tensor
     return _combine(torch.div, "{} / {}", input, other, out)
 
 
-def scaled(operand: Any, alpha: Any, beside: Any) -> Any:
-    """`alpha * operand`, a term of a sum with `beside`; integers need an integer `alpha`."""
-    dtype = torch.result_type(operand, beside)
+def scaled(operand: Any, alpha: Any, other: Any) -> Any:
+    """`alpha * operand`, a term of a sum with `other`; integers need an integer `alpha`."""
+    dtype = torch.result_type(operand, other)
     if isinstance(alpha, float) and not (dtype.is_floating_point or dtype.is_complex):
         raise EinsumError(f"{alpha} times integers beside integers", "a factor that is an integer")
     return operand if alpha == 1 else mul(operand, alpha)
@@ -124,11 +124,11 @@ def where(condition: Any, input: Any = None, other: Any = None, *, out: Tensor |
         return torch.where(condition, input, other)
     shape = reduce(_broadcast, tensors, tuple(tensors[0].shape))
     names = INDICES[: len(shape)]
-    found = dict(
+    accesses = dict(
         zip("CAB", (_access(n, o, shape, names) for n, o in zip("CAB", operands, strict=True)), strict=True)
     )
-    text = f"Y[{','.join(names)}] = where({', '.join(access for access, _ in found.values())})"
-    return evaluate(text, **{name: operand for name, (_, operand) in found.items()})
+    text = f"Y[{','.join(names)}] = where({', '.join(access for access, _ in accesses.values())})"
+    return evaluate(text, **{name: operand for name, (_, operand) in accesses.items()})
 
 
 def _combine(function: Any, text: str, first: Any, second: Any, out: Tensor | None) -> Tensor:
@@ -192,14 +192,14 @@ def _stored_alike(first: SparseTensor, second: SparseTensor) -> SparseTensor:
 def _broadcast(first: tuple[int, ...], second: Tensor) -> tuple[int, ...]:
     """The shape of the result."""
     shapes = first, tuple(second.shape)
-    found: list[int] = []
+    extents: list[int] = []
     for one, other in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         if one != other and 1 not in (one, other):
             raise ShapeError(
                 f"shapes {list(shapes[0])} and {list(shapes[1])} do not broadcast together; equal extents or 1"
             )
-        found.append(other if one == 1 else one)
-    return tuple(reversed(found))
+        extents.append(other if one == 1 else one)
+    return tuple(reversed(extents))
 
 
 def _access(name: str, operand: Any, shape: tuple[int, ...], names: str) -> tuple[str, Any]:
@@ -209,8 +209,8 @@ def _access(name: str, operand: Any, shape: tuple[int, ...], names: str) -> tupl
     used = names[len(names) - operand.dim() :]
     extents = shape[len(shape) - operand.dim() :]
     spread = [mode for mode, n in enumerate(operand.shape) if n == 1 and extents[mode] != 1]
-    kept = [letter for mode, letter in enumerate(used) if mode not in spread]
-    return (f"{name}[{','.join(kept)}]" if kept else name), _squeezed(operand, spread)
+    remaining = [letter for mode, letter in enumerate(used) if mode not in spread]
+    return (f"{name}[{','.join(remaining)}]" if remaining else name), _squeezed(operand, spread)
 
 
 def _squeezed(operand: Tensor, modes: Sequence[int]) -> Tensor:

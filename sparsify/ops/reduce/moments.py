@@ -39,8 +39,8 @@ def var_mean(input: SparseTensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Te
 @operator(torch.std_mean)
 def std_mean(input: SparseTensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """`torch.std_mean`: the standard deviation and the mean."""
-    found, mean = _of_variance(input, args, kwargs)
-    return torch.sqrt(found), mean
+    variance, mean = _of_variance(input, args, kwargs)
+    return torch.sqrt(variance), mean
 
 
 @operator(torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)
@@ -70,10 +70,10 @@ def _of_variance(input: SparseTensor, args: Sequence[Any], kwargs: dict[str, Any
         raise refuse(f"a variance of {count} entries with the correction {correction}")
     mean = reductions.mean(input, gone)
     total = _accumulated("square({} - {})", input, gone, mean)
-    found = (
+    variance = (
         div(total, count - correction) if isinstance(total, SparseTensor) else total / (count - correction)
     )
-    return _shaped(found, input, gone, keepdim), _shaped(mean, input, gone, keepdim)
+    return _shaped(variance, input, gone, keepdim), _shaped(mean, input, gone, keepdim)
 
 
 def _arguments(
@@ -94,13 +94,13 @@ def _arguments(
     return dim, correction, keepdim
 
 
-def _accumulated(text: str, input: SparseTensor, gone: Sequence[int], beside: Tensor) -> Tensor:
+def _accumulated(text: str, input: SparseTensor, gone: Sequence[int], reduction: Tensor) -> Tensor:
     """The sum over modes of a function of the entries and of an earlier reduction result."""
     names = INDICES[: input.dim()]
     left = ",".join(name for mode, name in enumerate(names) if mode not in gone)
     target, other = (f"Y[{left}]", f"m[{left}]") if left else ("Y", "m")
     text = text.format(f"A[{','.join(names)}]", other)
-    return cast(Tensor, evaluate(f"{target} += {text}", A=input, m=beside))
+    return cast(Tensor, evaluate(f"{target} += {text}", A=input, m=reduction))
 
 
 def _shaped(result: Tensor, input: SparseTensor, gone: Sequence[int], keepdim: bool) -> Tensor:

@@ -50,7 +50,7 @@ def _root(total: Tensor, order: float) -> Tensor:
     return torch.where(is_zero, 0, power.sqrt() if order == 2 else power ** (1 / order))
 
 
-def _asked(input: Any, order: Any, out: Any, dtype: Any) -> SparseTensor:
+def _norm_operand(input: Any, order: Any, out: Any, dtype: Any) -> SparseTensor:
     """The checked operand of a norm of a numeric order, in the requested dtype."""
     if out is not None or not isinstance(input, SparseTensor) or not isinstance(order, int | float):
         raise refuse(f"a norm of the order {order!r}, or with out=", "a number, or torch.linalg.norm of rows")
@@ -70,7 +70,7 @@ def linalg_vector_norm(
     out: Any = None,
 ) -> Tensor:
     """`torch.linalg.vector_norm`: over all modes or some."""
-    return vector_norm(_asked(x, ord, out, dtype), ord, dim, keepdim)
+    return vector_norm(_norm_operand(x, ord, out, dtype), ord, dim, keepdim)
 
 
 @operator(torch.norm, Tensor.norm)
@@ -84,7 +84,7 @@ def norm(
 ) -> Tensor:
     """`torch.norm`: over all modes or some; "fro" is 2."""
     order = 2 if p in ("fro", None) else p
-    return vector_norm(_asked(input, order, out, dtype), order, dim, keepdim)
+    return vector_norm(_norm_operand(input, order, out, dtype), order, dim, keepdim)
 
 
 @operator(functional.normalize)
@@ -92,7 +92,7 @@ def normalize(
     input: SparseTensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None
 ) -> Tensor:
     """`torch.nn.functional.normalize`: rows divided by their norm, on the pattern of the operand."""
-    length = vector_norm(_asked(input, p, out, None), p, dim, True)
+    length = vector_norm(_norm_operand(input, p, out, None), p, dim, True)
     return div(input, length.clamp_min(eps))
 
 
@@ -117,8 +117,8 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
             text = f"Y[i,j] max= abs({difference})"
         case _:
             text = f"Y[i,j] += abs({difference}) ** {float(p)!r}"
-    found = cast(Tensor, evaluate(text, A=x1, B=x2, format=dense_format(2))).to(x1.dtype)
-    return found if p in (1, math.inf) else _root(found, p)
+    distances = cast(Tensor, evaluate(text, A=x1, B=x2, format=dense_format(2))).to(x1.dtype)
+    return distances if p in (1, math.inf) else _root(distances, p)
 
 
 def _squared_distances(x1: Tensor, x2: Tensor) -> Tensor:

@@ -24,16 +24,18 @@ from sparsify.storage.tensor import SparseTensor
 @operator(torch.argmax, Tensor.argmax)
 def argmax(input: SparseTensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Tensor:
     """`torch.argmax`: the first place of the largest entry."""
-    return _place("amax", input, dim, keepdim, out)
+    return _extreme_coordinate("amax", input, dim, keepdim, out)
 
 
 @operator(torch.argmin, Tensor.argmin)
 def argmin(input: SparseTensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Tensor:
     """`torch.argmin`: the first place of the smallest entry."""
-    return _place("amin", input, dim, keepdim, out)
+    return _extreme_coordinate("amin", input, dim, keepdim, out)
 
 
-def _place(extreme: str, input: SparseTensor, dim: int | None, keepdim: bool, out: Any) -> Tensor:
+def _extreme_coordinate(
+    extreme: str, input: SparseTensor, dim: int | None, keepdim: bool, out: Any
+) -> Tensor:
     """The first coordinate along a mode, or the first place of all, of the largest or smallest entry."""
     if out is not None or input.dtype == torch.bool or input.dtype.is_complex:
         raise refuse("places of extremes with out=, or of bool and complex entries")
@@ -51,22 +53,26 @@ def _place(extreme: str, input: SparseTensor, dim: int | None, keepdim: bool, ou
             rows = rows * extent + entries.columns[other]
     if prod(rest) * matrix.shape[mode] > LARGEST_KEY:
         raise refuse(f"places in a tensor of shape {list(input.shape)}", "modes whose product is below 2^63")
-    met, rows = rows.unique(return_inverse=True)
-    found = _of_rows(
-        extreme, (rows, entries.columns[mode], values), (len(met), matrix.shape[mode]), input.fill
+    nonempty_rows, rows = rows.unique(return_inverse=True)
+    coordinates = _of_rows(
+        extreme, (rows, entries.columns[mode], values), (len(nonempty_rows), matrix.shape[mode]), input.fill
     )
-    result = _spread(input, met, found, rest)
+    result = _spread(input, nonempty_rows, coordinates, rest)
     if dim is None:
         return result.reshape([1] * input.dim() if keepdim else [])
     return with_ones(result, input.shape, (mode,)) if keepdim else result
 
 
-def _spread(input: SparseTensor, met: Tensor, found: Tensor, shape: list[int]) -> Tensor:
+def _spread(input: SparseTensor, nonempty_rows: Tensor, coordinates: Tensor, shape: list[int]) -> Tensor:
     """The places of the rows with entries, and 0 for all others."""
     if not is_vast(input, shape):
-        return torch.zeros(prod(shape), dtype=torch.int64).index_put((met,), found).reshape(shape)
-    pattern, _ = from_sorted([met], (prod(shape),), Format("compressed"))
-    return reshaped(SparseTensor(pattern, found), shape)
+        return (
+            torch.zeros(prod(shape), dtype=torch.int64)
+            .index_put((nonempty_rows,), coordinates)
+            .reshape(shape)
+        )
+    pattern, _ = from_sorted([nonempty_rows], (prod(shape),), Format("compressed"))
+    return reshaped(SparseTensor(pattern, coordinates), shape)
 
 
 def _of_rows(

@@ -86,8 +86,8 @@ def ranked(input: SparseTensor, mode: int, ranks: Tensor, descending: bool = Fal
     if lines.rows.shape[0]:
         order = torch.sort(lines.values, stable=True, descending=descending).indices
         order = order[torch.argsort(lines.rows[order], stable=True)]
-        place = start.unsqueeze(1) + torch.where(early, ranks, ranks - unstored)
-        entry = order[place.clamp(0, order.shape[0] - 1)]
+        rank_position = start.unsqueeze(1) + torch.where(early, ranks, ranks - unstored)
+        entry = order[rank_position.clamp(0, order.shape[0] - 1)]
         columns = torch.where(is_fill, columns, lines.columns[entry])
         positions = torch.where(is_fill, -1, lines.positions[entry])
     else:
@@ -98,10 +98,10 @@ def ranked(input: SparseTensor, mode: int, ranks: Tensor, descending: bool = Fal
 def _precedes(values: Tensor, fill: Any, descending: bool) -> Tensor:
     """Whether values come before the fill in the order."""
     if fill != fill:
-        found = torch.zeros_like(values, dtype=torch.bool) if descending else ~values.isnan()
+        result = torch.zeros_like(values, dtype=torch.bool) if descending else ~values.isnan()
     else:
-        found = (values > fill) | values.isnan() if descending else values < fill
-    return found
+        result = (values > fill) | values.isnan() if descending else values < fill
+    return result
 
 
 def _unstored_columns(lines: Rows, start: Tensor, numbers: Tensor) -> Tensor:
@@ -112,16 +112,16 @@ def _unstored_columns(lines: Rows, start: Tensor, numbers: Tensor) -> Tensor:
     width = lines.shape[1] + 1
     nth = torch.arange(lines.rows.shape[0]) - start[lines.rows]
     keys = lines.rows * width + (lines.columns - nth)
-    asked = torch.arange(lines.shape[0]).unsqueeze(1) * width + numbers.clamp(max=width - 1)
-    return numbers + torch.searchsorted(keys, asked, right=True) - start.unsqueeze(1)
+    unstored_keys = torch.arange(lines.shape[0]).unsqueeze(1) * width + numbers.clamp(max=width - 1)
+    return numbers + torch.searchsorted(keys, unstored_keys, right=True) - start.unsqueeze(1)
 
 
 def _pair(
-    found: tuple[Tensor, Tensor], input: SparseTensor, mode: int, keepdim: bool = True
+    entries: tuple[Tensor, Tensor], input: SparseTensor, mode: int, keepdim: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Values and places of lines [rows, k] as tensors with the mode of extent k, or without the mode."""
     rest = [extent for other, extent in enumerate(input.shape) if other != mode]
-    values, places = (part.reshape([*rest, part.shape[1]]).movedim(-1, mode) for part in found)
+    values, places = (part.reshape([*rest, part.shape[1]]).movedim(-1, mode) for part in entries)
     return (values, places) if keepdim else (values.squeeze(mode), places.squeeze(mode))
 
 
@@ -146,8 +146,8 @@ def topk(
         )
     if not input.shape[mode]:
         raise refuse("topk of no entries")
-    found = ranked(input, mode, torch.arange(k), largest)
-    return torch.return_types.topk(_pair(found, input, mode))
+    entries = ranked(input, mode, torch.arange(k), largest)
+    return torch.return_types.topk(_pair(entries, input, mode))
 
 
 @operator(torch.kthvalue, Tensor.kthvalue)
@@ -159,26 +159,26 @@ def kthvalue(input: SparseTensor, k: int, dim: int = -1, keepdim: bool = False, 
         raise ShapeError(
             f"kthvalue of {k} of the {input.shape[mode]} entries along mode {mode}; 1 to as many"
         )
-    found = ranked(input, mode, torch.tensor([k - 1]))
-    return torch.return_types.kthvalue(_pair(found, input, mode, keepdim))
+    entries = ranked(input, mode, torch.tensor([k - 1]))
+    return torch.return_types.kthvalue(_pair(entries, input, mode, keepdim))
 
 
 def _median(input: SparseTensor, dim: int | None, keepdim: bool, out: Any, kind: Any, skip_nan: bool) -> Any:
     """The lower median along a mode and the place, or of all entries."""
     _ordered(input, out)
-    whole = input if dim is not None else reshaped(input, (input.numel(),))
+    lines_input = input if dim is not None else reshaped(input, (input.numel(),))
     mode = 0 if dim is None else mode_of(dim, input.dim())
-    lines = rows_of(whole, mode)
+    lines = rows_of(lines_input, mode)
     stored = torch.bincount(lines.rows, minlength=lines.shape[0])
     nans = lines.per_row(lines.values.isnan())
     if input.fill != input.fill:
         nans = nans + lines.shape[1] - stored
     last = lines.shape[1] - 1
     middle = (last - nans).clamp(min=0) // 2 if skip_nan else torch.where(nans > 0, last, last // 2)
-    found = ranked(whole, mode, middle.unsqueeze(1))
+    entries = ranked(lines_input, mode, middle.unsqueeze(1))
     if dim is None:
-        return found[0].reshape(())
-    return kind(_pair(found, input, mode, keepdim))
+        return entries[0].reshape(())
+    return kind(_pair(entries, input, mode, keepdim))
 
 
 @operator(torch.median, Tensor.median)
@@ -217,12 +217,12 @@ def _extreme(name: str, input: Any, dim: Any = None, keepdim: bool = False, **na
         return reduce(input)
     numbers = input.to(torch.int8) if input.dtype == torch.bool else input
     mode = mode_of(dim, input.dim())
-    found = getattr(places, f"arg{name}")(numbers, mode, True)
-    if isinstance(found, SparseTensor):
+    positions = getattr(places, f"arg{name}")(numbers, mode, True)
+    if isinstance(positions, SparseTensor):
         values, indices = reduce(input, mode, keepdim), getattr(places, f"arg{name}")(numbers, mode, keepdim)
     else:
-        values = lookup.gather(input, mode, found)
-        values, indices = (part if keepdim else part.squeeze(mode) for part in (values, found))
+        values = lookup.gather(input, mode, positions)
+        values, indices = (part if keepdim else part.squeeze(mode) for part in (values, positions))
     return getattr(torch.return_types, name)([values, indices])
 
 
@@ -253,12 +253,12 @@ def quantile(
     shares = q if isinstance(q, Tensor) else torch.tensor(q, dtype=input.dtype)
     if shares.dtype != input.dtype or shares.dim() > 1 or bool(((shares < 0) | (shares > 1)).any()):
         raise refuse(f"the quantiles {q}", f"numbers of {input.dtype} from 0 to 1")
-    whole = input if dim is not None else reshaped(input, (input.numel(),))
+    lines_input = input if dim is not None else reshaped(input, (input.numel(),))
     mode = 0 if dim is None else mode_of(dim, input.dim())
-    at = shares.reshape(-1) * (whole.shape[mode] - 1)
-    low, high = (ranked(whole, mode, edge.long())[0] for edge in (at.floor(), at.ceil()))
-    found = torch.lerp(low, high, at - at.floor()).T
-    last = ranked(whole, mode, torch.tensor([whole.shape[mode] - 1]))[0].T
-    found = torch.where(last.isnan(), last, found)
-    rest = [extent for other, extent in enumerate(whole.shape) if other != mode]
-    return found.reshape([*shares.shape, *rest])
+    at = shares.reshape(-1) * (lines_input.shape[mode] - 1)
+    low, high = (ranked(lines_input, mode, edge.long())[0] for edge in (at.floor(), at.ceil()))
+    result = torch.lerp(low, high, at - at.floor()).T
+    last = ranked(lines_input, mode, torch.tensor([lines_input.shape[mode] - 1]))[0].T
+    result = torch.where(last.isnan(), last, result)
+    rest = [extent for other, extent in enumerate(lines_input.shape) if other != mode]
+    return result.reshape([*shares.shape, *rest])

@@ -142,14 +142,14 @@ def _extreme(assignment: str, input: SparseTensor, dim: Modes, keepdim: bool, ou
 def modes_of(input: Tensor, dim: Modes) -> tuple[int, ...]:
     """The modes named by `dim`, all of them for `None` and `()`."""
     rank = input.dim()
-    asked = (dim,) if isinstance(dim, int) else tuple(dim) if dim is not None else ()
-    for mode in asked:
+    dims = (dim,) if isinstance(dim, int) else tuple(dim) if dim is not None else ()
+    for mode in dims:
         if not -rank <= mode < rank:
             raise ShapeError(f"mode {mode} of a tensor of {rank} modes; {-rank} to {rank - 1}")
-    found = tuple(mode % rank for mode in asked) or tuple(range(rank))
-    if len(set(found)) < len(found):
-        raise ShapeError(f"the modes {asked} name one twice; each once")
-    return found
+    modes = tuple(mode % rank for mode in dims) or tuple(range(rank))
+    if len(set(modes)) < len(modes):
+        raise ShapeError(f"the modes {dims} name one twice; each once")
+    return modes
 
 
 def _reduced(
@@ -162,10 +162,10 @@ def _reduced(
     names = INDICES[: input.dim()]
     left = ",".join(name for mode, name in enumerate(names) if mode not in gone)
     target = f"Y[{left}]" if left else "Y"
-    kept = [extent for mode, extent in enumerate(input.shape) if mode not in gone]
+    extents = [extent for mode, extent in enumerate(input.shape) if mode not in gone]
     # Vectors are dense, whatever the inferred format; modes of extent 1 are no modes of a format.
-    is_dense = not kept or ((keepdim or len(kept) < 2) and not is_vast(input, kept))
-    format = dense_format(len(kept)) if is_dense else None
+    is_dense = not extents or ((keepdim or len(extents) < 2) and not is_vast(input, extents))
+    format = dense_format(len(extents)) if is_dense else None
     entry, scalars = f"A[{','.join(names)}]", dict[str, Any]()
     text = f"{target} {assignment} {entry}"
     if is_mean:
@@ -190,5 +190,7 @@ def is_vast(input: SparseTensor, shape: Sequence[int]) -> bool:
 
 def with_ones(result: Tensor, shape: Sequence[int], gone: Sequence[int]) -> Tensor:
     """A result with modes of extent 1 in place of the reduced modes of an operand's `shape`."""
-    wanted = [1 if mode in gone else extent for mode, extent in enumerate(shape)]
-    return reshaped(result, wanted) if isinstance(result, SparseTensor) else result.reshape(wanted)
+    target_shape = [1 if mode in gone else extent for mode, extent in enumerate(shape)]
+    return (
+        reshaped(result, target_shape) if isinstance(result, SparseTensor) else result.reshape(target_shape)
+    )

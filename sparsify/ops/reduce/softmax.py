@@ -42,17 +42,17 @@ def softmax(
         raise EinsumError(f"softmax of {taken.dtype}", "softmax(..., dtype=torch.float32)")
     (mode,) = modes_of(input, dim)
     format = taken.format
-    rows = prod(extent for place, extent in enumerate(taken.shape) if place != mode)
+    rows = prod(extent for number, extent in enumerate(taken.shape) if number != mode)
     if rows > MOST_EMPTY_ROWS + 8 * taken.nnz and not format.is_dense:
         return _of_rows_with_entries(taken, mode)
     if format.is_short and format.ordering[-1] != mode:
         # Rows are contiguous if the mode is stored last; both conversions are cached on the pattern.
         order = (*(m for m in format.ordering if m != mode), mode)
-        turned = taken.to(format=Format([stored.level for stored in format.levels], order))
-        return softmax(turned, mode).to(format=format)
+        transposed = taken.to(format=Format([stored.level for stored in format.levels], order))
+        return softmax(transposed, mode).to(format=format)
     names = INDICES[: input.dim()]
     entry = f"A[{','.join(names)}]"
-    rest = ",".join(name for place, name in enumerate(names) if place != mode)
+    rest = ",".join(name for number, name in enumerate(names) if number != mode)
     at = f"[{rest}]" if rest else ""
     text = f"""
         m{at} max= where(stored({entry}), {entry}, -inf)
@@ -66,12 +66,12 @@ def softmax(
 def _of_rows_with_entries(input: SparseTensor, mode: int) -> SparseTensor:
     """The softmax of a tensor with mostly empty rows, by a matrix of the nonempty rows alone."""
     entries = entries_of(input)
-    rest = torch.stack([column for place, column in enumerate(entries.columns) if place != mode])
+    rest = torch.stack([column for number, column in enumerate(entries.columns) if number != mode])
     used, row = torch.unique(rest, dim=1, return_inverse=True)
     shape = (used.shape[1], input.shape[mode])
-    found = convert.placed([row, entries.columns[mode]], entries.source, shape, Format("csr"))
-    compact = softmax(SparseTensor(found.pattern, input.values()[found.permutation]), 1)
-    values = torch.zeros_like(input.values()).index_copy(0, found.permutation, compact.values())
+    nonempty = convert.placed([row, entries.columns[mode]], entries.source, shape, Format("csr"))
+    compact = softmax(SparseTensor(nonempty.pattern, input.values()[nonempty.permutation]), 1)
+    values = torch.zeros_like(input.values()).index_copy(0, nonempty.permutation, compact.values())
     return SparseTensor(input.pattern, values)
 
 

@@ -57,7 +57,7 @@ def _guarded(compute: Operator, function: Operator) -> Operator:
 
 
 def refuse(
-    asked: str, remedy: str = "sparsify.einsum or sparsify.evaluate may say it"
+    subject: str, remedy: str = "sparsify.einsum or sparsify.evaluate may say it"
 ) -> UnsupportedOperatorError:
     """The error for arguments without a sparse kernel."""
-    return UnsupportedOperatorError(f"{asked} has no sparse kernel", remedy)
+    return UnsupportedOperatorError(f"{subject} has no sparse kernel", remedy)

@@ -52,13 +52,13 @@ class CallShape:
     """The structure of a call: equal structures can share a graph when the extents fit too.
 
     Attributes:
-        told: structure as plain values, in the form of `told`.
+        key: structure as plain values, in the form of `structure_key`.
     """
 
     names: tuple[str, ...]
     tree: str
     leaves: tuple[Leaf, ...]
-    told: Any = field(default=None, compare=False)
+    key: Any = field(default=None, compare=False)
 
     @property
     def has_past(self) -> bool:
@@ -82,15 +82,15 @@ class CallShape:
         return [leaf.name for leaf in self.leaves if leaf.kind == "size"]
 
     def integers_unlike(self, other: "CallShape") -> set[str]:
-        """The integers in which two calls differ; empty if they differ in any other leaf, too."""
+        """The integers in which two calls differ; empty for a difference in any other leaf."""
         if (self.names, self.tree) != (other.names, other.tree):
             return set()
-        unlike = [(own, left) for own, left in zip(self.leaves, other.leaves, strict=True) if own != left]
+        unlike = [(leaf, left) for leaf, left in zip(self.leaves, other.leaves, strict=True) if leaf != left]
         are_integers = all(
-            own.is_extent and (left.is_extent or left.kind == "size") and own.name == left.name
-            for own, left in unlike
+            leaf.is_extent and (left.is_extent or left.kind == "size") and leaf.name == left.name
+            for leaf, left in unlike
         )
-        return {own.name for own, _ in unlike} if are_integers else set()
+        return {leaf.name for leaf, _ in unlike} if are_integers else set()
 
 
 @dataclass
@@ -103,15 +103,15 @@ class Call:
 
     def tensors(self, parts: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The tensor inputs of the graph; `parts` returns the parts of a sparse tensor."""
-        found: list[torch.Tensor] = []
+        inputs: list[torch.Tensor] = []
         for leaf, value in zip(self.shape.leaves, self.values, strict=True):
             if leaf.kind == "tensor":
-                found.append(value)
+                inputs.append(value)
             elif leaf.kind == "sparse":
-                found.extend(parts(value))
+                inputs.extend(parts(value))
             elif leaf.kind == "size":
-                found.append(torch.empty((value, 0)))
-        return found
+                inputs.append(torch.empty((value, 0)))
+        return inputs
 
     def rebuild(self, tensors: Sequence[torch.Tensor], sparse: Callable[..., Any]) -> dict[str, Any]:
         """The named arguments with `tensors` in place of the leaves; `sparse(leaf, ...)` joins four parts."""
@@ -164,7 +164,7 @@ def flatten(
     leaves = tuple(as_size(leaf_of(pytree.keystr(path), value), varying) for path, value in paths)
     values = [value for _, value in paths]
     has_sizes = bool(varying) and any(leaf.kind == "size" for leaf in leaves)
-    shape = CallShape(tuple(arguments), str(spec), leaves, None if has_sizes else told(arguments))
+    shape = CallShape(tuple(arguments), str(spec), leaves, None if has_sizes else structure_key(arguments))
     return Call(shape, spec, values)
 
 
@@ -173,14 +173,14 @@ def as_size(leaf: Leaf, varying: Collection[str]) -> Leaf:
     return Leaf(leaf.name, "size", (int,)) if leaf.name in varying and leaf.is_extent else leaf
 
 
-def told(value: Any) -> Any:
+def structure_key(value: Any) -> Any:
     """The cache key of values of one graph; None where a trace cannot describe the value.
 
     Made of types, numbers and names alone: plain values compare under Dynamo's tracing, structures do not.
 
-    >>> told([torch.ones(2), 3])
+    >>> structure_key([torch.ones(2), 3])
     (<class 'list'>, (('tensor', torch.strided, torch.float32, 1, 'cpu'), (<class 'int'>, 3)))
-    >>> told(object())
+    >>> structure_key(object())
     """
     if isinstance(value, torch.Tensor):
         if is_sparse(value):
@@ -191,7 +191,7 @@ def told(value: Any) -> Any:
         return kind, repr(value) if kind is float else value  # -0.0 == 0.0
     if kind is not dict and kind not in LISTS:
         return None
-    parts = tuple([told(part) for part in (value.values() if kind is dict else value)])
+    parts = tuple([structure_key(part) for part in (value.values() if kind is dict else value)])
     if None in parts:
         return None
     return (kind, tuple(value), parts) if kind is dict else (kind, parts)
@@ -222,14 +222,14 @@ def copied(call: Call) -> Call:
 def anew(model: Callable[..., Any], args: Any, kwargs: Any, may_write: bool) -> Callable[[], Any]:
     """A repeatable call: copies of caches, and of tensors that the model may overwrite, in each run."""
 
-    def own(value: Any) -> Any:
+    def private(value: Any) -> Any:
         if may_write and isinstance(value, torch.Tensor) and not is_sparse(value):
             return value.clone()
         return transformers_cache.copied(value)
 
     def call() -> Any:
-        given, named = pytree.tree_map(own, (args, kwargs), is_leaf=transformers_cache.is_cache)
-        return model(*given, **named)
+        positional, named = pytree.tree_map(private, (args, kwargs), is_leaf=transformers_cache.is_cache)
+        return model(*positional, **named)
 
     return call
 
@@ -264,8 +264,8 @@ def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     """
 
     def run(become: Callable[[Any], Any]) -> Any:
-        given, named = pytree.tree_map(become, (args, dict(kwargs)), is_leaf=is_tensor)
-        return model(*given, **named)
+        positional, named = pytree.tree_map(become, (args, dict(kwargs)), is_leaf=is_tensor)
+        return model(*positional, **named)
 
     if all(map(is_strided, args)) and all(map(is_strided, kwargs.values())):
         return model(*args, **kwargs)
@@ -300,8 +300,8 @@ def reason(
         return error
     try:
         run(lambda value: as_torch(value).to_dense() if is_sparse(value) else value)
-    except Exception as own:
-        return own
+    except Exception as dense_error:
+        return dense_error
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return UnsupportedOperatorError(
         f"{type(model).__name__} does not take sparse inputs, for which torch says: {first}",

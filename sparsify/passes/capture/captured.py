@@ -55,5 +55,5 @@ class Captured:
         if name in self.constants:
             return self.constants[name]
         owner, _, last = name.rpartition(".")
-        found: torch.Tensor = getattr(model.get_submodule(owner), last)
-        return found
+        attribute: torch.Tensor = getattr(model.get_submodule(owner), last)
+        return attribute

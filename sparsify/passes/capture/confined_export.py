@@ -56,9 +56,9 @@ class Shown:
         known: identities of all parameters and buffers.
     """
 
-    def __init__(self, module: nn.Module, known: set[int]) -> None:
-        children = [(name, Shown(child, known)) for name, child in module.named_children()]
-        self.__dict__.update({name: value for name, value in vars(module).items() if id(value) not in known})
+    def __init__(self, module: nn.Module, hidden: set[int]) -> None:
+        children = [(name, Shown(child, hidden)) for name, child in module.named_children()]
+        self.__dict__.update({name: value for name, value in vars(module).items() if id(value) not in hidden})
         object.__setattr__(self, "named_children", lambda: children)
 
     def parameters(self) -> tuple[()]:
@@ -75,9 +75,9 @@ def without_parameters(gather: Callable[[Any], Any]) -> Callable[[nn.Module], An
     """
 
     def gathered(module: nn.Module) -> Any:
-        known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        hidden = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         try:
-            return gather(Shown(module, known))
+            return gather(Shown(module, hidden))
         except AttributeError:  # another version of torch looks at more
             return gather(module)
 
@@ -116,17 +116,21 @@ def confined_trace(trace: Callable[..., Any]) -> Callable[..., Any]:
     The flag is written into a copy of fx's globals: code compiled by Dynamo refuses to run in threads that see the
     flag.
     """
-    own = inspect.unwrap(trace)  # Dynamo's wrapper, which excludes the function from compilation
+    original = inspect.unwrap(trace)  # Dynamo's wrapper, which excludes the function from compilation
 
     def tracing(*args: Any, **kwargs: Any) -> Any:
-        apart = FunctionType(
-            own.__code__, dict(vars(tracer)), own.__name__, own.__defaults__, own.__closure__
+        private_trace = FunctionType(
+            original.__code__,
+            dict(vars(tracer)),
+            original.__name__,
+            original.__defaults__,
+            original.__closure__,
         )
-        apart.__kwdefaults__ = own.__kwdefaults__
-        if own is not trace:
-            apart = torch.compiler.disable(apart)
+        private_trace.__kwdefaults__ = original.__kwdefaults__
+        if original is not trace:
+            private_trace = torch.compiler.disable(private_trace)
         with confined.flagged(tracer, "_is_fx_tracing_flag"):
-            return apart(*args, **kwargs)
+            return private_trace(*args, **kwargs)
 
     return tracing
 
@@ -175,8 +179,8 @@ def own_modes(modes_of_process: Callable[[], Any]) -> Callable[[], Any]:
     torch keeps one global list of modes: Dynamo, compiling in another thread, would trace its symbols into the exported
     graph.
     """
-    own = type(modes_of_process())()
-    return lambda: own
+    modes = type(modes_of_process())()
+    return lambda: modes
 
 
 def revertible(reverted: Context) -> AbstractContextManager[None]:

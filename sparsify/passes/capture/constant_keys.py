@@ -25,12 +25,12 @@ def contents(value: Any) -> Contents:
     kind = type(value)
     if kind in WRITTEN:
         return kind, repr(value)  # -0.0 == 0.0
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     try:
-        _Reader(SimpleNamespace(write=found.update), pickle.HIGHEST_PROTOCOL).dump(value)
+        _Reader(SimpleNamespace(write=sha256.update), pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception:  # classes may raise anything when pickled
         return kind, None
-    return kind, found.digest()
+    return kind, sha256.digest()
 
 
 class _Reader(pickle.Pickler):
@@ -58,13 +58,13 @@ class _Reader(pickle.Pickler):
             names = value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars
             return tuple, ((value.co_name, value.co_flags, value.co_code, value.co_consts, names),)
         if isinstance(value, CellType):
-            return tuple, (_held(value),)
+            return tuple, (_cell_value(value),)
         if isinstance(value, enum.Enum):
             return tuple, ((type(value), value.name, value.value),)
         return NotImplemented
 
 
-def _held(cell: CellType) -> tuple[Any, ...]:
+def _cell_value(cell: CellType) -> tuple[Any, ...]:
     """The content of a closure cell, nothing for an empty cell."""
     try:
         return (cell.cell_contents,)

@@ -42,10 +42,10 @@ def taken_for_granted(number: int | None) -> Iterator[None]:
     create, constrain = shapes.ShapeEnv.create_unbacked_symint, shapes._constrain_range_for_size
 
     def created(*args: Any, **kwargs: Any) -> Any:
-        found = create(*args, **kwargs)
+        number_symbol = create(*args, **kwargs)
         if number is not None:
-            torch._check(found >= number)
-        return found
+            torch._check(number_symbol >= number)
+        return number_symbol
 
     def constrained(extent: Any, *args: Any, **kwargs: Any) -> None:
         constrain(extent, *args, **kwargs)

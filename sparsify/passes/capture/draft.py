@@ -49,16 +49,16 @@ class Pruning:
 
     def describe(self, report: Report, rules: Sequence[Rule]) -> None:
         """Writes the pruned and the passed-over weights into a report."""
-        labels = [rule.id or f"rule {place + 1}" for place, rule in enumerate(rules)]
+        labels = [rule.id or f"rule {number + 1}" for number, rule in enumerate(rules)]
         report.pruned = [
             PrunedEntry(n, labels[at], zeros)
-            for at, found in self.taken.items()
-            for n, zeros in found.items()
+            for at, weights in self.taken.items()
+            for n, zeros in weights.items()
         ]
         report.passed_over = [
             PassedEntry(name, labels[at], reason)
-            for at, found in self.passed.items()
-            for name, reason in found.items()
+            for at, weights in self.passed.items()
+            for name, reason in weights.items()
         ]
         report.calibration = self.calibration
         report.passed_over += [
@@ -91,7 +91,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ApplyRequest:
     """The arguments of `apply`.
 
     Attributes:
@@ -190,7 +190,7 @@ class Draft:
     Attributes:
         captured: graph and its mapping from calls.
         model: source model; its parameters are shared by the graph.
-        asked: settings of `apply`.
+        request: settings of `apply`.
         report: record of the passes.
         options: settings.
         examples: example tensors by input name.
@@ -210,7 +210,7 @@ class Draft:
 
     captured: Captured
     model: torch.nn.Module
-    asked: Asked
+    request: ApplyRequest
     report: Report
     options: Options
     examples: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -240,25 +240,25 @@ class Draft:
     @property
     def recipe(self) -> Recipe:
         """The recipe: sparse tensors and their formats."""
-        return self.asked.recipe
+        return self.request.recipe
 
     @property
     def is_strict(self) -> bool:
         """Whether a dense fallback is an error."""
-        return self.asked.strict or self.options.strict or self.recipe.compile.fallback == "error"
+        return self.request.strict or self.options.strict or self.recipe.compile.fallback == "error"
 
     @property
     def is_trainable(self) -> bool:
         """Whether sparse parameters get gradients."""
-        return self.asked.is_trainable(self.captured.training)
+        return self.request.is_trainable(self.captured.training)
 
     def computed_once(self, node: fx.Node) -> torch.Tensor | None:
         """The value of a node computed from parameters alone, `None` for other nodes."""
         if operators.tensor_value(node) is None or not operators.is_constant(node):
             return None
         with torch.no_grad():
-            found = self.value_once(node)
-        return found if isinstance(found, torch.Tensor) else None
+            value = self.value_once(node)
+        return value if isinstance(value, torch.Tensor) else None
 
     def value_once(self, node: fx.Node) -> Any:
         """The value of a node from parameters, computed once; several tensors for some."""
@@ -278,8 +278,8 @@ class Draft:
         if node.target in self.captured.constants:
             return self.captured.constants[str(node.target)]
         owner, _, name = str(node.target).rpartition(".")
-        found = getattr(self.model.get_submodule(owner), name, None)
-        return found if isinstance(found, torch.Tensor) else None
+        attribute = getattr(self.model.get_submodule(owner), name, None)
+        return attribute if isinstance(attribute, torch.Tensor) else None
 
 
 @contextmanager

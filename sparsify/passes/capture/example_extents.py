@@ -30,22 +30,24 @@ def note_extents(
     needed = set(ancestors([*deciding, *writers]))
     if any(updates_statistics(node) or not is_computable(node) for node in needed):
         return
-    found: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, Any] = {}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for node in graph.nodes:
             if node not in needed:
                 continue
             if node.op == "placeholder":
-                given = inputs[str(info(node).input_name or node.target)].detach()
-                found[node] = given.clone() if writers else given
+                example = inputs[str(info(node).input_name or node.target)].detach()
+                values[node] = example.clone() if writers else example
             elif node.op == "get_attr":
-                kept = attribute(str(node.target)).detach()
-                found[node] = kept.clone() if writers else kept  # or the buffers of the model would change
+                stored = attribute(str(node.target)).detach()
+                values[node] = (
+                    stored.clone() if writers else stored
+                )  # or the buffers of the model would change
             else:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
-                found[node] = node.target(*args, **kwargs)
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
     for node in deciding:
-        sizes = found[node].shape if isinstance(found[node], torch.Tensor) else (found[node],)
+        sizes = values[node].shape if isinstance(values[node], torch.Tensor) else (values[node],)
         for extent, size in zip(numbers_of(node), sizes, strict=True):
             if is_decided(extent):
                 data_extents(extent)[extent.node.expr] = size
@@ -53,11 +55,11 @@ def note_extents(
 
 def deciders(graph: fx.Graph) -> Iterator[fx.Node]:
     """The first node of each data-dependent extent and number."""
-    known = set[Any]()
+    noted = set[Any]()
     for node in graph.nodes:
         decided = {extent.node.expr for extent in numbers_of(node) if is_decided(extent)}
-        if decided - known:
-            known |= decided
+        if decided - noted:
+            noted |= decided
             yield node
 
 

@@ -56,16 +56,16 @@ class Watch(TorchFunctionMode):
     """Raises `ReachedError` where an operator reads one of the known tensors.
 
     Args:
-        known: tensors that exports replace by fake tensors.
+        tensors: tensors that exports replace by fake tensors.
     """
 
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.known = {id(tensor) for tensor in known}
+        self.identities = {id(tensor) for tensor in tensors}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in pytree.tree_leaves((args, kwargs)):
-            if id(value) in self.known:
+            if id(value) in self.identities:
                 raise ReachedError
         return func(*args, **(kwargs or {}))
 
@@ -130,7 +130,7 @@ def capture(
     masks: bool = False,
     gates: bool = False,
     without: Collection[str] = (),
-    known: Mapping[str, torch.Tensor] | None = None,
+    shared_constants: Mapping[str, torch.Tensor] | None = None,
     trains: bool | None = None,
     is_mirror: bool = False,
     within: AbstractContextManager[Any] | None = None,
@@ -145,7 +145,7 @@ def capture(
         masks: whether attention with a built-in pattern is captured without the pattern, by `transformers_bigbird`.
         gates: whether experts of transformers are captured as einsums over all experts, by `transformers_experts`.
         without: names of experts excluded from `gates`.
-        known: constants of other captures of the same module, by name; equal constants are shared.
+        shared_constants: constants of other captures of the same module, by name; equal constants are shared.
         trains: whether gradients are wanted; `None` follows the mode of the model.
         is_mirror: whether `model` is a mirror, whose original other threads run.
         within: context entered whenever the model runs, for adapters that intercept torch's functions.
@@ -165,7 +165,7 @@ def capture(
         spec = dimensions(names, tensors, dynamic)
         program, is_granted = first_export(flat, tensors, specs_of(call, spec, retry=dynamic is None))
     assert outputs, "export runs the model"
-    graph, constants = inner_graph(program, names, first_names(model), known or {})
+    graph, constants = inner_graph(program, names, first_names(model), shared_constants or {})
     extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
     holds = granted(graph)
     become_canonical(graph, is_granted)
@@ -197,8 +197,8 @@ def require_readable(model: nn.Module, call: calls.Call) -> None:
 
     A graph would treat the example's contents as constant for all calls.
     """
-    given = ((leaf.name, value) for leaf, value in zip(call.shape.leaves, call.values, strict=True))
-    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given):
+    inputs = ((leaf.name, value) for leaf, value in zip(call.shape.leaves, call.values, strict=True))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *inputs):
         if not isinstance(tensor, torch.Tensor) or calls.is_ours(tensor):
             continue
         if has_memory(tensor) or is_on_device(tensor):
@@ -258,16 +258,16 @@ def named_dimensions(name: str, spec: Any, rank: int) -> dict[int, Any] | None:
     if spec is None:
         return None
     try:
-        found = {index(mode): wanted for mode, wanted in mapped(spec).items()}
+        by_mode = {index(mode): dimension for mode, dimension in mapped(spec).items()}
     except TypeError:
         raise ShapeError(
             f"dynamic has {spec!r} for {name}; give the modes that vary as (0, 1) or as {{0: Dim(...)}}"
         ) from None
-    beyond = [mode for mode in found if not -rank <= mode < rank]
+    beyond = [mode for mode in by_mode if not -rank <= mode < rank]
     if beyond:
         has = f"modes 0 to {rank - 1}" if rank else "none"
         raise ShapeError(f"dynamic has mode {beyond[0]} for {name}; that input has {has}")
-    return {mode % rank: wanted for mode, wanted in found.items()}
+    return {mode % rank: dimension for mode, dimension in by_mode.items()}
 
 
 def mapped(spec: Any) -> Mapping[Any, Any]:
@@ -278,10 +278,10 @@ def mapped(spec: Any) -> Mapping[Any, Any]:
 def specs_of(call: calls.Call, spec: list[dict[int, Any] | None], *, retry: bool) -> list[Any]:
     """Variable dimensions in the order of attempts: all, then none for integers, with `retry` none at all."""
     sizes, names = call.shape.sizes(), call.shape.tensor_names()
-    found: list[Any] = [spec]
+    attempts: list[Any] = [spec]
     if sizes:
-        found.append([None if name in sizes else one for name, one in zip(names, spec, strict=True)])
-    return [*found, [None] * len(names)] if retry else found
+        attempts.append([None if name in sizes else one for name, one in zip(names, spec, strict=True)])
+    return [*attempts, [None] * len(names)] if retry else attempts
 
 
 def first_export(
@@ -342,7 +342,10 @@ def first_names(model: nn.Module) -> dict[str, str]:
 
 
 def inner_graph(
-    program: ExportedProgram, names: list[str], first: dict[str, str], known: Mapping[str, torch.Tensor]
+    program: ExportedProgram,
+    names: list[str],
+    first: dict[str, str],
+    shared_constants: Mapping[str, torch.Tensor],
 ) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
     """The graph with parameters as attributes under the model's names, and the tensors created by capture."""
     signature = program.graph_signature
@@ -365,9 +368,11 @@ def inner_graph(
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             name = first[target.removeprefix(PREFIX)]
         else:
-            made = program.constants[target]
-            name = constant_name(f"_captured_{target.replace('.', '_')}", made, {**known, **constants}, first)
-            constants[name] = known.get(name, made)
+            constant = program.constants[target]
+            name = constant_name(
+                f"_captured_{target.replace('.', '_')}", constant, {**shared_constants, **constants}, first
+            )
+            constants[name] = shared_constants.get(name, constant)
         set_info(node, is_parameter=spec.kind is InputKind.PARAMETER)
         become_attribute(node, name)
     for node in graph.nodes:
@@ -376,12 +381,16 @@ def inner_graph(
 
 
 def constant_name(
-    name: str, constant: torch.Tensor, known: Mapping[str, torch.Tensor], taken: Collection[str]
+    name: str, constant: torch.Tensor, constants: Mapping[str, torch.Tensor], taken: Collection[str]
 ) -> str:
     """`name`, or `name_1` and so on if the name is taken, or known for a different constant."""
     names = (f"{name}_{number}" if number else name for number in count())
-    free = (found for found in names if found not in taken)
-    return next(found for found in free if found not in known or is_same(known[found], constant))
+    free = (candidate for candidate in names if candidate not in taken)
+    return next(
+        candidate
+        for candidate in free
+        if candidate not in constants or is_same(constants[candidate], constant)
+    )
 
 
 def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -437,11 +446,11 @@ def number_or_symbol(extent: Any) -> int | str:
     return int(text) if text.isdigit() else text
 
 
-def fixed_dimensions(names: list[str], extents: list[tuple[int | str, ...]], wanted: Any) -> list[str]:
+def fixed_dimensions(names: list[str], extents: list[tuple[int | str, ...]], specs: Any) -> list[str]:
     """The dimensions intended as variable but fixed, as `x[1] = 1433`."""
     return [
         f"{name}[{mode}] = {shape[mode]}"
-        for name, shape, spec in zip(names, extents, wanted, strict=True)
+        for name, shape, spec in zip(names, extents, specs, strict=True)
         for mode in sorted(spec or {})
         if isinstance(shape[mode], int)
     ]

@@ -54,9 +54,9 @@ class Holds:
     text: str
     names: Mapping[str, str]
 
-    def __call__(self, known: Mapping[str, int]) -> bool:
+    def __call__(self, extents: Mapping[str, int]) -> bool:
         """Whether the named extents fulfil the condition."""
-        return bool(self._check(*[known[name] for name in self.names]))
+        return bool(self._check(*[extents[name] for name in self.names]))
 
     @cached_property
     def _check(self) -> Callable[..., Any]:
@@ -69,8 +69,8 @@ class Holds:
         code = f"lambda {', '.join(self.names.values())}: {self.text}"
         if not all(name.isidentifier() for name in self.names.values()):
             raise CaptureError(f"{code!r} is no condition on extents", "save the model again")
-        made: Callable[..., Any] = eval(code, {"math": math, "torch": torch})
-        return made
+        check: Callable[..., Any] = eval(code, {"math": math, "torch": torch})
+        return check
 
 
 def _is_known(node: ast.Call | ast.Attribute) -> bool:
@@ -92,7 +92,7 @@ def granted(graph: fx.Graph) -> Holds | None:
         return None
     environment = next(iter(symbols.values())).node.shape_env
     # A symbol keeps its name; formulas are guards if all of their symbols are extents of inputs themselves.
-    names = {name: name if name.isidentifier() else f"formula{place}" for place, name in enumerate(symbols)}
+    names = {name: name if name.isidentifier() else f"formula{number}" for number, name in enumerate(symbols)}
     plain = {extent.node.expr for name, extent in symbols.items() if name.isidentifier()}
     conditions = [environment.replace(guard.expr) for guard in environment.guards]
     texts = [_text(condition) for condition in conditions if condition.free_symbols <= plain]
@@ -104,8 +104,8 @@ def granted(graph: fx.Graph) -> Holds | None:
     texts = [text for text in dict.fromkeys(texts) if text != "True"]
     if not texts:
         return None
-    whole = " and ".join(f"({text})" for text in texts)
-    return Holds(whole, names)
+    guard_text = " and ".join(f"({text})" for text in texts)
+    return Holds(guard_text, names)
 
 
 def _symbols(graph: fx.Graph) -> dict[str, torch.SymInt]:

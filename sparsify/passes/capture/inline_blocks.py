@@ -53,13 +53,13 @@ def _copied(
 ) -> list[fx.Node]:
     """The results of a block, with its nodes copied to the call and marked by their gradient mode."""
     places = block.graph.find_nodes(op="placeholder")
-    known = dict(zip(places, operands, strict=True))
+    copies = dict(zip(places, operands, strict=True))
     with call.graph.inserting_before(call):
-        results = call.graph.graph_copy(block.graph, known)
+        results = call.graph.graph_copy(block.graph, copies)
     if has_gradients is not None:
         for node in block.graph.nodes:
-            if node.op.startswith("call") and info(known[node]).has_no_grad is None:
-                set_info(known[node], has_no_grad=not has_gradients)
+            if node.op.startswith("call") and info(copies[node]).has_no_grad is None:
+                set_info(copies[node], has_no_grad=not has_gradients)
     return list(results) if isinstance(results, (list, tuple)) else [results]  # type: ignore[list-item]
 
 

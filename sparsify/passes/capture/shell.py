@@ -49,7 +49,7 @@ class Shell(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the source model's module."""
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return owner.run_inside(path, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -58,7 +58,7 @@ class Shell(nn.Module):
         except AttributeError:
             if is_dunder(name) or self not in _PLACES:
                 raise
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         part = owner.part(path)
         if any(name in store for store in (part._parameters, part._buffers, part._modules)):
             raise AttributeError(f"{type(part).__name__} of a sparse model has no {name}: it was deleted")
@@ -66,7 +66,7 @@ class Shell(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in INTERNAL and self in _PLACES:
-            owner, path = _place_of(self)
+            owner, path = _owner_and_path(self)
             if owner.set_attribute(path, name, value):
                 return
         super().__setattr__(name, value)
@@ -74,12 +74,12 @@ class Shell(nn.Module):
 
 def _registering(name: str) -> Any:
     """A torch method that registers a hook; with such hooks, the source model runs."""
-    own = getattr(nn.Module, name)
+    torch_method = getattr(nn.Module, name)
 
-    @wraps(own)
+    @wraps(torch_method)
     def register(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handle = own(self, *args, **kwargs)
-        owner, _ = _place_of(self)
+        handle = torch_method(self, *args, **kwargs)
+        owner, _ = _owner_and_path(self)
         owner.add_hooked(self)
         return handle
 
@@ -98,7 +98,7 @@ class GraphLayer(Shell):
         """The class of the layer."""
         if self not in _PLACES:
             return GraphLayer
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return type(owner.part(path))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -114,19 +114,19 @@ class Container(Shell):
     """The shell of a container module (`ModuleList`, `ModuleDict`, `Sequential`)."""
 
     def __getitem__(self, key: Any) -> Any:
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return owner.shown(owner.part(path)[key])
 
     def __len__(self) -> int:
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return len(owner.part(path))
 
     def __iter__(self) -> Any:
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return iter([owner.shown(item) for item in owner.part(path)])
 
     def __contains__(self, key: Any) -> bool:
-        owner, path = _place_of(self)
+        owner, path = _owner_and_path(self)
         return key in owner.part(path) or any(item is key for item in self._modules.values())
 
 
@@ -164,7 +164,7 @@ def module_behind(value: Any) -> Any:
     return _PLACES[value][2] if isinstance(value, Shell) and value in _PLACES else value
 
 
-def _place_of(shell: Any) -> tuple[Owner, str]:
+def _owner_and_path(shell: Any) -> tuple[Owner, str]:
     """The owner of a shell, and its path in the sparse model; the root for a sparse model itself."""
     if not isinstance(shell, Shell):
         return shell._facade, ""
@@ -188,18 +188,18 @@ Modes = tuple[bool, ...]
 
 def modes(model: nn.Module) -> Modes:
     """Training modes of modules, in the order of the model's modules."""
-    found = [model.training]
+    result = [model.training]
     for child in model._modules.values():
         if child is not None:
-            found += modes(child)
-    return tuple(found)
+            result += modes(child)
+    return tuple(result)
 
 
 @contextmanager
-def in_modes(model: nn.Module, wanted: Modes) -> Iterator[None]:
+def in_modes(model: nn.Module, modes_wanted: Modes) -> Iterator[None]:
     """A context in which the modules of `model` are in given modes; restores the earlier modes on exit."""
     before = [(module, module.training) for module in model.modules()]
-    set_modes(model, iter(wanted))
+    set_modes(model, iter(modes_wanted))
     try:
         yield
     finally:
@@ -207,12 +207,12 @@ def in_modes(model: nn.Module, wanted: Modes) -> Iterator[None]:
             module.training = mode
 
 
-def set_modes(model: nn.Module, wanted: Iterator[bool]) -> None:
+def set_modes(model: nn.Module, modes_wanted: Iterator[bool]) -> None:
     """Sets every module of `model` into a mode, in the order of `modes`."""
-    model.training = next(wanted)
+    model.training = next(modes_wanted)
     for child in model._modules.values():
         if child is not None:
-            set_modes(child, wanted)
+            set_modes(child, modes_wanted)
 
 
 def follow(model: nn.Module, shell: nn.Module) -> None:
@@ -230,10 +230,10 @@ def borrowed(model: nn.Module, shell: nn.Module) -> Iterator[tuple[nn.Module, st
     Yields the module of the model, the name of its store, the name of the tensor and the shell's tensor.
     """
     for kind in ("_parameters", "_buffers"):
-        given = vars(shell)[kind]
+        shell_tensors = vars(shell)[kind]
         for name, tensor in vars(model)[kind].items():
-            if name in given and given[name] is not tensor:
-                yield model, kind, name, given[name]
+            if name in shell_tensors and shell_tensors[name] is not tensor:
+                yield model, kind, name, shell_tensors[name]
     for name, child in model._modules.items():
         inner = shell._modules.get(name)
         if child is not None and inner is not None:
@@ -253,46 +253,48 @@ class ModulePairs:
         is_whole: whether every module has a shell.
     """
 
-    __slots__ = ("_children", "_known", "_pairs", "_stores", "is_whole", "model")
+    __slots__ = ("_children", "_pairs", "_recorded_children", "_stores", "is_whole", "model")
 
     def __init__(self, model: nn.Module, shell: nn.Module) -> None:
         self.model = model
         self.is_whole = True
         self._pairs = [(model, shell)]
-        for own, inner in self._pairs:
-            for name, child in own._modules.items():
-                beside = inner._modules.get(name)
-                if child is not None and beside is not None:
-                    self._pairs.append((child, beside))
-                self.is_whole &= (child is None) == (beside is None)
+        for outer, inner in self._pairs:
+            for name, child in outer._modules.items():
+                shell_child = inner._modules.get(name)
+                if child is not None and shell_child is not None:
+                    self._pairs.append((child, shell_child))
+                self.is_whole &= (child is None) == (shell_child is None)
         kinds = ("_parameters", "_buffers")
-        self._stores = [(vars(own)[kind], vars(inner)[kind]) for own, inner in self._pairs for kind in kinds]
+        self._stores = [
+            (vars(outer)[kind], vars(inner)[kind]) for outer, inner in self._pairs for kind in kinds
+        ]
         self._children = [module._modules for pair in self._pairs for module in pair]
-        self._known = self._found()
+        self._recorded_children = self._current_children()
 
-    def _found(self) -> list[nn.Module | None]:
+    def _current_children(self) -> list[nn.Module | None]:
         """The children of all modules, in order."""
         return [child for children in self._children if children for child in children.values()]
 
     def are_current(self, model: nn.Module) -> bool:
         """Whether the recorded pairs are still the modules of a model and their shells."""
-        found = self._found()
+        current = self._current_children()
         return (
             model is self.model
-            and len(found) == len(self._known)
-            and all(map(operator.is_, found, self._known))
+            and len(current) == len(self._recorded_children)
+            and all(map(operator.is_, current, self._recorded_children))
         )
 
     def are_in_same_modes(self) -> bool:
         """Whether every module is in the mode of its shell."""
-        return self.is_whole and all(own.training == inner.training for own, inner in self._pairs)
+        return self.is_whole and all(module.training == inner.training for module, inner in self._pairs)
 
     def are_lent(self) -> bool:
         """Whether shells have tensors other than the model's, as within `torch.func.functional_call`."""
-        for own, held in self._stores:
-            if own:
-                for name, tensor in own.items():
-                    if held.get(name, tensor) is not tensor:
+        for tensors, shell_tensors in self._stores:
+            if tensors:
+                for name, tensor in tensors.items():
+                    if shell_tensors.get(name, tensor) is not tensor:
                         return True
         return False
 
@@ -320,9 +322,9 @@ def _fill(shell: nn.Module, model: nn.Module, shells: dict[nn.Module, nn.Module]
     shell._non_persistent_buffers_set = set(model._non_persistent_buffers_set)
     for name, child in model._modules.items():
         if child is not None and child not in shells:
-            known = shell._modules.get(name)
-            inner = known if isinstance(known, Shell) else shell_of(child)
-            inner.training = child.training if inner is not known else inner.training
+            existing = shell._modules.get(name)
+            inner = existing if isinstance(existing, Shell) else shell_of(child)
+            inner.training = child.training if inner is not existing else inner.training
             _fill(inner, child, shells)
         shell._modules[name] = None if child is None else shells[child]
 
@@ -334,7 +336,18 @@ def shell_of(module: nn.Module) -> Shell:
     return GraphLayer() if torch_geometric.is_layer(module) else Shell()
 
 
-def share_again(shell: nn.Module, model: nn.Module) -> None:
+def with_copied_buffers(module: nn.Module) -> nn.Module:
+    """The modules and parameters of a model with copied buffers, which a call may write in place."""
+    shell = nn.Module()
+    fill_shell(shell, module)
+    copies = {id(buffer): buffer.detach().clone() for buffer in shell.buffers()}
+    for part in shell.modules():
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else copies[id(buffer)]
+    return shell
+
+
+def share_tensors(shell: nn.Module, model: nn.Module) -> None:
     """Updates a filled shell with the present parameters and buffers of `model`."""
     for name, parameter in model._parameters.items():
         shell._parameters[name] = parameter
@@ -344,7 +357,7 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
     for name, child in model._modules.items():
         inner = shell._modules.get(name)
         if child is not None and inner is not None:
-            share_again(inner, child)
+            share_tensors(inner, child)
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
@@ -378,9 +391,9 @@ def usual_copy(model: nn.Module) -> nn.Module:
 
 def _usual(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of an inference-mode tensor, usable by autograd."""
-    made = tensor.detach().clone()
+    copy = tensor.detach().clone()
     return (
-        nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+        nn.Parameter(copy, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
     )
 
 
@@ -394,17 +407,17 @@ def owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
     return [
         (module, name)
         for module in model.modules()
-        for name, found in module._parameters.items()
-        if found is parameter
+        for name, other in module._parameters.items()
+        if other is parameter
     ]
 
 
 def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
     """Replaces a parameter under each of its names."""
-    found = owners(model, old)
-    for module, name in found:
+    places = owners(model, old)
+    for module, name in places:
         module._parameters[name] = new  # type: ignore[assignment]
-    renew_flat_weights(module for module, _ in found)
+    renew_flat_weights(module for module, _ in places)
 
 
 def renew_flat_weights(modules: Iterable[nn.Module]) -> None:

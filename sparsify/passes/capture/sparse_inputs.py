@@ -93,8 +93,8 @@ class CapturedSparse(torch.Tensor):
                 f"known are {', '.join(sorted(TABLE))}",
             )
         _written_out.get()(name)
-        given, named = pytree.tree_map(written_out, (args, kwargs or {}))
-        return func(*given, **named)
+        dense_args, named = pytree.tree_map(written_out, (args, kwargs or {}))
+        return func(*dense_args, **named)
 
 
 def of_kind(matrix: CapturedSparse, kind: torch.layout) -> CapturedSparse:

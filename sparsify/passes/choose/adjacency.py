@@ -109,12 +109,12 @@ def has_alternatives(region: Region) -> bool:
 
 def alternatives(draft: Draft, call: RegionCall, sizes: Sizes, kernel_us: float) -> Iterator[Alternative]:
     """The alternatives to a region's kernel allowed by the recipe."""
-    machine, asked = calibrate.known(draft.options), draft.recipe.compile
+    machine, options = calibrate.cached_machine(draft.options), draft.recipe.compile
     products = products_of(call.kernel)
-    if products and asked.allows("torch_sparse"):
+    if products and options.allows("torch_sparse"):
         us = kernel_us + sum(further_us(product, sizes, machine) for product in products)
         yield Alternative("torch's CSR", partial(of_operands, TorchProducts(call.kernel, products)), us)
-    if asked.allows("torch"):
+    if options.allows("torch"):
         yield Alternative("its own operators", RegionCall.dense_result, eager_us(call.dense.graph, machine))
 
 
@@ -144,27 +144,27 @@ def timed_against(
     seconds: float,
 ) -> str:
     """Times the kernel and its alternatives, and makes the call prefer the fastest."""
-    given: list[Any] = [example(draft, node) for node in arguments]
+    examples: list[Any] = [example(draft, node) for node in arguments]
     rounded = {name: size or 0 for name, size in sizes.rounded(call.program)}
     names = [one.name for one in tried]
     try:
-        found = autotune(
+        timing = autotune(
             KIND,
             f"faster than {call.program}: {names} {call.dense.graph}",
-            partial(candidates, call, given, tried),
+            partial(candidates, call, examples, tried),
             sizes=Sizes(rounded),
             options=draft.options,
             seconds=seconds,
         )
     except SparsifyError as error:
         return f"not timed, the kernel runs: {error}"
-    winner = next((one for one in tried if one.name == found.name), None)
-    times = ", ".join(f"{name} {found.us_of(name):.0f}" for name in names)
-    told = f"timed {found.us:.0f} us, {times}{found.disturbed}"
+    winner = next((one for one in tried if one.name == timing.name), None)
+    times = ", ".join(f"{name} {timing.us_of(name):.0f}" for name in names)
+    text = f"timed {timing.us:.0f} us, {times}{timing.disturbed}"
     if winner is None:
-        return f"{told}: the kernel runs"
-    call.preferred = Preferred(winner, given)
-    return f"{told}: {winner.name} runs where sizes are like these and no gradients are wanted"
+        return f"{text}: the kernel runs"
+    call.preferred = Preferred(winner, examples)
+    return f"{text}: {winner.name} runs where sizes are like these and no gradients are wanted"
 
 
 def candidates(call: RegionCall, arguments: Sequence[Any], tried: Sequence[Alternative]) -> list[Candidate]:
@@ -183,10 +183,10 @@ def candidates(call: RegionCall, arguments: Sequence[Any], tried: Sequence[Alter
 def is_right(one: Alternative, call: RegionCall, arguments: Sequence[Any], right: Result) -> bool:
     """Whether an alternative's result equals the kernel's, up to the order of summation."""
     try:
-        found = one.run(call, arguments)
+        result = one.run(call, arguments)
     except (RuntimeError, TypeError, SparsifyError):  # for example a library missing in this build of torch
         return False
     return all(
-        own.shape == other.shape and torch.allclose(own, other, RTOL, ATOL, equal_nan=True)
-        for own, other in zip(listed(found), listed(right), strict=True)
+        tensor.shape == other.shape and torch.allclose(tensor, other, RTOL, ATOL, equal_nan=True)
+        for tensor, other in zip(listed(result), listed(right), strict=True)
     )

@@ -167,9 +167,11 @@ def compare(
 ) -> Winner:
     """The times of candidates, measured now."""
     with torch.set_grad_enabled(has_gradients):
-        found = race([one.call for one in candidates], seconds)
-    times = tuple((one.name, least.us / one.share) for one, least in zip(candidates, found, strict=True))
-    return Winner(kind, times, is_agreed(found))
+        least_times = race([one.call for one in candidates], seconds)
+    times = tuple(
+        (one.name, least.us / one.share) for one, least in zip(candidates, least_times, strict=True)
+    )
+    return Winner(kind, times, is_agreed(least_times))
 
 
 class Shared:
@@ -217,34 +219,34 @@ def race(calls: Sequence[Call], seconds: float, *, is_warm: bool = False) -> lis
     """
     shared = _shared.get() or Shared(seconds)
     shared.show()
-    found = [Least(AGREEING, APART) for _ in calls]
+    times = [Least(AGREEING, APART) for _ in calls]
     for call in () if is_warm else calls:
         call()  # a first call packs weights and fills caches
     begun = time.perf_counter()
     end = begun + min(seconds, shared.left)
     for turn in range(MOST_TURNS):
-        is_slow = turn and min(one.us for one in found) > SLOW_US
+        is_slow = turn and min(one.us for one in times) > SLOW_US
         first_turns, all_turns = (1, AGREEING) if is_slow else (FIRST_TURNS, ALL_TURNS)
         behind = HOPELESS if turn >= all_turns else FAR
-        hopeful = contenders(found, behind) if turn >= first_turns else range(len(calls))
-        is_settled = turn >= all_turns and all(found[number].is_agreed for number in hopeful)
+        hopeful = contenders(times, behind) if turn >= first_turns else range(len(calls))
+        is_settled = turn >= all_turns and all(times[number].is_agreed for number in hopeful)
         if turn and (is_settled or time.perf_counter() > end):
             break
         for number in hopeful:
-            found[number].add(once_us(calls[number]))
+            times[number].add(once_us(calls[number]))
     shared.spent += time.perf_counter() - begun
-    return found
+    return times
 
 
-def contenders(found: Sequence[Least], behind: float = HOPELESS) -> Sequence[int]:
+def contenders(times: Sequence[Least], behind: float = HOPELESS) -> Sequence[int]:
     """The candidates with a least time below `behind` times the least of all."""
-    least = min(one.us for one in found)
-    return [number for number, one in enumerate(found) if one.us <= behind * least]
+    least = min(one.us for one in times)
+    return [number for number, one in enumerate(times) if one.us <= behind * least]
 
 
-def is_agreed(found: Sequence[Least]) -> bool:
+def is_agreed(times: Sequence[Least]) -> bool:
     """Whether turns agree on the times of all possible winners."""
-    return all(found[number].is_agreed for number in contenders(found))
+    return all(times[number].is_agreed for number in contenders(times))
 
 
 def once_us(call: Call) -> float:

@@ -30,14 +30,14 @@ def estimated_us(draft: Draft, region: Region, sizes: Sizes | None = None) -> fl
     if region.program is None:
         finish(region)
     assert region.program is not None, "finish writes the program"
-    known = sizes or expected_sizes(draft, region)
-    if any(index not in known.extents for d in region.program.declarations for index in d.extents):
+    all_sizes = sizes or expected_sizes(draft, region)
+    if any(index not in all_sizes.extents for d in region.program.declarations for index in d.extents):
         return None
-    if any(region.names[matrix.name] not in known.stored for matrix in region.matrices):
+    if any(region.names[matrix.name] not in all_sizes.stored for matrix in region.matrices):
         return None
-    split = contract(region.program, known)
-    machine = calibrate.known(draft.options)
-    return estimate_us(split.program, known.extents, {**known.stored, **split.stored}, machine)
+    split = contract(region.program, all_sizes)
+    machine = calibrate.cached_machine(draft.options)
+    return estimate_us(split.program, all_sizes.extents, {**all_sizes.stored, **split.stored}, machine)
 
 
 def expected_sizes(draft: Draft, region: Region) -> Sizes:
@@ -80,10 +80,10 @@ def layout_sizes(draft: Draft, region: Region) -> Sizes:
         "other regions have operands of their own"
     )
     image, weight = (region.read[at] for at in (region.layout.places.image, region.layout.places.weight))
-    known, images = draft.known_tensor(weight), tensor_value(image)
-    assert known is not None and images is not None, "convolutions are of parameters and tensors"
+    dense_weight, images = draft.known_tensor(weight), tensor_value(image)
+    assert dense_weight is not None and images is not None, "convolutions are of parameters and tensors"
     count = known_size(images.shape[0], UNKNOWN_ROWS) or UNKNOWN_ROWS
-    return region.layout.sizes(region.program, count, known)
+    return region.layout.sizes(region.program, count, dense_weight)
 
 
 def extents_of(operand: fx.Node | SparseOperand) -> tuple[Any, ...]:
@@ -123,14 +123,16 @@ def example_sizes(draft: Draft, region: Region, call: RegionCall, arguments: Seq
     operands: list[Any] = []
     for operand in call.operands:
         leaves = tuple(values[at] for at in operand.leaves)
-        found: Any = None
+        result: Any = None
         if operand.structure is not None and all(leaf is not None for leaf in leaves):
-            found = operand.structure(leaves)[operand.result]
-        if isinstance(found, Aligned):
-            found = SparseTensor(found.pattern, torch.zeros(found.pattern.nnz))
-        operands.append(found)
-    met = sizes_of(call.program, operands)
-    return Sizes({**expected.extents, **met.extents}, {**expected.stored, **met.stored}, met.patterns)
+            result = operand.structure(leaves)[operand.result]
+        if isinstance(result, Aligned):
+            result = SparseTensor(result.pattern, torch.zeros(result.pattern.nnz))
+        operands.append(result)
+    measured = sizes_of(call.program, operands)
+    return Sizes(
+        {**expected.extents, **measured.extents}, {**expected.stored, **measured.stored}, measured.patterns
+    )
 
 
 def example_value(draft: Draft, node: fx.Node) -> Any:
@@ -142,12 +144,12 @@ def example_value(draft: Draft, node: fx.Node) -> Any:
 
 def example(draft: Draft, node: fx.Node) -> Any:
     """A tensor similar to the example's value of a node; a size as a number."""
-    known = draft.known_tensor(node)
-    if known is not None:
-        return known.detach()
+    tensor = draft.known_tensor(node)
+    if tensor is not None:
+        return tensor.detach()
     value = tensor_value(node)
     if value is None:
         return known_size(node, UNKNOWN_ROWS) or UNKNOWN_ROWS
     shape = [known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in value.shape]
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return made.to(value.dtype)
+    random = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return random.to(value.dtype)

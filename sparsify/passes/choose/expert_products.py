@@ -61,19 +61,19 @@ class ExpertProducts:
 
     def __call__(self, operands: Sequence[Any]) -> Tensor:
         """The result for operands in the order of the program, differentiable."""
-        given = dict(zip(self.program.inputs, operands, strict=True))
-        gate = given.pop(self.gate)
+        values = dict(zip(self.program.inputs, operands, strict=True))
+        gate = values.pop(self.gate)
         assert isinstance(gate, SparseTensor), "the program has it sparse"
         positions, tokens = (array.long() for array in gate._pattern.arrays_in_place())
         ends = positions.tolist()
-        given = {name: self.of_tokens(name, value, tokens) for name, value in given.items()}
+        values = {name: self.of_tokens(name, value, tokens) for name, value in values.items()}
         weights = gate._vals
         results = [
-            self.result(given, weights, expert, begin, end)
+            self.result(values, weights, expert, begin, end)
             for expert, (begin, end) in enumerate(pairwise(ends))
             if begin < end
         ]
-        return self.summed(results, tokens, gate.shape[0], given)
+        return self.summed(results, tokens, gate.shape[0], values)
 
     def of_tokens(self, name: str, value: Tensor, tokens: Tensor) -> Tensor:
         """An operand, with a row for each entry of the gate in place of each token."""
@@ -81,33 +81,33 @@ class ExpertProducts:
         return value.index_select(extents.index(self.token), tokens) if self.token in extents else value
 
     def result(
-        self, given: Mapping[str, Tensor], weights: Tensor, expert: int, begin: int, end: int
+        self, values: Mapping[str, Tensor], weights: Tensor, expert: int, begin: int, end: int
     ) -> Tensor:
         """The rows that an expert contributes, [its tokens, ..]."""
-        known: dict[str, Named] = {self.gate: (weights[begin:end], (self.token,))}
-        for name, value in given.items():
+        named: dict[str, Named] = {self.gate: (weights[begin:end], (self.token,))}
+        for name, value in values.items():
             extents = self.program.declaration(name).extents
             if self.expert in extents:
                 value = value.select(extents.index(self.expert), expert)
             if self.token in extents:
                 mode = tuple(n for n in extents if n != self.expert).index(self.token)
                 value = value.narrow(mode, begin, end - begin)
-            known[name] = value, tuple(n for n in extents if n != self.expert)
+            named[name] = value, tuple(n for n in extents if n != self.expert)
         for statement in self.program.statements:
-            found = self.value(summed_over(statement), known)
+            statement_value = self.value(summed_over(statement), named)
             names = tuple(name for name in names_of(statement.target) if name != self.expert)
-            known[statement.target.tensor] = spread(*found, names), names
-        return known[self.program.outputs[0]][0]
+            named[statement.target.tensor] = spread(*statement_value, names), names
+        return named[self.program.outputs[0]][0]
 
     def summed(
-        self, results: Sequence[Tensor], tokens: Tensor, count: int, given: Mapping[str, Tensor]
+        self, results: Sequence[Tensor], tokens: Tensor, count: int, values: Mapping[str, Tensor]
     ) -> Tensor:
         """The sum over experts of their rows; of half precision in float32, rounded once."""
         output = self.program.declaration(self.program.outputs[0])
         dtype = getattr(torch, output.dtype)
         sums = torch.float32 if dtype in HALVES else dtype
         if not results:
-            sizes = {n: s for name, v in given.items() for n, s in self.sizes(name, v)}
+            sizes = {n: s for name, v in values.items() for n, s in self.sizes(name, v)}
             return torch.zeros([count, *(sizes[name] for name in output.extents[1:])], dtype=dtype)
         rows = torch.cat(list(results)).to(sums)
         return rows.new_zeros([count, *rows.shape[1:]]).index_add(0, tokens, rows).to(dtype)
@@ -116,37 +116,37 @@ class ExpertProducts:
         """The extents of an operand's modes by index variable."""
         return zip(self.program.declaration(name).extents, value.shape, strict=True)
 
-    def value(self, expr: Expr, known: Mapping[str, Named]) -> Named:
+    def value(self, expr: Expr, named: Mapping[str, Named]) -> Named:
         """The value of an expression for the tokens of one expert."""
         match expr:
             case Access(tensor, indices):
-                return self.read(known[tensor], indices)
+                return self.read(named[tensor], indices)
             case Const(number):
                 return torch.tensor(number, dtype=torch.float64), ()
             case Stored():
                 return torch.ones((), dtype=torch.float64), ()  # all tokens of the expert are stored
             case Cast(dtype, value):
-                found, names = self.value(value, known)
-                return found.to(getattr(torch, dtype)), names
+                result, names = self.value(value, named)
+                return result.to(getattr(torch, dtype)), names
             case Call("where", (Stored(), value, Const())):
-                return self.value(value, known)
+                return self.value(value, named)
             case Call(function, args):
-                return together(function, [self.value(arg, known) for arg in args])
+                return entrywise(function, [self.value(arg, named) for arg in args])
             case Reduce("sum", names, body):
-                factors = [self.value(factor, known) for factor in factors_of(body)]
+                factors = [self.value(factor, named) for factor in factors_of(body)]
                 return contracted(factors, [name for name in names if name != self.expert])
         raise AssertionError(f"{expr} is in no program of expert_products")
 
     def read(self, tensor: Named, indices: Sequence[Expr]) -> Named:
         """A tensor read at index variables and constants; its mode for the expert is gone."""
-        found, names = tensor[0], list[str]()
+        result, names = tensor[0], list[str]()
         for index in indices:
             if isinstance(index, Const):
-                found = found.select(len(names), int(index.value))
+                result = result.select(len(names), int(index.value))
             elif index != Index(self.expert):
                 assert isinstance(index, Index), "programs of expert_products have plain indices"
                 names.append(index.name)
-        return found, tuple(names)
+        return result, tuple(names)
 
 
 def expert_products(program: Program) -> ExpertProducts | None:
@@ -155,8 +155,8 @@ def expert_products(program: Program) -> ExpertProducts | None:
     if len(sparse) != 1 or sparse[0].format != BY_EXPERT or len(set(sparse[0].extents)) != 2:
         return None
     gate = sparse[0]
-    found = ExpertProducts(program, gate.name, *gate.extents)
-    return found if is_known(found) else None
+    mixture = ExpertProducts(program, gate.name, *gate.extents)
+    return mixture if is_known(mixture) else None
 
 
 def of_experts(products: ExpertProducts, call: RegionCall, arguments: Sequence[Any]) -> Tensor:
@@ -190,11 +190,11 @@ def is_read(mixture: ExpertProducts, access: Access) -> bool:
     extents = mixture.program.declaration(access.tensor).extents
     names = [index.name if isinstance(index, Index) else None for index in access.indices]
     are_plain = all(isinstance(index, Index | Const) for index in access.indices)
-    own = [name for name in names if name is not None]
+    variables = [name for name in names if name is not None]
     return (
         are_plain
         and len(names) == len(extents)
-        and len(set(own)) == len(own)
+        and len(set(variables)) == len(variables)
         and len(set(extents)) == len(extents)
         and all(
             (extent == special) == (name == special)
@@ -246,9 +246,9 @@ def factors_of(expr: Expr) -> list[Expr]:
     return [expr]
 
 
-def together(function: str, args: Sequence[Named]) -> Named:
+def entrywise(function: str, args: Sequence[Named]) -> Named:
     """A function of entries, over all index variables of its arguments; numbers stay without modes to keep dtypes."""
-    names = tuple(dict.fromkeys(name for _, own in args for name in own))
+    names = tuple(dict.fromkeys(name for _, indices in args for name in indices))
     return TORCH[function](*[spread(*arg, names) if arg[1] else arg[0] for arg in args]), names
 
 
@@ -256,34 +256,34 @@ def contracted(factors: Sequence[Named], names: Sequence[str]) -> Named:
     """The sum over some index variables of a product."""
     summed = [factor for factor in factors if not set(names).isdisjoint(factor[1])]
     rest = [factor for factor in factors if set(names).isdisjoint(factor[1])]
-    found = product(summed, names) if summed else None
+    result = product(summed, names) if summed else None
     for factor in rest:
-        found = factor if found is None else together("mul", [found, factor])
-    assert found is not None, "a product has factors"
-    return found
+        result = factor if result is None else entrywise("mul", [result, factor])
+    assert result is not None, "a product has factors"
+    return result
 
 
 def matrix_product(one: Named, other: Named, names: Sequence[str]) -> Named:
     """The sum over all index variables that two tensors share, as one matrix product in the order of the operands."""
-    modes = [[own.index(name) for name in names] for _, own in (one, other)]
-    left = tuple(name for _, own in (one, other) for name in own if name not in names)
+    modes = [[indices.index(name) for name in names] for _, indices in (one, other)]
+    left = tuple(name for _, indices in (one, other) for name in indices if name not in names)
     return torch.tensordot(one[0], other[0], dims=modes), left
 
 
 def product(factors: Sequence[Named], names: Sequence[str]) -> Named:
-    """The sum over index variables of factors that have some of them: a matrix product where it is one."""
-    every = tuple(dict.fromkeys(name for _, own in factors for name in own))
+    """The sum of a product over index variables, as a matrix product if possible."""
+    every = tuple(dict.fromkeys(name for _, indices in factors for name in indices))
     left = tuple(name for name in every if name not in names)
     if len(factors) == 2:
-        (one, own), (other, others) = sorted(factors, key=lambda factor: factor[0].numel(), reverse=True)
-        if {*own} & {*others} == {*names}:
-            summed = [own.index(name) for name in names], [others.index(name) for name in names]
+        (one, indices), (other, others) = sorted(factors, key=lambda factor: factor[0].numel(), reverse=True)
+        if {*indices} & {*others} == {*names}:
+            summed = [indices.index(name) for name in names], [others.index(name) for name in names]
             is_narrow = other.numel() <= NARROW * prod(one.shape[mode] for mode in summed[0])
-            pair = ((one, own), (other, others)) if is_narrow else ((other, others), (one, own))
+            pair = ((one, indices), (other, others)) if is_narrow else ((other, others), (one, indices))
             return matrix_product(*pair, names)
-    places = {name: place for place, name in enumerate(every)}
+    places = {name: position for position, name in enumerate(every)}
     arguments: list[Any] = []
-    for tensor, own in factors:
-        arguments += [tensor, [places[name] for name in own]]
-    found: Tensor = torch.einsum(*arguments, [places[name] for name in left])
-    return found, left
+    for tensor, indices in factors:
+        arguments += [tensor, [places[name] for name in indices]]
+    result: Tensor = torch.einsum(*arguments, [places[name] for name in left])
+    return result, left

@@ -71,8 +71,8 @@ def report_left(draft: Draft) -> None:
     Raises:
         UnsupportedOperatorError: with `strict`, an entry is an operator.
     """
-    known = {node.name for node in draft.graph.nodes}
-    is_there = [e.node in known or e.op in (*TENSORS.values(), EXPERTS) for e in draft.report.dense]
+    names = {node.name for node in draft.graph.nodes}
+    is_there = [e.node in names or e.op in (*TENSORS.values(), EXPERTS) for e in draft.report.dense]
     entries = [e for e, there in zip(draft.report.dense, is_there, strict=True) if there and not e.chosen]
     refused = [entry for entry in entries if entry.op not in TENSORS.values()]
     if refused and draft.is_strict:
@@ -155,7 +155,7 @@ def is_vector(draft: Draft, root: fx.Node) -> bool:
 
 def is_named(draft: Draft, root: fx.Node) -> bool:
     """Whether a tensor is an input, or a parameter named explicitly by its rule."""
-    labels = {rule.id or f"rule {place + 1}": rule for place, rule in enumerate(draft.recipe.rules)}
+    labels = {rule.id or f"rule {position + 1}": rule for position, rule in enumerate(draft.recipe.rules)}
     mark = info(root).mark
     return root.op != "get_attr" or mark is None or prunable.is_named(labels[mark.rule], str(root.target))
 
@@ -168,13 +168,13 @@ def is_index(root: fx.Node) -> bool:
 
 def readers_of(root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     """The readers of a tensor or its views, each with the operand read."""
-    waiting, seen = [root], {root}
+    waiting, visited = [root], {root}
     while waiting:
         operand = waiting.pop()
         for reader in operand.users:
             is_followed = operator_name(reader) in FOLLOWED and info(reader).dense_reason is None
-            if is_followed and reader not in seen:
-                seen.add(reader)
+            if is_followed and reader not in visited:
+                visited.add(reader)
                 waiting.append(reader)
             elif not is_followed and operator_name(reader) not in SIZES:
                 yield operand, reader
@@ -185,7 +185,7 @@ def is_read_sparse(node: fx.Node, operand: fx.Node) -> bool:
     call: RegionCall = call_of(node)
     if call.library is not None:
         return True  # dense by choice, with a note on the region
-    places = {place for place, argument in enumerate(node.args[1:]) if argument is operand}
+    places = {position for position, argument in enumerate(node.args[1:]) if argument is operand}
     reading = [one for one in call.operands if places & {one.argument, *one.leaves}]
     is_sparse = any(one.structure is not None and is_matrix(one.structure, one.result) for one in reading)
     return is_sparse or not reading

@@ -75,15 +75,15 @@ class Product:
 
 def multiply_dense(x: Tensor, packed: Tensor, bias: Tensor | None, activation: str, algorithm: str) -> Tensor:
     """oneDNN's product with a weight in oneDNN's blocks."""
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, activation, [], algorithm)
-    return found
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, activation, [], algorithm)
+    return result
 
 
 def multiply_csr(x: Tensor, packed: Tensor, bias: Tensor | None, *_: str) -> Tensor:
     """torch's product with a weight in CSR, by MKL if built in."""
-    found = (packed @ x.reshape(-1, x.shape[-1]).t()).t()
-    found = found if bias is None else found + bias
-    return found.reshape(*x.shape[:-1], packed.shape[0]).contiguous()
+    result = (packed @ x.reshape(-1, x.shape[-1]).t()).t()
+    result = result if bias is None else result + bias
+    return result.reshape(*x.shape[:-1], packed.shape[0]).contiguous()
 
 
 def pack_dense(weight: Tensor) -> Any:
@@ -116,10 +116,10 @@ def by_library(module: fx.GraphModule, name: str) -> Callable[..., Tensor] | Non
     return forward
 
 
-def absorbed(node: fx.Node, known: tuple[str, ...]) -> tuple[str, str]:
-    """The activation after a product, if the library fuses it; the activation node is removed."""
+def absorbed(node: fx.Node, fusible: tuple[str, ...]) -> tuple[str, str]:
+    """The activation after a product, if fused by the library; the activation node is removed."""
     user = next(iter(node.users), None)
-    if user is None or len(node.users) > 1 or operator_name(user) not in known:
+    if user is None or len(node.users) > 1 or operator_name(user) not in fusible:
         return "none", ""
     name = operator_name(user)
     algorithm = str(user.kwargs.get("approximate", "none")) if name == "gelu" else ""

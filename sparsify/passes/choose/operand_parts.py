@@ -43,15 +43,15 @@ def parts_of(step: GeneratedStep, operands: Operands, expected_us: float) -> Par
         operands: operands of a whole call, in the order of `step.operands`.
         expected_us: expected time of a whole call.
     """
-    whole = Parts(1.0, (operands,))
+    undivided = Parts(1.0, (operands,))
     index = divisible(step, operands) if expected_us >= LEAST_PARTS * PART_US else None
     if index is None:
-        return whole
+        return undivided
     modes = modes_of(step, index)
     extent = next(o.shape[m] for o, m in zip(operands, modes, strict=True) if m is not None)
     rows = max(LEAST_ROWS, ceil(extent * PART_US / expected_us / RANGES))
     if 2 * RANGES * rows > extent:
-        return whole
+        return undivided
     begins = [number * extent // RANGES for number in range(RANGES)]
     return Parts(RANGES * rows / extent, tuple(range_of(operands, modes, begin, rows) for begin in begins))
 
@@ -84,5 +84,5 @@ def modes_of(step: GeneratedStep, index: str) -> list[int | None]:
 
 def range_of(operands: Operands, modes: Sequence[int | None], begin: int, rows: int) -> Operands:
     """The operands of neighbouring rows."""
-    found = zip(operands, modes, strict=True)
-    return tuple(o if mode is None else o.narrow(mode, begin, rows) for o, mode in found)
+    pairs = zip(operands, modes, strict=True)
+    return tuple(o if mode is None else o.narrow(mode, begin, rows) for o, mode in pairs)

@@ -64,11 +64,15 @@ def rounded(us: float) -> str:
 
 
 def tune(
-    draft: Draft, region: Region, name: str, found: Sequence[Packing], held: Packing | None = None
+    draft: Draft,
+    region: Region,
+    name: str,
+    packings: Sequence[Packing],
+    stored_packing: Packing | None = None,
 ) -> Winner | None:
     """The times of the best formats for the weight `name` of a region; `None` if nothing needs timing.
 
-    The `held` format is timed regardless of its expected cost.
+    The `stored_packing` format is timed regardless of its expected cost.
 
     Raises:
         SparsifyError: a kernel cannot be built.
@@ -76,9 +80,9 @@ def tune(
     if draft.options.tune_seconds == 0:
         return None
     threshold = THRESHOLDS[KIND]
-    smaller = [one for one in found if one.is_smaller and one is not held]
-    tried = [one for one in smaller if one.us <= threshold.slower * found[0].us][: threshold.most]
-    tried += [held] if held is not None else []
+    smaller = [one for one in packings if one.is_smaller and one is not stored_packing]
+    tried = [one for one in smaller if one.us <= threshold.slower * packings[0].us][: threshold.most]
+    tried += [stored_packing] if stored_packing is not None else []
     tried = tried if not draft.why_undone(region.output) else []
     libraries = [library for library in LIBRARIES if draft.recipe.compile.allows(library)]
     if not tried:
@@ -86,12 +90,12 @@ def tune(
     if not tried and not libraries:
         return None
     trials = {str(packing.format): packed(region, name, packing) for packing in tried}
-    like = next(iter(trials.values())) if trials else packed(region, name, found[0])
+    like = next(iter(trials.values())) if trials else packed(region, name, packings[0])
     return autotune(
         KIND,
         f"fastest call of {[*trials]} {libraries} {like.program}",
         lambda: candidates(draft, region, trials, libraries),
-        sizes=rounded_sizes(draft, like, found[0]),
+        sizes=rounded_sizes(draft, like, packings[0]),
         options=draft.options,
         seconds=draft.options.tune_seconds,
     )
@@ -99,12 +103,12 @@ def tune(
 
 def packed(region: Region, name: str, packing: Packing) -> Region:
     """The region with its weight in a format, and its program."""
-    made = copied(region)
-    weight = made.operands[name]
+    result = copied(region)
+    weight = result.operands[name]
     assert isinstance(weight, Matrix), "weights are sparse operands"
-    made.operands[name] = replace(weight, packed=packing.format)
-    regions.finish(made)
-    return made
+    result.operands[name] = replace(weight, packed=packing.format)
+    regions.finish(result)
+    return result
 
 
 def rounded_sizes(draft: Draft, region: Region, packing: Packing) -> Sizes:
@@ -118,27 +122,29 @@ def candidates(
     draft: Draft, region: Region, trials: dict[str, Region], libraries: Sequence[str]
 ) -> list[Candidate]:
     """The dense nodes, the region in each format, and the products of supporting libraries."""
-    own = [trial(draft, one) for one in trials.values()]
-    compiled(own)
-    named = [("torch", dense_trial(draft, region)), *zip(trials, own, strict=True)]
-    named += [(name, made) for name in libraries if (made := library_trial(draft, region, name)) is not None]
+    region_trials = [trial(draft, one) for one in trials.values()]
+    compiled(region_trials)
+    named = [("torch", dense_trial(draft, region)), *zip(trials, region_trials, strict=True)]
+    named += [
+        (name, library) for name in libraries if (library := library_trial(draft, region, name)) is not None
+    ]
     return [Candidate(name, one.call) for name, one in named]
 
 
 def library_trial(draft: Draft, region: Region, name: str) -> Trial | None:
     """The call of a region by a library; `None` if the library does not support the region."""
-    made = copied(region)
-    made.backend = name
-    regions.finish(made)
+    result = copied(region)
+    result.backend = name
+    regions.finish(result)
     try:
-        found = trial(draft, made)
-        if found.kernel is not None:
+        result_trial = trial(draft, result)
+        if result_trial.kernel is not None:
             return None
         with torch.no_grad():
-            found.call()
+            result_trial.call()
     except (AttributeError, RuntimeError, TypeError, SparsifyError):  # not in this build of torch
         return None
-    return found
+    return result_trial
 
 
 # Minimum size of a weight that triggers a measurement of the machine, if not measured yet.
@@ -153,10 +159,10 @@ def pack(draft: Draft) -> Draft:
     """The draft with a format for each frozen weight whose rule leaves the format open."""
     if draft.is_trainable:
         return draft if not draft.trains_dense else trained_densely(draft)
-    kept = []
+    sparse_regions = []
     for region in draft.regions:
         if not (weights := packings(draft, region)):
-            kept.append(region)
+            sparse_regions.append(region)
             continue
         timed, chosen = choice(draft, region, weights)
         sources = {name: m.source for name, m in region.operands.items() if isinstance(m, Matrix)}
@@ -165,7 +171,7 @@ def pack(draft: Draft) -> Draft:
         if is_open and (undone or not is_worth_it(chosen, draft.recipe.compile, timed)):
             if timed is not None and timed.name in LIBRARIES:
                 region.notes += [undone] if undone else []
-                kept.append(by_library(region, chosen, timed))
+                sparse_regions.append(by_library(region, chosen, timed))
                 continue
             for name, packed in chosen.items():
                 gain = "faster" if packed.is_smaller else "smaller"
@@ -179,33 +185,35 @@ def pack(draft: Draft) -> Draft:
             region.operands[name] = replace(weight, packed=form)
             region.notes.append(f"{weight.source} packed: {compared(packed, timed)}")
         regions.finish(region)
-        kept.append(region)
-    draft.regions = kept
+        sparse_regions.append(region)
+    draft.regions = sparse_regions
     return draft
 
 
 def trained_densely(draft: Draft) -> Draft:
     """The draft with trained weights left to torch, which is faster."""
-    kept = []
+    remaining = []
     for region in draft.regions:
         weights = [m for m in region.matrices if m.dense is not None and m.dense.op == "get_attr"]
         if weights:
             reason = f"the weight {weights[0].source} trains faster dense: {draft.trains_dense}"
             choose_dense(draft, region, region.output, reason)
         else:
-            kept.append(region)
-    draft.regions = kept
+            remaining.append(region)
+    draft.regions = remaining
     return draft
 
 
 def packings(draft: Draft, region: Region) -> dict[str, list[Packing]]:
     """The candidate formats of each weight with an open format, fastest expected first."""
     weights = {name: m for name, m in region.operands.items() if isinstance(m, Matrix) and is_free(m)}
-    found = {name: offered(draft, weight, packing(draft, region, weight)) for name, weight in weights.items()}
-    return {name: formats for name, formats in found.items() if formats}
+    offers = {
+        name: offered(draft, weight, packing(draft, region, weight)) for name, weight in weights.items()
+    }
+    return {name: formats for name, formats in offers.items() if formats}
 
 
-def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]:
+def offered(draft: Draft, weight: Matrix, packings: list[Packing]) -> list[Packing]:
     """The formats that a weight can have, out of some candidates.
 
     A format already chosen in this graph is the only one. Otherwise, if graphs for other numbers of rows have the
@@ -214,44 +222,44 @@ def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]
     """
     key = key_of(weight)
     stored = draft.stored.get(key)
-    if key not in draft.formats and stored is not None and found:
-        known = [one for one in found if one.format in stored.formats]
+    if key not in draft.formats and stored is not None and packings:
+        stored_formats = [one for one in packings if one.format in stored.formats]
         # A missing one (bits, for one row alone) counts as slow for the present number of rows.
-        best = known[0] if known else replace(found[0], format=stored.formats[0], us=inf)
-        room = found[0].dense_bytes - stored.bytes
+        best = stored_formats[0] if stored_formats else replace(packings[0], format=stored.formats[0], us=inf)
+        room = packings[0].dense_bytes - stored.bytes
         least = TIMED if draft.options.tune_seconds else FAR
-        further = [one for one in found if one.bytes < room and least * one.us < best.us]
+        further = [one for one in packings if one.bytes < room and least * one.us < best.us]
         if further and draft.recipe.compile.memory != "compact":
             return [*further, best]
         draft.formats[key] = best.format
-    return [one for one in found if one.format == draft.formats.get(key)] or found
+    return [one for one in packings if one.format == draft.formats.get(key)] or packings
 
 
 def choice(
-    draft: Draft, region: Region, found: dict[str, list[Packing]]
+    draft: Draft, region: Region, packings_of: dict[str, list[Packing]]
 ) -> tuple[Winner | None, dict[str, Packing]]:
     """A format for each weight, with the timings if any.
 
     Nothing is timed if memory or another region decides, nor for several weights.
     """
     is_held = is_packed(draft, region) and not is_decided(draft, region)
-    expected = {name: far_better(formats) if is_held else formats[0] for name, formats in found.items()}
-    if is_decided(draft, region) or len(found) > 1 or len(region.matrices) > 1:
+    expected = {name: far_better(formats) if is_held else formats[0] for name, formats in packings_of.items()}
+    if is_decided(draft, region) or len(packings_of) > 1 or len(region.matrices) > 1:
         return None, expected
     if draft.recipe.compile.memory == "compact":
         return None, expected
-    ((name, formats),) = found.items()
-    held = formats[-1] if is_held else None
+    ((name, formats),) = packings_of.items()
+    stored_packing = formats[-1] if is_held else None
     try:
-        timed = tune(draft, region, name, formats, held)
+        timed = tune(draft, region, name, formats, stored_packing)
     except SparsifyError:  # kernels cannot be built: reported by `emit`
         return None, expected
     if timed is None:
         return None, expected
     fastest = fastest_format(timed)
     best = next((one for one in formats if str(one.format) == fastest), formats[0])
-    if held is not None and timed.us_of(str(held.format)) <= FAR * timed.us_of(fastest):
-        best = held
+    if stored_packing is not None and timed.us_of(str(stored_packing.format)) <= FAR * timed.us_of(fastest):
+        best = stored_packing
     return timed, {name: best}
 
 
@@ -282,15 +290,17 @@ def is_packed(draft: Draft, region: Region) -> bool:
     return all(key in draft.formats or key in draft.stored for key in keys)
 
 
-def is_worth_it(chosen: dict[str, Packing], asked: Compile, timed: Winner | None) -> bool:
+def is_worth_it(chosen: dict[str, Packing], options: Compile, timed: Winner | None) -> bool:
     """Whether packed weights are smaller than dense ones and, unless memory decides alone, known faster."""
-    if not all(found.is_smaller for found in chosen.values()):
+    if not all(packing.is_smaller for packing in chosen.values()):
         return False
-    if asked.memory == "compact" or not asked.allows("torch"):
+    if options.memory == "compact" or not options.allows("torch"):
         return True
     if timed is not None:
         return timed.name not in ("", *LIBRARIES)
-    return sum(found.us for found in chosen.values()) < sum(found.dense_us for found in chosen.values())
+    return sum(packing.us for packing in chosen.values()) < sum(
+        packing.dense_us for packing in chosen.values()
+    )
 
 
 def by_library(region: Region, chosen: dict[str, Packing], timed: Winner) -> Region:
@@ -306,36 +316,36 @@ def by_library(region: Region, chosen: dict[str, Packing], timed: Winner) -> Reg
     return region
 
 
-def compared(found: Packing, timed: Winner | None) -> str:
+def compared(packing: Packing, timed: Winner | None) -> str:
     """Why a format was chosen, or none."""
-    share = f"{found.stored / max(1, found.entries):.1%} stored"
-    expected = f"{share}, expected {found.us:.0f} us, torch's product {found.dense_us:.0f}"
+    share = f"{packing.stored / max(1, packing.entries):.1%} stored"
+    expected = f"{share}, expected {packing.us:.0f} us, torch's product {packing.dense_us:.0f}"
     return expected if timed is None else f"{expected}; {described(timed)}"
 
 
 def packing(draft: Draft, region: Region, weight: Matrix) -> list[Packing]:
     """The formats of a weight, best first; none unless multiplied with rows along its columns."""
     assert weight.dense is not None, "weights are parameters"
-    known = draft.known_tensor(weight.dense)
+    tensor = draft.known_tensor(weight.dense)
     product = next((p for _, _, value in region.statements if (p := product_with(value, weight.name))), None)
-    if known is None or product is None:
+    if tensor is None or product is None:
         return []
-    own, other = product
+    access, other = product
     summed = index_names(other)[-1]
-    if len(index_names(own)) != 2 or summed not in index_names(own):
+    if len(index_names(access)) != 2 or summed not in index_names(access):
         return []
-    mask: Tensor = (known.t() if weight.transposed else known) != 0
-    is_turned = index_names(own)[0] == summed
+    mask: Tensor = (tensor.t() if weight.transposed else tensor) != 0
+    is_turned = index_names(access)[0] == summed
     rows = rows_of(region, other)
-    is_large = known.numel() >= LARGE
-    machine = (calibrate.try_measured if is_large else calibrate.known)(draft.options)
+    is_large = tensor.numel() >= LARGE
+    machine = (calibrate.try_measured if is_large else calibrate.cached_machine)(draft.options)
     compact = draft.recipe.compile.memory == "compact"
-    turned = mask.t() if is_turned else mask
-    sizes = known.element_size(), machine
-    found = pack_matrix(turned, rows, *sizes, value_bytes=weight.dtype.itemsize, compact=compact)
+    oriented = mask.t() if is_turned else mask
+    sizes = tensor.element_size(), machine
+    formats = pack_matrix(oriented, rows, *sizes, value_bytes=weight.dtype.itemsize, compact=compact)
     if not is_turned:
-        return found
-    return [replace(one, format=one.format.permuted((1, 0))) for one in found]
+        return formats
+    return [replace(one, format=one.format.permuted((1, 0))) for one in formats]
 
 
 def product_with(value: object, name: str) -> tuple[Access, Access] | None:

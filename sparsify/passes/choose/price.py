@@ -145,8 +145,8 @@ def message(scatter: fx.Node) -> Any:
 def extents(node: Any) -> tuple[int, ...]:
     """The extents of a tensor, for the example."""
     value = tensor_value(node)
-    found = () if value is None else value.shape
-    return tuple(known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in found)
+    shape = () if value is None else value.shape
+    return tuple(known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in shape)
 
 
 def numbers(node: Any) -> int:
@@ -162,8 +162,8 @@ def bytes_of(node: Any) -> int:
 
 def price(draft: Draft) -> Draft:
     """The draft without regions of the front end that lose to torch's operators."""
-    asked = draft.recipe.compile
-    if asked.memory == "compact" or not asked.allows("torch"):
+    options = draft.recipe.compile
+    if options.memory == "compact" or not options.allows("torch"):
         return draft
     gains = {id(region): gain_us(draft, region) for region in draft.regions}
     reasons = {
@@ -171,9 +171,9 @@ def price(draft: Draft) -> Draft:
         for region in draft.regions
         if (gain := gains[id(region)]) < 0
     }
-    kept = [region for region in draft.regions if id(region) not in reasons]
-    for leaf in dict.fromkeys(leaf for region in kept for leaf in inputs_told_apart(region)):
-        readers = [region for region in kept if leaf in inputs_told_apart(region)]
+    cheaper = [region for region in draft.regions if id(region) not in reasons]
+    for leaf in dict.fromkeys(leaf for region in cheaper for leaf in compared_inputs(region)):
+        readers = [region for region in cheaper if leaf in compared_inputs(region)]
         gained, read_us = sum(gains[id(region)] for region in readers), reading_us(draft, leaf)
         if gained < read_us:
             reason = f"kernels are expected to save {gained:.0f} us, and to read {leaf} for changes takes {read_us:.0f}"
@@ -192,13 +192,13 @@ def gain_us(draft: Draft, region: Region) -> float:
     us = None if region.equations is None or is_timed else estimated_us(draft, region)
     if us is None:
         return inf
-    machine = calibrate.known(draft.options)
+    machine = calibrate.cached_machine(draft.options)
     dense_us = sum(operator_us(node, machine) for node in region.covered)
     region.notes.append(f"expected {us:.0f} us, torch's operators {dense_us:.0f}")
     return dense_us - us
 
 
-def inputs_told_apart(region: Region) -> list[fx.Node]:
+def compared_inputs(region: Region) -> list[fx.Node]:
     """The dense inputs read as sparse operands by a region, without a `static` declaration in the recipe."""
     read = [matrix.dense for matrix in region.matrices if not matrix.mark.static]
     return [node for node in read if node is not None and node.op == "placeholder"]
@@ -207,4 +207,4 @@ def inputs_told_apart(region: Region) -> list[fx.Node]:
 def reading_us(draft: Draft, leaf: fx.Node) -> float:
     """Expected time to read an input once, by one thread."""
     moved = bytes_of(leaf)
-    return moved / calibrate.known(draft.options).reads.at(moved)
+    return moved / calibrate.cached_machine(draft.options).reads.at(moved)

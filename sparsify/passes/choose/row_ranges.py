@@ -47,10 +47,10 @@ TOLERANCES: Final = {torch.bfloat16: 2**-5, torch.float16: 2**-8, torch.float32:
 
 def products_of(draft: Draft, region: Region) -> ExpertProducts | None:
     """Torch's products in place of a mixture's kernel; `None` for other regions, and in training."""
-    asked = draft.recipe.compile
+    options = draft.recipe.compile
     if MIXTURE not in region.notes or region.program is None or draft.is_trainable:
         return None
-    return expert_products(region.program) if asked.allows("torch") else None
+    return expert_products(region.program) if options.allows("torch") else None
 
 
 def tune_rows(draft: Draft, region: Region, call: RegionCall, seconds: float) -> str | None:
@@ -60,8 +60,8 @@ def tune_rows(draft: Draft, region: Region, call: RegionCall, seconds: float) ->
         seconds: budget for each number of rows.
     """
     products = products_of(draft, region)
-    place = rows_argument(call, products) if products is not None else None
-    if seconds == 0 or products is None or place is None:
+    argument = rows_argument(call, products) if products is not None else None
+    if seconds == 0 or products is None or argument is None:
         return None
     value = tensor_value(region.output)
     assert value is not None, "a mixture is a tensor"
@@ -72,11 +72,11 @@ def tune_rows(draft: Draft, region: Region, call: RegionCall, seconds: float) ->
     except SparsifyError as error:
         return f"not timed against {NAME}, the kernel runs: {error}"
     ratios = {count: one.us / one.us_of(NAME) for count, one in times.items()}
-    found = ranges(ratios, {count: bool(one.name) for count, one in times.items()})
-    if found:
+    row_ranges = ranges(ratios, {count: bool(one.name) for count, one in times.items()})
+    if row_ranges:
         run = partial(of_experts, products)
-        call.preferred = ByRows(Alternative(NAME, run, times[rows].us_of(NAME)), *place, found)
-    return described(times, found)
+        call.preferred = ByRows(Alternative(NAME, run, times[rows].us_of(NAME)), *argument, row_ranges)
+    return described(times, row_ranges)
 
 
 def rows_argument(call: RegionCall, products: ExpertProducts) -> tuple[int, int] | None:
@@ -91,16 +91,16 @@ def rows_argument(call: RegionCall, products: ExpertProducts) -> tuple[int, int]
 
 def timed(rows: int, is_dynamic: bool, race: Callable[[int], Winner]) -> dict[int, Winner]:
     """The times by ascending number of rows: the example's, and others until the faster implementation changes."""
-    found = {rows: race(rows)}
-    is_faster = bool(found[rows].name)
+    winners = {rows: race(rows)}
+    is_faster = bool(winners[rows].name)
     for step in (1 / STEP, STEP) if is_dynamic else ():
         count = int(rows * step)
         while LEAST <= count <= MOST:
-            found[count] = race(count)
-            if bool(found[count].name) != is_faster:
+            winners[count] = race(count)
+            if bool(winners[count].name) != is_faster:
                 break
             count = int(count * step)
-    return dict(sorted(found.items()))
+    return dict(sorted(winners.items()))
 
 
 def ranges(ratios: Mapping[int, float], are_faster: Mapping[int, bool]) -> Ranges:
@@ -113,7 +113,7 @@ def ranges(ratios: Mapping[int, float], are_faster: Mapping[int, bool]) -> Range
     >>> ranges({4: 2.0, 16: 0.5, 64: 0.5}, {4: True, 16: False, 64: False})
     ((0, 8.0),)
     """
-    found: list[tuple[float, float]] = []
+    result: list[tuple[float, float]] = []
     begin: float | None = None
     counts = list(ratios)
     for count, after in zip(counts, [*counts[1:], None], strict=True):
@@ -123,9 +123,9 @@ def ranges(ratios: Mapping[int, float], are_faster: Mapping[int, bool]) -> Range
             continue
         end = crossing(count, after, ratios)
         if begin is not None:
-            found.append((begin, end))
+            result.append((begin, end))
         begin = None if are_faster[count] else end
-    return (*found, (begin, inf)) if begin is not None else tuple(found)
+    return (*result, (begin, inf)) if begin is not None else tuple(result)
 
 
 def crossing(few: int, many: int, ratios: Mapping[int, float]) -> float:
@@ -135,16 +135,16 @@ def crossing(few: int, many: int, ratios: Mapping[int, float]) -> float:
     return round(exp(log(few) + share * (log(many) - log(few))), 3)
 
 
-def described(times: Mapping[int, Winner], found: Ranges) -> str:
+def described(times: Mapping[int, Winner], row_ranges: Ranges) -> str:
     """The text of the measured times, and of the decision."""
-    told = "; ".join(
+    text = "; ".join(
         f"{count} rows {one.us:.0f} us, {one.us_of(NAME):.0f}{one.disturbed}" for count, one in times.items()
     )
-    told = f"timed against {NAME}: {told}"
-    if not found:
-        return f"{told}: the kernel runs"
-    where = " and ".join(said(*one) for one in found)
-    return f"{told}: {NAME} run {where} where no gradients are wanted"
+    text = f"timed against {NAME}: {text}"
+    if not row_ranges:
+        return f"{text}: the kernel runs"
+    where = " and ".join(said(*one) for one in row_ranges)
+    return f"{text}: {NAME} run {where} where no gradients are wanted"
 
 
 def said(begin: float, end: float) -> str:
@@ -173,14 +173,14 @@ def race(
 def extents_of(draft: Draft, region: Region, products: ExpertProducts) -> dict[str, int]:
     """The extents of the operands other than the rows, by index variable."""
     assert region.program is not None, "a mixture has a program"
-    found: dict[str, int] = {}
+    extents: dict[str, int] = {}
     for name, operand in region.operands.items():
         value = tensor_value(operand.dense if isinstance(operand, Matrix) else operand)
         declared = region.program.declaration(region.names[name]).extents
         for index, extent in zip(declared, () if value is None else value.shape, strict=False):
             if index != products.token:
-                found[index] = known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS
-    return found
+                extents[index] = known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS
+    return extents
 
 
 def entries_per_row(region: Region) -> int:
@@ -205,10 +205,10 @@ def candidates(
     """
     operands = operands_of(draft, region, products, rows, chosen)
     with torch.no_grad():
-        expected, found = call.kernel(*operands).float(), products(operands).float()
+        expected, actual = call.kernel(*operands).float(), products(operands).float()
     largest = max(float(expected.abs().max()), 1e-30)
     tolerance = TOLERANCES.get(call.dtypes[0], 1e-4)
-    if not float((expected - found).abs().max()) <= tolerance * largest:
+    if not float((expected - actual).abs().max()) <= tolerance * largest:
         raise SparsifyError(f"{NAME} have other results")
     return [
         Candidate("kernel", partial(call.kernel, *operands)),
@@ -223,7 +223,7 @@ def operands_of(
     assert region.program is not None, "a mixture has a program"
     draws = torch.Generator().manual_seed(0)
     sources = {region.names[name]: operand for name, operand in region.operands.items()}
-    found: list[torch.Tensor] = []
+    operands: list[torch.Tensor] = []
     for name in region.program.inputs:
         source = sources[name]
         extents = region.program.declaration(name).extents
@@ -231,7 +231,7 @@ def operands_of(
             experts = extents_of(draft, region, products)[products.expert]
             weights, places = torch.rand(rows, experts, generator=draws).topk(min(chosen, experts))
             gate = torch.zeros(rows, experts).scatter(1, places, weights)
-            found.append(tensor(gate.to(source.dtype), BY_EXPERT))
+            operands.append(tensor(gate.to(source.dtype), BY_EXPERT))
             continue
         assert isinstance(source, fx.Node), "a mixture reads tensors besides its gate"
         value = weight_of(draft, source) if operators.is_constant(source) else example(draft, source)
@@ -239,14 +239,14 @@ def operands_of(
             shape = [*value.shape]
             shape[extents.index(products.token)] = rows
             value = torch.randn(shape, generator=draws).to(value.dtype)
-        found.append(value)
-    return found
+        operands.append(value)
+    return operands
 
 
 def weight_of(draft: Draft, node: fx.Node) -> torch.Tensor:
     """A tensor computed from parameters alone: random numbers would give products that overflow or underflow."""
     leaves = [leaf for leaf in operators.ancestors([node]) if leaf.op == "get_attr"]
     with torch.no_grad():
-        (found,) = extract(draft.graph, leaves, [node])(*[example(draft, leaf) for leaf in leaves])
-    assert isinstance(found, torch.Tensor), "programs read tensors"
-    return found.detach()
+        (value,) = extract(draft.graph, leaves, [node])(*[example(draft, leaf) for leaf in leaves])
+    assert isinstance(value, torch.Tensor), "programs read tensors"
+    return value.detach()

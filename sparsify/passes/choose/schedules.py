@@ -63,17 +63,17 @@ def tune_schedules(
         extents, stored = step.program.declarations, step.program.inputs
         rounded = dict(shared.rounded(step.program))
         names = {name for declared in extents for name in declared.extents}
-        known = Sizes(
+        step_sizes = Sizes(
             {name: rounded[name] or 0 for name in sorted(names)},
             {name: rounded[name] or 0 for name in stored if rounded.get(name)},
             rows={name: rounded[f"rows of {name}"] or 0 for name in stored},
         )
         try:
-            found = autotune(
+            timing = autotune(
                 KIND,
                 f"fastest kernel of {step.step!r}",
                 partial(candidates, step, operands, shared, expected_us),
-                sizes=known,
+                sizes=step_sizes,
                 options=options,
                 seconds=seconds / len(call.kernel.generated),
             )
@@ -81,20 +81,20 @@ def tune_schedules(
             # For example operands missing in the example.
             region.notes.append(f"schedules of {step.result} not timed, the expected one stays: {error}")
             continue
-        if found.name:
-            call.kernel.prefer(step, Schedule.parse(found.name), shared)
+        if timing.name:
+            call.kernel.prefer(step, Schedule.parse(timing.name), shared)
             call.kernel.prepare(sizes)
-        region.notes.append(described(step, found))
+        region.notes.append(described(step, timing))
 
 
-def described(step: GeneratedStep, found: Winner) -> str:
+def described(step: GeneratedStep, timing: Winner) -> str:
     """The text of the measured times."""
-    timed = f"{len(found.times)} schedules of {step.result} timed"
-    if not found.is_agreed:
+    timed = f"{len(timing.times)} schedules of {step.result} timed"
+    if not timing.is_agreed:
         return f"{timed}: other work disturbed it, the expected one stays"
-    if not found.name:
-        return f"{timed}: none faster than the expected one, {found.us:.0f} us"
-    return f"{timed}: {found.us_of(found.name):.0f} us, the expected one {found.us:.0f}: {found.name}"
+    if not timing.name:
+        return f"{timed}: none faster than the expected one, {timing.us:.0f} us"
+    return f"{timed}: {timing.us_of(timing.name):.0f} us, the expected one {timing.us:.0f}: {timing.name}"
 
 
 def candidates(step: GeneratedStep, operands: Any, sizes: Sizes, expected_us: float) -> list[Candidate]:
@@ -126,11 +126,11 @@ def computed(step: GeneratedStep, ranges: Sequence[Operands]) -> list[Any]:
 def compiled(step: GeneratedStep, expected: Schedule, sizes: Sizes) -> dict[Schedule, GeneratedStep]:
     """The statement with valid schedules near the expected one, compiled in parallel."""
     near = list(islice(neighbours(expected, sizes.extents), THRESHOLDS[KIND].most))
-    made = {schedule: step.with_schedule(schedule) for schedule in near}
-    outcomes = side_by_side([partial(one.prepare, sizes) for one in made.values()])
+    steps = {schedule: step.with_schedule(schedule) for schedule in near}
+    outcomes = side_by_side([partial(one.prepare, sizes) for one in steps.values()])
     signature = step.current.signature
     return {
         schedule: one
-        for (schedule, one), outcome in zip(made.items(), outcomes, strict=True)
+        for (schedule, one), outcome in zip(steps.items(), outcomes, strict=True)
         if not isinstance(outcome, Exception) and one.current.signature == signature
     }

@@ -105,10 +105,10 @@ def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, 
         size = extent_before(region, extent)
         if size is None:
             operand = operand_of_extent(region, extent)
-            found = operand or operand_of_index(region, region.outputs.index(node), mode)
+            operand_mode = operand or operand_of_index(region, region.outputs.index(node), mode)
             size = (
-                canonicalize.size_node(*found, extent, region.output)
-                if found
+                canonicalize.size_node(*operand_mode, extent, region.output)
+                if operand_mode
                 else canonicalize.shifted_size(extent, region.output)
                 or canonicalize.number_of_expression(node.graph, size_of(extent))
             )
@@ -120,9 +120,9 @@ def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, 
 
 def extent_before(region: Region, extent: Any) -> fx.Node | None:
     """The node of an extent that exists before the region: an input's size or a number; None otherwise."""
-    found = canonicalize.input_of_extent(region.output.graph, extent)
-    if found is not None:
-        return canonicalize.size_node(*found, extent, region.output)
+    input_mode = canonicalize.input_of_extent(region.output.graph, extent)
+    if input_mode is not None:
+        return canonicalize.size_node(*input_mode, extent, region.output)
     number = canonicalize.number_of_expression(region.output.graph, size_of(extent))
     if number is None or operator_name(number) in ("sym_size", "size"):
         return None
@@ -177,10 +177,10 @@ def scratch_site(draft: Draft, region: Region) -> Site:
     """
     scratch = replace(draft, report=Report())
     (bindings,) = bind_all(scratch, [region])
-    found = site_of(scratch, region, bindings)
-    if isinstance(found, SparsifyError):
-        raise found
-    return found
+    site = site_of(scratch, region, bindings)
+    if isinstance(site, SparsifyError):
+        raise site
+    return site
 
 
 def trial(draft: Draft, region: Region) -> Trial:
@@ -189,11 +189,11 @@ def trial(draft: Draft, region: Region) -> Trial:
     Raises:
         SparsifyError: the region cannot be called.
     """
-    found = scratch_site(draft, region)
-    call = partial(found.call, *(example(draft, node) for node in found.arguments))
-    if found.call.library is not None:
+    site = scratch_site(draft, region)
+    call = partial(site.call, *(example(draft, node) for node in site.arguments))
+    if site.call.library is not None:
         return Trial(call)
-    return Trial(call, found.call.kernel, found.sizes)
+    return Trial(call, site.call.kernel, site.sizes)
 
 
 def dense_trial(draft: Draft, region: Region) -> Trial:

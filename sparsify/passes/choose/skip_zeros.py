@@ -35,10 +35,10 @@ STORED: Final = "its entries that a sparsifier drops are zeros of a dense tensor
 def skip_zeros(draft: Draft) -> Draft:
     """The draft without regions that read sparsified results and are slower than torch's operators."""
     values: dict[fx.Node, Any] = {}
-    kept = []
+    sparse_regions = []
     for region in draft.regions:
         if not any(is_activation(matrix.dense) for matrix in region.matrices):
-            kept.append(region)
+            sparse_regions.append(region)
             continue
         if draft.options.tune_seconds == 0:
             choose_dense(
@@ -54,10 +54,10 @@ def skip_zeros(draft: Draft) -> Draft:
         text = f"{kernel_us:.0f} us, torch's operators {dense_us:.0f}, at density {shares} of the example"
         if kernel_us < (1 - GAIN) * dense_us:
             region.notes.append(f"skips zeros, timed {text}")
-            kept.append(region)
+            sparse_regions.append(region)
         else:
             choose_dense(draft, region, region.shown, f"a kernel that skips zeros is no faster: {text}")
-    draft.regions = kept
+    draft.regions = sparse_regions
     list_dense(draft)
     return draft
 
@@ -81,8 +81,8 @@ def list_dense(draft: Draft) -> None:
 
 def densities(region: Region, values: dict[fx.Node, Any]) -> list[float]:
     """The densities of the sparsified results read by a region, for the example."""
-    found = [values[matrix.dense] for matrix in region.matrices if matrix.dense in values]
-    return [float(torch.count_nonzero(value)) / max(1, value.numel()) for value in found]
+    results = [values[matrix.dense] for matrix in region.matrices if matrix.dense in values]
+    return [float(torch.count_nonzero(value)) / max(1, value.numel()) for value in results]
 
 
 def timed(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> tuple[float, float]:
@@ -93,8 +93,8 @@ def timed(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> tuple[flo
     """
     site = scratch_site(draft, region)
     build_all([(site.call.kernel, site.sizes)])
-    given = [value_of(draft, node, values) for node in site.arguments]
-    step = with_gradients(given) if draft.is_trainable else call_alone(given)
+    arguments = [value_of(draft, node, values) for node in site.arguments]
+    step = with_gradients(arguments) if draft.is_trainable else call_alone(arguments)
     ways: tuple[Callable[..., Any], ...] = (site.call, site.call.dense)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(TURNS):
@@ -105,26 +105,26 @@ def timed(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> tuple[flo
     return median(times[0][1:]), median(times[1][1:])
 
 
-def call_alone(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
+def call_alone(arguments: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
     """A function without arguments that calls another one with fixed arguments."""
 
     def step(way: Callable[..., Any]) -> None:
         with torch.no_grad():
-            way(*given)
+            way(*arguments)
 
     return step
 
 
-def with_gradients(given: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
+def with_gradients(arguments: Sequence[Any]) -> Callable[[Callable[..., Any]], None]:
     """A step that runs a function and computes the gradients of all arguments."""
-    leaves = [value.detach() if isinstance(value, torch.Tensor) else value for value in given]
-    wanted = [v.requires_grad_() for v in leaves if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    leaves = [value.detach() if isinstance(value, torch.Tensor) else value for value in arguments]
+    targets = [v.requires_grad_() for v in leaves if isinstance(v, torch.Tensor) and v.is_floating_point()]
 
     def step(way: Callable[..., Any]) -> None:
         with torch.enable_grad():
-            found = way(*leaves)
-            results = list(found) if isinstance(found, tuple | list) else [found]
-            torch.autograd.grad(results, wanted, [torch.ones_like(r) for r in results], allow_unused=True)
+            result = way(*leaves)
+            results = list(result) if isinstance(result, tuple | list) else [result]
+            torch.autograd.grad(results, targets, [torch.ones_like(r) for r in results], allow_unused=True)
 
     return step
 
@@ -136,8 +136,8 @@ def value_of(draft: Draft, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         SparsifyError: an input without an example.
     """
     if node not in values:
-        known = draft.known_tensor(node) if tensor_value(node) is not None else None
-        if known is None:
+        value = draft.known_tensor(node) if tensor_value(node) is not None else None
+        if value is None:
             leaves = [n for n in draft.graph.nodes if n.op in ("placeholder", "get_attr")]
             tensors = [draft.known_tensor(leaf) for leaf in leaves]
             pairs = [(leaf, t) for leaf, t in zip(leaves, tensors, strict=True) if t is not None]
@@ -145,6 +145,6 @@ def value_of(draft: Draft, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
             if len(module.graph.find_nodes(op="placeholder")) != len(pairs):
                 raise SparsifyError("the example has no such inputs")
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                (known,) = module(*[t for _, t in pairs])
-        values[node] = known
+                (value,) = module(*[t for _, t in pairs])
+        values[node] = value
     return values[node]

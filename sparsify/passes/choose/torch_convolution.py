@@ -106,12 +106,12 @@ class Folded:
         self.inputs = list(
             dict.fromkeys(n for n in (node.args[0], *added, *parameters) if isinstance(n, fx.Node))
         )
-        at = {read: place for place, read in enumerate(self.inputs)}
+        at = {read: position for position, read in enumerate(self.inputs)}
         self.leaves = tuple([at.get(n) for n in parameters])
         self.added = None if chain.added is None else at[chain.added]
         self.image = at[node.args[0]]  # type: ignore[index]
         ways = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
-        self.how = tuple([argument(node, place, *way) for place, way in enumerate(ways, 3)])
+        self.how = tuple([argument(node, position, *way) for position, way in enumerate(ways, 3)])
         self.eps = 0.0 if chain.norm is None else float(argument(chain.norm, 7, "eps"))
         self.activation, self.layout = chain.activation, FORMS[form]
         self.pool = None if pool is None else extract(node.graph, [chain.last], [pool]).forward
@@ -127,21 +127,21 @@ class Folded:
         """The result; by the unchanged nodes under autograd, transforms or modes."""
         if is_free(arguments):
             return self.computed(arguments)
-        found: Tensor = self.plain(*arguments)[0]
-        return found
+        result: Tensor = self.plain(*arguments)[0]
+        return result
 
     def computed(self, arguments: Sequence[Tensor]) -> Tensor:
         """The result in the chosen form, in torch's default memory layout."""
         weight, bias = self.structure(tuple([None if at is None else arguments[at] for at in self.leaves]))
-        found = conv2d(arguments[self.image], weight, bias, *self.how)
+        result = conv2d(arguments[self.image], weight, bias, *self.how)
         if self.added is not None:
-            made = recycled(tuple(found.shape), found)
-            found = torch.add(found, arguments[self.added], out=made)
+            target = recycled(tuple(result.shape), result)
+            result = torch.add(result, arguments[self.added], out=target)
         if self.activation:
-            found = found.relu_()
+            result = result.relu_()
         if self.pool is not None:
-            found = self.pool(found)[0]
-        return found if found.is_contiguous() else recycled(tuple(found.shape), found).copy_(found)
+            result = self.pool(result)[0]
+        return result if result.is_contiguous() else recycled(tuple(result.shape), result).copy_(result)
 
     def pack(self, weight: Tensor, bias: Tensor | None, *norm: Any) -> list[Any]:
         """The weight and bias with the normalisation folded in, the weight in the layout of images."""
@@ -160,20 +160,20 @@ def fold(draft: Draft) -> Draft:
     if draft.options.tune_seconds == 0 or draft.is_trainable or draft.recipe.compile.memory == "compact":
         return draft
     for chain in chains(draft.graph):
-        found = autotune(
+        timing = autotune(
             "convolution",
-            asked(chain),
+            question(chain),
             partial(candidates, draft, chain),
             sizes=Sizes({}, {}),
             options=draft.options,
             seconds=draft.options.tune_seconds,
         )
-        line = described(chain, found)
+        line = described(chain, timing)
         draft.report.chains.append(line)
-        if found.name:
-            entry = entry_of(chain, found.name)
-            entry.bytes_after = line.bytes_beside = copied_bytes(draft, chain, found.name)
-            set_info(chain.node, form=Chosen(found.name, entry))
+        if timing.name:
+            entry = entry_of(chain, timing.name)
+            entry.bytes_after = line.bytes_beside = copied_bytes(draft, chain, timing.name)
+            set_info(chain.node, form=Chosen(timing.name, entry))
             draft.report.conversions.append(entry)
     return draft
 
@@ -183,12 +183,12 @@ def entry_of(chain: Chain, form: str) -> ConversionEntry:
     return ConversionEntry("W, b", chain.node.name, f"by {form}")
 
 
-def described(chain: Chain, found: Winner) -> ChainEntry:
+def described(chain: Chain, timing: Winner) -> ChainEntry:
     """The report's line about a chain."""
     covered = ", ".join(operator_name(node) for node in Folded(chain, "rows").covered)
-    times = {AS_IT_IS if name == AS_IT_IS else f"by {name}": us for name, us in found.times}
-    form = f"by {found.name}" if found.name else AS_IT_IS
-    return ChainEntry(chain.node.name, scope(chain.node), covered, form, times, found.is_agreed)
+    times = {AS_IT_IS if name == AS_IT_IS else f"by {name}": us for name, us in timing.times}
+    form = f"by {timing.name}" if timing.name else AS_IT_IS
+    return ChainEntry(chain.node.name, scope(chain.node), covered, form, times, timing.is_agreed)
 
 
 def copied_bytes(draft: Draft, chain: Chain, form: str) -> int:
@@ -202,20 +202,20 @@ def copied_bytes(draft: Draft, chain: Chain, form: str) -> int:
 
 def folded(graph: fx.Graph) -> list[Folded]:
     """The chains of a graph with a faster form."""
-    known = [(chain, info(chain.node).form) for chain in chains(graph)]
-    return [Folded(at, how.form, entry=how.entry) for at, how in known if how]
+    forms = [(chain, info(chain.node).form) for chain in chains(graph)]
+    return [Folded(at, how.form, entry=how.entry) for at, how in forms if how]
 
 
 def chains(graph: fx.Graph) -> list[Chain]:
     """The convolutions of images with their following operators, in order; the chains are disjoint."""
     taken: set[fx.Node] = set()
     written = overwritten(graph)
-    found = []
+    result = []
     for node in graph.nodes:
         if (chain := chain_at(node, taken, written)) is not None:
-            found.append(chain)
+            result.append(chain)
             taken.update(chain.covered)
-    return found
+    return result
 
 
 def chain_at(
@@ -306,7 +306,7 @@ def pool_behind(chain: Chain) -> fx.Node | None:
     return readers[0] if is_pool and readers[0].all_input_nodes == [chain.last] else None
 
 
-def asked(chain: Chain) -> str:
+def question(chain: Chain) -> str:
     """The cache key of a benchmark: operators with their constants, and the shapes of their inputs."""
     nodes = Folded(chain, "rows")
     shapes = [extents(node) for node in nodes.inputs]
@@ -319,8 +319,8 @@ def candidates(draft: Draft, chain: Chain) -> list[Candidate]:
     forms = {name: Folded(chain, name) for name in FORMS}
     first = next(iter(forms.values()))
     arguments = [example(draft, node) for node in first.inputs]
-    made = [Candidate(name, partial(form.computed, arguments)) for name, form in forms.items()]
-    return [Candidate(AS_IT_IS, partial(first.plain, *arguments)), *made]
+    folded_candidates = [Candidate(name, partial(form.computed, arguments)) for name, form in forms.items()]
+    return [Candidate(AS_IT_IS, partial(first.plain, *arguments)), *folded_candidates]
 
 
 def is_free(arguments: Sequence[Tensor]) -> bool:

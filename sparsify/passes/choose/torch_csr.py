@@ -85,20 +85,22 @@ class TorchProducts:
         program = self.kernel.program
         values: dict[str, Any] = dict(zip(program.inputs, operands, strict=True))
         for step in self.kernel.steps:
-            given = tuple([values[name] for name in step.operands])
+            arguments = tuple([values[name] for name in step.operands])
             product = self.products.get(step) if isinstance(step, GeneratedStep) else None
-            values[step.result] = step.compute(given) if product is None else self.result(product, given)
-        found: torch.Tensor = values[program.outputs[0]]
-        return found
+            values[step.result] = (
+                step.compute(arguments) if product is None else self.result(product, arguments)
+            )
+        result: torch.Tensor = values[program.outputs[0]]
+        return result
 
     def result(self, product: Product, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result of a statement."""
-        given = dict(zip(product.step.program.inputs, operands, strict=True))
-        dense, matrix = given[product.dense.tensor], given[product.matrix.tensor]
+        named = dict(zip(product.step.program.inputs, operands, strict=True))
+        dense, matrix = named[product.dense.tensor], named[product.matrix.tensor]
         if product.columns and index_names(product.dense)[0] == product.columns:
             dense = dense.t()
         assert isinstance(matrix, SparseTensor), "the program has it sparse"
-        return applied(product.value, given, self.in_torch(matrix) @ dense, product.names)
+        return applied(product.value, named, self.in_torch(matrix) @ dense, product.names)
 
     def in_torch(self, matrix: SparseTensor) -> torch.Tensor:
         """A matrix in torch's CSR, memoized by its values and version, if the pattern is equal."""
@@ -110,7 +112,7 @@ class TorchProducts:
                 in_rows: Any = matrix.detach().to(format="csr")  # type: ignore[call-overload]
                 return pattern, in_rows.to_torch()
 
-        return self.memory.get((matrix._vals,), make, lambda found: found[0].equals(pattern))[1]
+        return self.memory.get((matrix._vals,), make, lambda entry: entry[0].equals(pattern))[1]
 
 
 def products_of(kernel: Kernel) -> list[Product]:
@@ -118,10 +120,14 @@ def products_of(kernel: Kernel) -> list[Product]:
     program = kernel.program
     sparse = {d.name for d in program.declarations if not d.format.is_dense}
     readers = [step for step in kernel.steps if sparse & {step.result, *step.operands}]
-    found = [product_of(step) for step in readers]
-    known = [product for product in found if product is not None]
+    products = [product_of(step) for step in readers]
+    products_with_form = [product for product in products if product is not None]
     is_single = all(not isinstance(step, GeneratedStep) or len(step.results) == 1 for step in kernel.steps)
-    return known if len(known) == len(readers) and is_single and len(program.outputs) == 1 else []
+    return (
+        products_with_form
+        if len(products_with_form) == len(readers) and is_single and len(program.outputs) == 1
+        else []
+    )
 
 
 def product_of(step: object) -> Product | None:
@@ -150,8 +156,8 @@ def product_of(step: object) -> Product | None:
         return None
     if not all(d.format.is_dense and d.format.is_short for d in declared.values() if d.name != matrix.tensor):
         return None
-    found = Product(step, matrix, dense, statement.value, names)
-    return found if len(names) <= 2 and is_known(statement.value, sums[0], matrix.tensor, names) else None
+    product = Product(step, matrix, dense, statement.value, names)
+    return product if len(names) <= 2 and is_known(statement.value, sums[0], matrix.tensor, names) else None
 
 
 def is_known(value: Expr, product: Reduce, matrix: str, names: tuple[str, ...]) -> bool:
@@ -162,8 +168,8 @@ def is_known(value: Expr, product: Reduce, matrix: str, names: tuple[str, ...]) 
         case Call(function, args):
             return function in FUNCTIONS and all(is_known(arg, product, matrix, names) for arg in args)
         case Access(tensor, indices):
-            own = index_names(value)
-            return tensor != matrix and len(set(own)) == len(indices) and set(own) <= set(names)
+            variables = index_names(value)
+            return tensor != matrix and len(set(variables)) == len(indices) and set(variables) <= set(names)
     return value is product
 
 
@@ -173,8 +179,8 @@ def applied(
     """The value of an expression over `names`, given the computed product."""
     match value:
         case Call(function, args):
-            found: torch.Tensor = TORCH[function](*[applied(arg, operands, product, names) for arg in args])
-            return found
+            result: torch.Tensor = TORCH[function](*[applied(arg, operands, product, names) for arg in args])
+            return result
         case Access(tensor):
             return spread(operands[tensor], index_names(value), names)
         case Const(number):
@@ -182,11 +188,11 @@ def applied(
     return product
 
 
-def spread(tensor: torch.Tensor, own: tuple[str, ...], names: tuple[str, ...]) -> torch.Tensor:
+def spread(tensor: torch.Tensor, indices: tuple[str, ...], names: tuple[str, ...]) -> torch.Tensor:
     """A broadcastable view of a tensor over the index variables `names`.
 
     >>> spread(torch.zeros(3), ("k",), ("i", "k")).shape, spread(torch.zeros(3, 2), ("k", "i"), ("i", "k")).shape
     (torch.Size([1, 3]), torch.Size([2, 3]))
     """
-    ordered = tensor.permute([own.index(name) for name in names if name in own])
-    return ordered[tuple([slice(None) if name in own else None for name in names])]
+    ordered = tensor.permute([indices.index(name) for name in names if name in indices])
+    return ordered[tuple([slice(None) if name in indices else None for name in names])]

@@ -48,13 +48,13 @@ def module_of(draft: Draft, region: Region) -> nn.Module | None:
         return None
     names = {scope(node).partition("@")[0] for node in region.covered}
     named = dict(draft.model.named_modules())
-    found = [named[name] for name in names if name in named]
-    found = [
+    modules = [named[name] for name in names if name in named]
+    modules = [
         module
-        for module in found
+        for module in modules
         if transformers_experts.is_stacked(module) and transformers_experts.is_known(module)
     ]
-    return found[0] if len(found) == 1 else None
+    return modules[0] if len(modules) == 1 else None
 
 
 def expert_calls(
@@ -70,7 +70,7 @@ def expert_calls(
     build_all([(kernel, site.sizes)])
     assert region.program is not None, "a mixture has a program"
     operands = {region.names[name]: operand for name, operand in region.operands.items()}
-    given = {name: example(draft, node) for name, node in operands.items() if isinstance(node, fx.Node)}
+    values = {name: example(draft, node) for name, node in operands.items() if isinstance(node, fx.Node)}
     value = tensor_value(region.output)
     assert value is not None, "a mixture is a tensor"
     tokens, width = (known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in value.shape)
@@ -80,17 +80,17 @@ def expert_calls(
     weights = weights.to(value.dtype)
     dense = torch.zeros(tokens, module.num_experts, dtype=value.dtype).scatter(1, chosen, weights)
     (gate,) = (name for name, operand in operands.items() if isinstance(operand, Matrix))
-    given[gate] = tensor(dense, BY_EXPERT)
+    values[gate] = tensor(dense, BY_EXPERT)
     hidden = torch.randn(tokens, width, generator=draws).to(value.dtype)
     table: Any = vars(sys.modules[transformers_experts.MODULE])["ALL_EXPERTS_FUNCTIONS"]
-    own_arguments = [given[name] for name in region.program.inputs]
+    kernel_operands = [values[name] for name in region.program.inputs]
     stacked = [getattr(module, name) for name in transformers_experts.weight_names(module)]
 
     def theirs(hidden: torch.Tensor, weights: torch.Tensor, *_: Any) -> torch.Tensor:
-        found: torch.Tensor = table[transformers_experts.OWN](module, hidden, chosen, weights)
-        return found
+        result: torch.Tensor = table[transformers_experts.OWN](module, hidden, chosen, weights)
+        return result
 
-    return {"kernel": (kernel, own_arguments), "transformers": (theirs, [hidden, weights, *stacked])}
+    return {"kernel": (kernel, kernel_operands), "transformers": (theirs, [hidden, weights, *stacked])}
 
 
 KIND: Final = "operator"
@@ -101,19 +101,19 @@ def contest(draft: Draft) -> Draft:
     undo(draft)
     if draft.options.tune_seconds == 0:
         return draft
-    kept = []
+    regions = []
     for region in draft.regions:
         module = module_of(draft, region) if products_of(draft, region) is None else None
-        found = outcome(draft, region) if region.is_contested or module is not None else None
-        if found is None or not found.name:
-            region.notes += [] if found is None else [described(found)]
-            kept.append(region)
+        timing = outcome(draft, region) if region.is_contested or module is not None else None
+        if timing is None or not timing.name:
+            region.notes += [] if timing is None else [described(timing)]
+            regions.append(region)
             continue
         node = region.covered[0]
         name = operator_name(node)
         theirs = f"torch's {name} is" if module is None else "transformers' experts are"
-        choose_dense(draft, region, node, f"{theirs} faster: {described(found)}")
-    draft.regions = kept
+        choose_dense(draft, region, node, f"{theirs} faster: {described(timing)}")
+    draft.regions = regions
     return draft
 
 
@@ -132,7 +132,7 @@ def outcome(draft: Draft, region: Region) -> Winner | None:
     try:
         return autotune(
             KIND,
-            asked(draft, region),
+            question(draft, region),
             partial(candidates, draft, region),
             sizes=expected_sizes(draft, region),
             options=draft.options,
@@ -144,13 +144,13 @@ def outcome(draft: Draft, region: Region) -> Winner | None:
         return None
 
 
-def described(found: Winner) -> str:
+def described(timing: Winner) -> str:
     """The text of the measured times."""
-    dense_us = min(us for _, us in found.times[1:])
-    return f"timed {found.us:.0f} us, torch's {dense_us:.0f}{found.disturbed}"
+    dense_us = min(us for _, us in timing.times[1:])
+    return f"timed {timing.us:.0f} us, torch's {dense_us:.0f}{timing.disturbed}"
 
 
-def asked(draft: Draft, region: Region) -> str:
+def question(draft: Draft, region: Region) -> str:
     """The cache key of a benchmark: program, replaced operators, and the images of a convolution."""
     what = "a step of training" if draft.is_trainable else "a call"
     operators = ", ".join(str(node.target) for node in region.covered)
@@ -169,13 +169,13 @@ def candidates(draft: Draft, region: Region) -> list[Candidate]:
     """
     if (module := module_of(draft, region)) is not None:
         both = expert_calls(draft, region, module).items()
-        return [Candidate(name, step(call, wanting(given, draft))) for name, (call, given) in both]
+        return [Candidate(name, step(call, wanting(operands, draft))) for name, (call, operands) in both]
     site = scratch_site(draft, region)
     build_all([(site.call.kernel, site.sizes)])
     arguments = wanting([example(draft, node) for node in site.arguments], draft)
-    own = step(partial(anew, site.call), arguments)
+    kernel_call = step(partial(anew, site.call), arguments)
     theirs = step(lambda *args: site.call.dense(*args)[0], arguments)
-    return [Candidate("kernel", own), Candidate("torch", theirs), *forms(draft, region)]
+    return [Candidate("kernel", kernel_call), Candidate("torch", theirs), *forms(draft, region)]
 
 
 def forms(draft: Draft, region: Region) -> list[Candidate]:
@@ -185,29 +185,29 @@ def forms(draft: Draft, region: Region) -> list[Candidate]:
     chain = chain_at(region.covered[0], (), overwritten(draft.graph), can_add=region.layout.example.is_whole)
     if chain is None or not set(chain.covered) <= set(region.covered):
         return []
-    made = [Folded(chain, form, has_pool=False) for form in FORMS]
+    folded_forms = [Folded(chain, form, has_pool=False) for form in FORMS]
     rest = extract(draft.graph, [chain.last, *region.read], [region.output]).forward
     others = [example(draft, node) for node in region.read]
-    inputs = [example(draft, node) for node in made[0].inputs]
+    inputs = [example(draft, node) for node in folded_forms[0].inputs]
 
     def run(folded: Folded) -> Any:
-        found = folded.computed(inputs)
-        return found if chain.last is region.output else rest(found, *others)[0]
+        result = folded.computed(inputs)
+        return result if chain.last is region.output else rest(result, *others)[0]
 
-    return [Candidate(form, partial(run, one)) for form, one in zip(FORMS, made, strict=True)]
+    return [Candidate(form, partial(run, one)) for form, one in zip(FORMS, folded_forms, strict=True)]
 
 
 def wanting(arguments: Sequence[Any], draft: Draft) -> list[Any]:
     """Arguments with `requires_grad` as in training, without it otherwise; parameters keep theirs in training."""
 
-    def asked(arg: Any) -> Any:
+    def with_training_gradient(arg: Any) -> Any:
         if not isinstance(arg, torch.Tensor) or not arg.is_floating_point():
             return arg
         if isinstance(arg, torch.nn.Parameter):
             return arg if draft.is_trainable else arg.detach()
         return arg.requires_grad_() if draft.is_trainable else arg
 
-    return [asked(arg) for arg in arguments]
+    return [with_training_gradient(arg) for arg in arguments]
 
 
 def anew(call: RegionCall, *arguments: Any) -> Result:
@@ -220,11 +220,11 @@ def anew(call: RegionCall, *arguments: Any) -> Result:
 
 def step(call: Callable[..., Any], arguments: Sequence[Any]) -> Callable[[], Any]:
     """A call without arguments; with the gradients of all arguments that require grad."""
-    wanted = [arg for arg in arguments if isinstance(arg, torch.Tensor) and arg.requires_grad]
+    targets = [arg for arg in arguments if isinstance(arg, torch.Tensor) and arg.requires_grad]
 
     def run() -> Any:
-        found = call(*arguments)
-        assert isinstance(found, torch.Tensor), "what torch has one operator for has one result"
-        return torch.autograd.grad(found, wanted, torch.ones_like(found)) if wanted else found
+        result = call(*arguments)
+        assert isinstance(result, torch.Tensor), "what torch has one operator for has one result"
+        return torch.autograd.grad(result, targets, torch.ones_like(result)) if targets else result
 
     return run

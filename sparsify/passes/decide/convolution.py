@@ -49,28 +49,28 @@ SUM: Final = "sum over windows"
 
 
 def convolution_regions(
-    draft: Draft, program: ModelProgram, apart: Collection[str], taken: Collection[fx.Node]
+    draft: Draft, program: ModelProgram, unfused: Collection[str], taken: Collection[fx.Node]
 ) -> list[Region]:
     """The regions of convolutions with marked weights; refusals are noted on the nodes.
 
     Args:
         program: program of the graph.
-        apart: tensors that must not be fused with their readers.
+        unfused: tensors that must not be fused with their readers.
         taken: nodes of other regions.
     """
-    made: list[Region] = []
+    regions: list[Region] = []
     weights = marked_weights(draft.graph)
     for node in draft.graph.nodes:
         weight = next((read for read in node.all_input_nodes if read in weights), None)
         if weight is None:
             continue
-        covered = {*taken, *(n for region in made for n in region.covered)}
-        found = region_behind(draft, program, node, weight, apart, covered)
-        if isinstance(found, str):
-            set_info(node, dense_reason=found)
-        elif found is not None:
-            made.append(found)
-    return made
+        covered = {*taken, *(n for region in regions for n in region.covered)}
+        region_or_refusal = region_behind(draft, program, node, weight, unfused, covered)
+        if isinstance(region_or_refusal, str):
+            set_info(node, dense_reason=region_or_refusal)
+        elif region_or_refusal is not None:
+            regions.append(region_or_refusal)
+    return regions
 
 
 def marked_weights(graph: fx.Graph) -> dict[fx.Node, Mark]:
@@ -90,7 +90,7 @@ def region_behind(
     program: ModelProgram,
     node: fx.Node,
     weight: fx.Node,
-    apart: Collection[str],
+    unfused: Collection[str],
     taken: Collection[fx.Node],
 ) -> Region | str | None:
     """The region that begins with a reader of a weight, or the refusal; `None` for other operators."""
@@ -98,14 +98,18 @@ def region_behind(
     if node.name not in program.statements:
         return program.opaque.get(node.name) if row is not None and row.section == WINDOW else None
     try:
-        found = windowed(program, node, weight)
+        windowed_sum = windowed(program, node, weight)
     except Refusal as refusal:
         return str(refusal)
-    return None if found is None else convolution(draft, program, node, weight, found, apart, taken)
+    return (
+        None
+        if windowed_sum is None
+        else convolution(draft, program, node, weight, windowed_sum, unfused, taken)
+    )
 
 
 def reason_against(node: fx.Node, weight: fx.Node, image: fx.Node, mark: Mark) -> str:
-    """The reason why a convolution has no kernel, "" if it has one."""
+    """The reason why a convolution has no kernel, "" for a convolution with a kernel."""
     value = tensor_value(node)
     assert value is not None, "convolutions give tensors"
     if value.dtype not in DTYPES or {weight.meta["val"].dtype, image.meta["val"].dtype} != {value.dtype}:
@@ -120,37 +124,39 @@ def convolution(
     program: ModelProgram,
     node: fx.Node,
     weight: fx.Node,
-    found: Windowed,
-    apart: Collection[str],
+    windowed_sum: Windowed,
+    unfused: Collection[str],
     taken: Collection[fx.Node],
 ) -> Region | str:
     """The region of a sum over windows and its epilogue, or the refusal."""
     mark = info(weight).mark
     assert mark is not None, "rules reach it"
-    why = reason_against(node, weight, found.image, mark)
+    why = reason_against(node, weight, windowed_sum.image, mark)
     if why:
         return why
     if draft.is_trainable:
         return "in training it is torch's, whose gradients for the weight are those of its entries that are not 0"
-    known = draft.known_tensor(weight)
-    extents = [known_size(extent) for extent in found.image.meta["val"].shape[-len(found.windows) :]]
-    if known is None or None in extents:
+    dense_weight = draft.known_tensor(weight)
+    extents = [
+        known_size(extent) for extent in windowed_sum.image.meta["val"].shape[-len(windowed_sum.windows) :]
+    ]
+    if dense_weight is None or None in extents:
         return "the extents of its images, or its weight, are not known"
-    if mark.dtype != "same" and not is_rounded(draft, weight, known, mark.dtype):
+    if mark.dtype != "same" and not is_rounded(draft, weight, dense_weight, mark.dtype):
         return f"its weight is not rounded to {mark.dtype}: those of modules for convolutions are"
-    grid = Grid(found.windows, tuple(extents))  # type: ignore[arg-type]
-    held = packed(known, grid, mark.dtype, draft.recipe.compile.memory == "compact")
-    if not held.is_smaller:
+    grid = Grid(windowed_sum.windows, tuple(extents))  # type: ignore[arg-type]
+    packing = packed(dense_weight, grid, mark.dtype, draft.recipe.compile.memory == "compact")
+    if not packing.is_smaller:
         return Choice(
-            f"{held.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
+            f"{packing.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
         )
-    product = Product(program, node, weight, found, mark, grid, held)
+    product = Product(program, node, weight, windowed_sum, mark, grid, packing)
     try:
-        own = product.own
+        result_value = product.result_value
     except Refusal as refusal:
         return str(refusal)
-    behind = epilogue(program, node, ENTRY, product.read, apart, taken)
-    return convolution_region(product, {node: own, **behind}, draft.recipe.compile)
+    behind = epilogue(program, node, ENTRY, product.read, unfused, taken)
+    return convolution_region(product, {node: result_value, **behind}, draft.recipe.compile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +191,12 @@ def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool) -> Packed:
     stored = int(torch.count_nonzero(weight))
     value_bytes = weight.itemsize if dtype == "same" else getattr(torch, dtype).itemsize
     scales = len(weight) * scale_dtype(weight.dtype).itemsize if dtype == "int8" else 0
-    held = packed_bytes(weight.shape, stored, value_bytes) + scales
-    with_places = held + grid.bytes_of_places(stored, len(weight), value_bytes)
+    packed_size = packed_bytes(weight.shape, stored, value_bytes) + scales
+    with_places = packed_size + grid.bytes_of_places(stored, len(weight), value_bytes)
     share = stored / max(1, weight.numel())
     if not is_compact and with_places < weight.nbytes:
         return Packed(share, with_places, weight.nbytes, True)
-    return Packed(share, held, weight.nbytes, False)
+    return Packed(share, packed_size, weight.nbytes, False)
 
 
 def is_rounded(draft: Draft, parameter: fx.Node, weight: Tensor, dtype: str) -> bool:
@@ -227,12 +233,12 @@ class Product:
     @property
     def value(self) -> Tensor:
         """A stand-in for the result."""
-        found = tensor_value(self.node)
-        assert found is not None, "convolutions give tensors"
-        return found
+        result = tensor_value(self.node)
+        assert result is not None, "convolutions give tensors"
+        return result
 
     @property
-    def own(self) -> Expr:
+    def result_value(self) -> Expr:
         """The value of its statement, with the sum over windows as one tensor.
 
         Raises:
@@ -245,9 +251,9 @@ class Product:
                 return Access(SUM, ENTRY)
             return self.read(part, statement) if isinstance(part, Access) else map_children(part, visit)
 
-        found = visit(statement.value)
-        assert isinstance(found, Expr)
-        return found
+        result = visit(statement.value)
+        assert isinstance(result, Expr)
+        return result
 
     def read(self, access: Access, statement: Assign) -> Access:
         """The access of an epilogue to another tensor, with the results of an image as one mode.
@@ -264,8 +270,8 @@ class Product:
                 raise Refusal(f"{access} has nothing for what lies between rows")
             return Access(access.tensor, ENTRY)
         channel = len(sizes) - len(self.grid.extents) - 1
-        kept = sum(size != 1 for size in sizes[:channel])
-        row = entry[kept : kept + 1] if sizes[channel] != 1 else ()
+        long_modes = sum(size != 1 for size in sizes[:channel])
+        row = entry[long_modes : long_modes + 1] if sizes[channel] != 1 else ()
         if access.indices not in ((), row) or value.dtype is torch.bool:
             raise Refusal(f"{access} is no vector over outputs")
         return Access(access.tensor, ROW if access.indices == row else ())
@@ -297,9 +303,14 @@ def text_of(product: Product, computed: Mapping[fx.Node, Expr], scales: fx.Node 
     accesses = [
         a for value in computed.values() for a in find(value, Access) if a.tensor not in (*names, SUM)
     ]
-    known = {a.tensor: product.program.nodes[a.tensor] for a in accesses}
-    added = [n for name, n in known.items() if any(a.tensor == name and a.indices == ENTRY for a in accesses)]
-    rows = [*([] if scales is None else [scales]), *(node for node in known.values() if node not in added)]
+    read_nodes = {a.tensor: product.program.nodes[a.tensor] for a in accesses}
+    added = [
+        n for name, n in read_nodes.items() if any(a.tensor == name and a.indices == ENTRY for a in accesses)
+    ]
+    rows = [
+        *([] if scales is None else [scales]),
+        *(node for node in read_nodes.values() if node not in added),
+    ]
     names |= {node.name: f"r{number}" for number, node in enumerate(rows)}
     names |= {node.name: f"Z{number or ''}" for number, node in enumerate(added)}
     total = PRODUCT if scales is None else Call("mul", (Access(names[scales.name], ROW), PRODUCT))
@@ -307,24 +318,26 @@ def text_of(product: Product, computed: Mapping[fx.Node, Expr], scales: fx.Node 
     law = RowFactors(frozenset(names[node.name] for node in rows), ROW)
     values = joined({SUM: total} | values, "Y")
     temporaries = {name: f"T{number or ''}" for number, name in enumerate(values)} | {"Y": "Y"}
-    found = {temporaries[name]: rename_accesses(law(value), temporaries) for name, value in values.items()}
+    statements = {
+        temporaries[name]: rename_accesses(law(value), temporaries) for name, value in values.items()
+    }
     ranks = {} if scales is None else {names[scales.name]: 1}
-    ranks |= {names[a.tensor]: len(a.indices) for a in accesses if known[a.tensor] in rows}
-    return Text(found, rows, added, law.vectors, ranks)
+    ranks |= {names[a.tensor]: len(a.indices) for a in accesses if read_nodes[a.tensor] in rows}
+    return Text(statements, rows, added, law.vectors, ranks)
 
 
-def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], asked: Compile) -> Region:
+def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], options: Compile) -> Region:
     """The region of a convolution, with its program.
 
     Args:
         computed: value of each fused node.
-        asked: memory policy and libraries allowed by the recipe.
+        options: memory policy and libraries allowed by the recipe.
     """
-    mark, grid, held = product.mark, product.grid, product.packed
+    mark, grid, packing = product.mark, product.grid, product.packed
     x, weight, value = product.windowed.image, product.weight, product.value
-    image, whole = tensor_value(x), tensor_value(weight)
-    assert image is not None and whole is not None, "convolutions are of tensors"
-    scales = scales_of(weight, whole) if mark.dtype == "int8" else None
+    image, dense_weight = tensor_value(x), tensor_value(weight)
+    assert image is not None and dense_weight is not None, "convolutions are of tensors"
+    scales = scales_of(weight, dense_weight) if mark.dtype == "int8" else None
     text = text_of(product, computed, scales)
     read = list(dict.fromkeys([x, weight, *text.rows, *text.added]))
     dtype, stored = DTYPES[value.dtype], value.dtype if mark.dtype == "same" else getattr(torch, mark.dtype)
@@ -333,11 +346,11 @@ def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], asked
         grid.windows,
         Places(0, 1, tuple(map(read.index, text.rows)), tuple(map(read.index, text.added))),
         grid.extents,
-        program_of_rows(text, vectors, dtype, len(whole)),
-        held.keeps_places,
-        image.dim() < whole.dim(),
+        program_of_rows(text, vectors, dtype, len(dense_weight)),
+        packing.keeps_places,
+        image.dim() < dense_weight.dim(),
     )
-    form = packed_format(whole.shape)
+    form = packed_format(dense_weight.shape)
     operands: dict[str, Any] = {n.name: n for n in read}
     operands[weight.name] = Matrix(
         weight.name, None, None, None, None, weight, False, stored, mark, packed=form, scales=scales
@@ -347,8 +360,8 @@ def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], asked
     notes = ["convolution"]
     if any(not isinstance(expr, Access) for expr in text.vectors):
         notes[0] = f"convolution, what follows from vectors over outputs alone in {' and '.join(vectors)}"
-    sizes = f"{held.share:.1%} stored, {held.bytes / 1024:.1f} KiB of {held.dense_bytes / 1024:.1f}"
-    how = "" if held.keeps_places else ", places in images listed in each call"
+    sizes = f"{packing.share:.1%} stored, {packing.bytes / 1024:.1f} KiB of {packing.dense_bytes / 1024:.1f}"
+    how = "" if packing.keeps_places else ", places in images listed in each call"
     notes.append(f"{weight.target} packed: {sizes}{how}")
     return Region(
         [(last, ("n", "o", "p"), Const(0))],
@@ -357,7 +370,7 @@ def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], asked
         notes,
         program_of(text, vectors, dtype, name_of(stored), grid.count),
         names,
-        is_contested=asked.memory != "compact" and asked.allows("torch"),
+        is_contested=options.memory != "compact" and options.allows("torch"),
         layout=layout,
     )
 

@@ -5,7 +5,7 @@ by dense statements that compute each entry from the same entry of a result. Cut
 depends on its results.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,25 +40,25 @@ class Cut:
     @property
     def operands(self) -> list[str]:
         """The tensors read but not computed."""
-        own = set(self.names)
+        computed = set(self.names)
         read = dict.fromkeys(a.tensor for s in self.statements for a in find(s.value, Access))
-        return [name for name in read if name not in own]
+        return [name for name in read if name not in computed]
 
 
-def kept(program: ModelProgram) -> set[str]:
+def read_outside(program: ModelProgram) -> set[str]:
     """The tensors read by opaque operators or by the caller."""
     waiting = [node.name for node in program.graph.output_node().all_input_nodes]
-    found, seen = set(waiting), set[str]()
+    reads, visited = set(waiting), set[str]()
     while waiting:
         name = waiting.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         read = program.inputs_of(name)
         if name not in program.statements:
-            found.update(read)
+            reads.update(read)
         waiting += read
-    return found
+    return reads
 
 
 def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: int) -> list[Cut]:
@@ -69,21 +69,21 @@ def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: i
         most: maximum number of statements in a region.
     """
     cuts: list[Cut] = []
-    place: dict[str, Cut] = {}  # cut of each computed tensor, by name
+    cut_of: dict[str, Cut] = {}  # cut of each computed tensor, by name
     edges: dict[int, set[int]] = {}  # cuts read by each cut
     behind: dict[str, set[int]] = {}  # cuts that a tensor outside of cuts depends on, by name
 
     def reached(numbers: set[int]) -> set[int]:
-        found, waiting = set(numbers), list(numbers)
+        visited, waiting = set(numbers), list(numbers)
         while waiting:
-            new = edges[waiting.pop()] - found
-            found |= new
+            new = edges[waiting.pop()] - visited
+            visited |= new
             waiting += new
-        return found
+        return visited
 
-    def outside(read: list[str], own: Cut | None) -> set[int]:
-        others = (name for name in read if own is None or place.get(name) is not own)
-        return set[int]().union(*({id(place[n])} if n in place else behind[n] for n in others))
+    def outside(read: list[str], reader: Cut | None) -> set[int]:
+        others = (name for name in read if reader is None or cut_of.get(name) is not reader)
+        return set[int]().union(*({id(cut_of[n])} if n in cut_of else behind[n] for n in others))
 
     for name in in_order(program):
         statement = program.statements.get(name)
@@ -91,36 +91,60 @@ def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: i
         if statement is None:
             continue
         read = program.reads(name)
-        known = [found for found in cuts if any(place.get(tensor) is found for tensor in read)]
-        is_alone = program.source[name].name in alone
-        shared = set() if is_alone else sparse_inputs(program, storage, read)
-        known = [found for found in cuts if shared & set(found.operands) and found not in known] + known
-        known = [f for f in known if not is_gathered(statement, f, storage) and len(f.statements) < most]
-        known = [f for f in known if not any(place.get(tensor) is f for tensor in read if tensor in alone)]
-        known = [] if is_layer(program, storage, name) else known
-        fitting = [found for found in known if id(found) not in reached(outside(read, found))]
+        candidates = candidates_for(program, storage, name, cuts, cut_of, alone, most)
+        fitting = [one for one in candidates if id(one) not in reached(outside(read, one))]
         touches = touches_sparse(program, storage, name) or is_layer(program, storage, name)
-        wanted = (
-            fitting if touches else [found for found in fitting if is_epilogue(statement, found, storage)]
-        )
-        if not wanted and not touches:
+        targets = fitting if touches else [one for one in fitting if is_epilogue(statement, one, storage)]
+        if not targets and not touches:
             continue
-        joined = wanted[-1] if wanted else Cut([])
-        if not wanted:
+        joined = targets[-1] if targets else Cut([])
+        if not targets:
             cuts.append(joined)
         joined.statements.append(statement)
         edges.setdefault(id(joined), set()).update(outside(read, joined))
-        place[name] = joined
-    apart = {*alone, *kept(program)}
-    for found in cuts:
-        if len(found.statements) < most:
-            others = {n for n in found.operands if n in place and not is_free(n, found, place, storage)}
-            taken = take_products(program, found, apart | others)
-            place.update(dict.fromkeys(taken, found))
-        complete(program, found)
-    cuts = [found for found in cuts if any(place[name] is found for name in found.names if name in place)]
-    note_outputs(program, cuts, place)
-    return [found for found in cuts if found.outputs]
+        cut_of[name] = joined
+    unfused = {*alone, *read_outside(program)}
+    for one in cuts:
+        if len(one.statements) < most:
+            others = {n for n in one.operands if n in cut_of and not is_free(n, one, cut_of, storage)}
+            taken = take_products(program, one, unfused | others)
+            cut_of.update(dict.fromkeys(taken, one))
+        complete(program, one)
+    cuts = [one for one in cuts if any(cut_of[name] is one for name in one.names if name in cut_of)]
+    note_outputs(program, cuts, cut_of)
+    return [one for one in cuts if one.outputs]
+
+
+def candidates_for(
+    program: ModelProgram,
+    storage: Storage,
+    name: str,
+    cuts: Sequence[Cut],
+    cut_of: Mapping[str, Cut],
+    alone: Collection[str],
+    most: int,
+) -> list[Cut]:
+    """The cuts that a statement may join: cuts with a shared sparse operand, then cuts with its operands.
+
+    Args:
+        name: target of the statement.
+        cuts: earlier cuts.
+        cut_of: cut of each computed tensor.
+        alone, most: as for `cut`.
+    """
+    if is_layer(program, storage, name):
+        return []
+    statement, read = program.statements[name], program.reads(name)
+    shared = set() if program.source[name].name in alone else sparse_inputs(program, storage, read)
+    by_operands = [one for one in cuts if any(cut_of.get(tensor) is one for tensor in read)]
+    by_shared = [one for one in cuts if shared & set(one.operands) and one not in by_operands]
+    return [
+        one
+        for one in by_shared + by_operands
+        if not is_gathered(statement, one, storage)
+        and len(one.statements) < most
+        and not any(cut_of.get(tensor) is one for tensor in read if tensor in alone)
+    ]
 
 
 def is_layer(program: ModelProgram, storage: Storage, name: str) -> bool:
@@ -151,22 +175,22 @@ def is_dense(sparsity: Sparsity) -> bool:
     return sparsity.fill is None or sparsity.is_number
 
 
-def is_gathered(statement: Assign, found: Cut, storage: Storage) -> bool:
+def is_gathered(statement: Assign, cut: Cut, storage: Storage) -> bool:
     """Whether a statement gathers from a dense result of a cut, which must be complete first.
 
     `sum(j, A[i,j] * T[j,k])` with T of a first layer is a separate region: kernels cannot share their loops. Vectors,
     such as degrees, are small enough to be computed before.
     """
-    dense = {name for name in found.names if not storage.is_sparse(name)}
-    own = {name for name in dense if len(storage.program.sizes[name]) > 1}
-    read = [access for access in find(statement.value, Access) if access.tensor in own]
+    dense = {name for name in cut.names if not storage.is_sparse(name)}
+    dense_matrices = {name for name in dense if len(storage.program.sizes[name]) > 1}
+    read = [access for access in find(statement.value, Access) if access.tensor in dense_matrices]
     return any(not set(access.indices) <= set(statement.target.indices) for access in read)
 
 
-def is_epilogue(statement: Assign, found: Cut, storage: Storage) -> bool:
+def is_epilogue(statement: Assign, cut: Cut, storage: Storage) -> bool:
     """Whether a dense statement computes each entry from the same entry of a cut's dense results."""
-    own = set(found.names)
-    read = [access for access in find(statement.value, Access) if access.tensor in own]
+    computed = set(cut.names)
+    read = [access for access in find(statement.value, Access) if access.tensor in computed]
     return not find(statement.value, Reduce) and all(
         access.indices == statement.target.indices and not storage.is_sparse(access.tensor) for access in read
     )
@@ -194,87 +218,87 @@ def in_order(program: ModelProgram) -> list[str]:
     return list(done)
 
 
-def is_free(name: str, found: Cut, place: dict[str, Cut], storage: Storage) -> bool:
+def is_free(name: str, cut: Cut, cut_of: dict[str, Cut], storage: Storage) -> bool:
     """Whether a tensor, alone in another cut, may move: the cuts share no sparse input.
 
     `A @ (X @ W)` with X and A sparse is ordered by cost; `A @ (A @ X)` is two regions.
     """
-    other, program = place[name], storage.program
+    other, program = cut_of[name], storage.program
     return (
-        other is not found
+        other is not cut
         and other.names == [name]
         and not (
-            sparse_inputs(program, storage, other.operands) & sparse_inputs(program, storage, found.operands)
+            sparse_inputs(program, storage, other.operands) & sparse_inputs(program, storage, cut.operands)
         )
     )
 
 
-def take_products(program: ModelProgram, found: Cut, apart: Collection[str]) -> list[str]:
+def take_products(program: ModelProgram, cut: Cut, unfused: Collection[str]) -> list[str]:
     """Adds products of matrices, `x @ w + b`, to the cut that is their only reader, unless kept apart.
 
     Returns:
         the added products.
     """
-    readers, own, taken = program.readers(), set(found.names), []
-    for name in found.operands:
+    readers, computed, taken = program.readers(), set(cut.names), []
+    for name in cut.operands:
         statement = program.statements.get(name)
-        if statement is None or name in apart or readers[name] - own:
+        if statement is None or name in unfused or readers[name] - computed:
             continue
         sums = find(statement.value, Reduce)
         is_product = len(sums) == 1 and is_multilinear(sums[0]) and functions_of(statement.value) <= LINEAR
-        if is_product and len(statement.target.indices) == MATRIX and is_multiplied(program, found, name):
-            found.statements.insert(0, statement)
+        if is_product and len(statement.target.indices) == MATRIX and is_multiplied(program, cut, name):
+            cut.statements.insert(0, statement)
             taken.append(name)
     return taken
 
 
-def is_multiplied(program: ModelProgram, found: Cut, name: str) -> bool:
+def is_multiplied(program: ModelProgram, cut: Cut, name: str) -> bool:
     """Whether all readers of a tensor in a cut are sums of products, which may be reordered.
 
     A weight is packed for the product with its own rows.
     """
-    sums = [part for s in found.statements for part in find(s.value, Reduce) if is_multilinear(part)]
+    sums = [part for s in cut.statements for part in find(s.value, Reduce) if is_multilinear(part)]
     sums = [part for part in sums if not program.reads_weight(part)]
     within = sum(access.tensor == name for part in sums for access in find(part, Access))
-    return within == sum(access.tensor == name for s in found.statements for access in find(s.value, Access))
+    return within == sum(access.tensor == name for s in cut.statements for access in find(s.value, Access))
 
 
-def complete(program: ModelProgram, found: Cut) -> None:
+def complete(program: ModelProgram, cut: Cut) -> None:
     """Adds the missing statements read by a cut that correspond to no node of the graph."""
     while missing := [
-        name for name in found.operands if name in program.statements and name not in program.nodes
+        name for name in cut.operands if name in program.statements and name not in program.nodes
     ]:
-        found.statements[:0] = [program.statements[name] for name in missing]
-    place = {name: number for number, name in enumerate(program.statements)}
-    found.statements.sort(key=lambda statement: place[statement.target.tensor])
+        cut.statements[:0] = [program.statements[name] for name in missing]
+    order = {name: number for number, name in enumerate(program.statements)}
+    cut.statements.sort(key=lambda statement: order[statement.target.tensor])
 
 
-def note_outputs(program: ModelProgram, cuts: list[Cut], place: dict[str, Cut]) -> None:
+def note_outputs(program: ModelProgram, cuts: list[Cut], cut_of: dict[str, Cut]) -> None:
     """Records the outputs of cuts, the tensors with outside readers, and removes dead statements."""
     outputs: dict[str, None] = {}
-    seen: set[str] = set()
+    visited: set[str] = set()
     waiting = [node.name for node in program.graph.output_node().all_input_nodes]
     while waiting:
         name = waiting.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
-        if name not in place:
+        visited.add(name)
+        if name not in cut_of:
             waiting += program.node_inputs(name)
             continue
         outputs[name] = None
-        waiting += needed(place[name], [name]).operands
-    for found in cuts:
-        found.outputs = [name for name in found.names if name in outputs]
-        found.statements = needed(found, found.outputs).statements
+        waiting += needed(cut_of[name], [name]).operands
+    for cut in cuts:
+        cut.outputs = [name for name in cut.names if name in outputs]
+        cut.statements = needed(cut, cut.outputs).statements
 
 
-def needed(found: Cut, outputs: list[str]) -> Cut:
+def needed(cut: Cut, outputs: list[str]) -> Cut:
     """The statements of a cut on which some of its tensors depend."""
-    wanted = set(outputs)
+    needed_names = set(outputs)
     statements: list[Assign] = []
-    for statement in reversed(found.statements):
-        if statement.target.tensor in wanted:
+    for statement in reversed(cut.statements):
+        if statement.target.tensor in needed_names:
             statements.insert(0, statement)
-            wanted |= {access.tensor for access in find(statement.value, Access)}
+            needed_names |= {access.tensor for access in find(statement.value, Access)}
     return Cut(statements, outputs)

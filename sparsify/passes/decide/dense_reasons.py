@@ -34,10 +34,10 @@ def reason_to_stay_dense(node: fx.Node) -> str:
     if operand is not None and not is_transposition(node):
         if value.dtype in HALVES:
             return f"{value.dtype} is supported for products with weights that get no gradients"
-        known = value.dtype in FLOATS
+        is_supported = value.dtype in FLOATS
         return (
             f"{name} has no sparse form for {operand.name}"
-            if known
+            if is_supported
             else f"{value.dtype} is not supported yet"
         )
     weight = next((arg for arg in node.all_input_nodes if is_larger_weight(arg)), None)

@@ -21,14 +21,14 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes
 from sparsify.passes.decide.convolution import convolution_regions, marked_weights
-from sparsify.passes.decide.cut import Cut, cut, is_layer, kept
+from sparsify.passes.decide.cut import Cut, cut, is_layer, read_outside
 from sparsify.passes.decide.dense_reasons import PRODUCTS, reason_to_stay_dense
 from sparsify.passes.decide.gates import finish_mixture, gate_operand, gates_of_slots
 from sparsify.passes.decide.leaves import (
     computed_weights,
     densities,
     is_free,
-    is_relation_wanted,
+    is_relation_selected,
     marked_leaves,
     program_operand,
     relation_mark,
@@ -86,8 +86,8 @@ def front_end(draft: Draft) -> Draft:
     gates = {node for region in draft.regions for node in region.inputs}
     gates |= {part for region in draft.regions for matrix in region.matrices for part in matrix.parts}
     note_reasons(draft, lambda node: operator_name(node) not in PRODUCTS and node not in gates)
-    known = covered_by(draft.regions) | settled(draft.graph)
-    if leaves_of(draft, known) or (draft.has_general and edges_of(draft.graph, known)):
+    covered = covered_by(draft.regions) | settled(draft.graph)
+    if leaves_of(draft, covered) or (draft.has_general and edges_of(draft.graph, covered)):
         draft.regions = in_order(draft, [*draft.regions, *general_regions(draft)])
     note_reasons(draft, lambda node: operator_name(node) in PRODUCTS)
     report_dense(draft, covered_by(draft.regions))
@@ -99,7 +99,7 @@ def windows(draft: Draft) -> list[Region]:
     if not draft.has_general or not marked_weights(draft.graph):
         return []
     program = translate(draft.graph)
-    return convolution_regions(draft, program, kept_alone(draft, program), covered_by(draft.regions))
+    return convolution_regions(draft, program, unfused_tensors(draft, program), covered_by(draft.regions))
 
 
 def note_reasons(draft: Draft, which: Callable[[fx.Node], bool]) -> None:
@@ -119,8 +119,8 @@ def leaves_of(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
 def gates_of(graph: fx.Graph, covered: Collection[fx.Node]) -> dict[str, Matrix]:
     """The marked gates of experts without a region, as sparse operands by name."""
     rest = (node for node in graph.nodes if not covered_all(node, covered))
-    found = {node.name: gate_operand(node) for node in rest}
-    return {name: matrix for name, matrix in found.items() if matrix is not None}
+    operands = {node.name: gate_operand(node) for node in rest}
+    return {name: matrix for name, matrix in operands.items() if matrix is not None}
 
 
 def covered_all(node: fx.Node, covered: Collection[fx.Node]) -> bool:
@@ -140,32 +140,32 @@ def has_bags(region: Region) -> bool:
 
 def in_order(draft: Draft, regions: Iterable[Region]) -> list[Region]:
     """Regions in the order of the graph."""
-    place = {node: number for number, node in enumerate(draft.graph.nodes)}
-    return sorted(regions, key=lambda region: place[region.output])
+    order = {node: number for number, node in enumerate(draft.graph.nodes)}
+    return sorted(regions, key=lambda region: order[region.output])
 
 
 def edges_of(graph: fx.Graph, covered: set[fx.Node]) -> set[fx.Node]:
     """The index inputs marked as adjacencies, or read by marked scatters."""
-    found = set[fx.Node]()
+    edges = set[fx.Node]()
     for node in graph.nodes:
         if operator_name(node) in (*SCATTERS, BAGS) and node not in covered:
             places = places_of(node)
             if relation_mark(places, node) is not None:
-                found.update(places)
-    return found
+                edges.update(places)
+    return edges
 
 
 def places_of(scatter: fx.Node) -> list[fx.Node]:
     """The integer tensors read by a scatter, without the views that repeat them."""
-    found = []
+    tensors = []
     for node in scatter.all_input_nodes:
         value = tensor_value(node)
         if value is None or value.is_floating_point():
             continue
         while operator_name(node) in REPEATS:
             node = node.all_input_nodes[0]
-        found.append(node)
-    return found
+        tensors.append(node)
+    return tensors
 
 
 def covered_by(regions: Iterable[Region]) -> set[fx.Node]:
@@ -177,52 +177,52 @@ def general_regions(draft: Draft) -> list[Region]:
     """The regions of all readers of marked tensors not covered by other regions."""
     covered = covered_by(draft.regions) | settled(draft.graph)
     marked = leaves_of(draft, covered)
-    apart = covered | {n for n in draft.graph.nodes if n.name in marked}
+    opaque = covered | {n for n in draft.graph.nodes if n.name in marked}
     weights = {n for n, m in marked.items() if m.dense is not None and m.dense.op == "get_attr"}
-    program = program_of(draft, apart, marked, weights)
+    program = program_of(draft, opaque, marked, weights)
     gates = gates_among(marked)
     for name, statement in program.statements.items() if not draft.is_trainable else ():
         program.statements[name] = replace(statement, value=without_detach(statement.value))
-    inline(program, infer(program, {}, {}), kept(program), is_view)
-    relate(program, is_relation_wanted(program))
+    inline(program, infer(program, {}, {}), read_outside(program), is_view)
+    relate(program, is_relation_selected(program))
     relations = relation_operands(program)
     leaves = {name: program_operand(matrix) for name, matrix in {**marked, **relations}.items()}
     shares = densities(draft, {**marked, **relations})
     if not draft.is_trainable:
-        made_once = computed_weights(program, infer(program, leaves, shares))
-        for name in made_once:
+        constant_weights = computed_weights(program, infer(program, leaves, shares))
+        for name in constant_weights:
             del program.statements[name]
             program.constants.add(name)
-        leaves |= {name: matrix.declared for name, matrix in made_once.items()}
-        shares |= densities(draft, made_once)
-        marked |= made_once
-        program.weights |= made_once.keys()
+        leaves |= {name: matrix.declared for name, matrix in constant_weights.items()}
+        shares |= densities(draft, constant_weights)
+        marked |= constant_weights
+        program.weights |= constant_weights.keys()
     results = results_of(program, infer(program, leaves, shares), gates)
     for name in gathered(
         program, infer(program, leaves, shares), [n for n, m in marked.items() if is_free(m)]
     ):
         set_info(program.nodes[name], dense_reason=Choice(WHOLE_ROWS))
         program.weights.discard(name)
-        for known in (marked, leaves, shares):
-            known.pop(name, None)
+        for table in (marked, leaves, shares):
+            table.pop(name, None)
     scale_rows(program, marked)
     results = results_of(program, infer(program, leaves, shares), gates)
-    alone = kept_alone(draft, program) | results
-    storage = canonical(program, leaves, shares, kept(program) | alone, gates, results)
+    alone = unfused_tensors(draft, program) | results
+    storage = canonical(program, leaves, shares, read_outside(program) | alone, gates, results)
     alone |= {name for name in program.statements if is_layer(program, storage, name)}
     note_readers(program, marked.keys() - gates, covered)
     note_scatters(program, covered)
-    made = []
+    regions = []
     most = draft.recipe.fuse.max_einsums or len(program.statements)
-    for found in cut(program, storage, alone, most):
-        region = region_of(program, storage, found, {**marked, **relations})
+    for region_cut in cut(program, storage, alone, most):
+        region = region_of(program, storage, region_cut, {**marked, **relations})
         if not isinstance(region, str):
-            made.append(region)
+            regions.append(region)
         else:
-            note_refusal(program, found, gates, region)
+            note_refusal(program, region_cut, gates, region)
     if not draft.has_general:
-        made = [region for region in made if is_product(region) or reads_gate(region)]
-    for region in made:
+        regions = [region for region in regions if is_product(region) or reads_gate(region)]
+    for region in regions:
         region.is_contested = has_bags(region)
         if reads_gate(region):
             finish_mixture(region)
@@ -232,7 +232,7 @@ def general_regions(draft: Draft) -> list[Region]:
         once = sources_of(matrix.dense for matrix in region.matrices if matrix.dense is not None)
         for node in (*region.covered, *once):
             set_info(node, dense_reason=None)
-    return made
+    return regions
 
 
 def gates_among(marked: Mapping[str, Matrix]) -> set[str]:
@@ -241,26 +241,26 @@ def gates_among(marked: Mapping[str, Matrix]) -> set[str]:
 
 
 def program_of(
-    draft: Draft, apart: Collection[fx.Node], marked: dict[str, Matrix], weights: set[str]
+    draft: Draft, opaque: Collection[fx.Node], marked: dict[str, Matrix], weights: set[str]
 ) -> ModelProgram:
     """The program of a graph; in mixtures of experts biases are split off, and slots become one token mode.
 
     Args:
-        apart: nodes that stay opaque.
+        opaque: nodes that stay opaque.
         marked: sparse operands; gates of tokens replace weights of slots in place.
         weights: sparse parameters.
     """
     gates = gates_among(marked)
-    program = translate(draft.graph, apart)
+    program = translate(draft.graph, opaque)
     if not draft.has_general:
-        apart = {*apart, *unbounded(program)}
-        program = translate(draft.graph, apart)
+        opaque = {*opaque, *unbounded(program)}
+        program = translate(draft.graph, opaque)
     program.weights = weights
     if gates:
-        inline(program, infer(program, {}, {}), kept(program), is_view)
-        program = translate(draft.graph, {*apart, *split_biases(program, gates)})
+        inline(program, infer(program, {}, {}), read_outside(program), is_view)
+        program = translate(draft.graph, {*opaque, *split_biases(program, gates)})
         program.weights = weights
-        inline(program, infer(program, {}, {}), kept(program), is_view)
+        inline(program, infer(program, {}, {}), read_outside(program), is_view)
         for name, gate in gates_of_slots(program, sorted(gates)).items():
             del marked[name]
             operand = None if gate is None else gate_operand(gate)
@@ -303,7 +303,9 @@ def unbounded(program: ModelProgram) -> set[fx.Node]:
     """The nodes whose results may be infinite or NaN for finite operands, as in `0 / 0`."""
     calls = {name: find(statement.value, Call) for name, statement in program.statements.items()}
     return {
-        program.source[name] for name, found in calls.items() if any(c.function not in FINITE for c in found)
+        program.source[name]
+        for name, functions in calls.items()
+        if any(c.function not in FINITE for c in functions)
     }
 
 
@@ -326,14 +328,16 @@ def put_dense_products_first(draft: Draft, region: Region) -> None:
     assert isinstance(equations, Text) and program is not None, "the front end makes regions with both"
     if any(index not in sizes.extents for d in program.declarations for index in d.extents):
         return
-    found = contract(program, sizes)
-    split, known = found.program, {declared.name for declared in program.declarations}
-    further = [statement for statement in split.statements if statement.target.tensor not in known]
+    contracted = contract(program, sizes)
+    split, declared_names = contracted.program, {declared.name for declared in program.declarations}
+    further = [statement for statement in split.statements if statement.target.tensor not in declared_names]
     read = {access.tensor for statement in further for access in find(statement.value, Access)}
-    made = {statement.target.tensor for statement in further}
-    dense = {name for name in {*read, *made} if split.declaration(name).format.is_dense}
-    full = {name for name, stored in found.stored.items() if stored >= FULL * coordinates(split, name, sizes)}
-    if further and (read <= dense or (full and made <= full)):
+    computed = {statement.target.tensor for statement in further}
+    dense = {name for name in {*read, *computed} if split.declaration(name).format.is_dense}
+    full = {
+        name for name, stored in contracted.stored.items() if stored >= FULL * coordinates(split, name, sizes)
+    }
+    if further and (read <= dense or (full and computed <= full)):
         region.equations = replace(equations, statements=split.statements)
         finish(region)
 
@@ -357,41 +361,41 @@ def settled(graph: fx.Graph) -> set[fx.Node]:
     return {n for n, why in reasons.items() if isinstance(why, Choice) or operator_name(n).startswith("conv")}
 
 
-def note_refusal(program: ModelProgram, found: Cut, gates: set[str], reason: str) -> None:
+def note_refusal(program: ModelProgram, cut: Cut, gates: set[str], reason: str) -> None:
     """Records a refusal on the gates that a cut reads, else on its first node, unless a node has a reason already."""
-    for name in gates & {*found.operands}:
+    for name in gates & {*cut.operands}:
         set_info(program.nodes[name], dense_reason=reason)
-    nodes = [program.nodes[name] for name in found.names if name in program.nodes]
-    if gates.isdisjoint(found.operands) and not any(info(node).dense_reason is not None for node in nodes):
+    nodes = [program.nodes[name] for name in cut.names if name in program.nodes]
+    if gates.isdisjoint(cut.operands) and not any(info(node).dense_reason is not None for node in nodes):
         set_info(nodes[0], dense_reason=reason)
 
 
 def sources_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """Some nodes, and all of their ancestors."""
-    found, waiting = set[fx.Node](), list(nodes)
+    ancestors, waiting = set[fx.Node](), list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             waiting += node.all_input_nodes
-    return found
+    return ancestors
 
 
-def kept_alone(draft: Draft, program: ModelProgram) -> set[str]:
+def unfused_tensors(draft: Draft, program: ModelProgram) -> set[str]:
     """Tensors that the recipe keeps apart from readers: all, nested sums, or those read by other modules."""
-    asked, readers = draft.recipe.fuse, program.readers()
+    fusion, readers = draft.recipe.fuse, program.readers()
     sums = {name for name, statement in program.statements.items() if find(statement.value, Reduce)}
-    found = set()
+    alone = set()
     for name, statement in program.statements.items():
         node = program.nodes.get(name)
         if node is None or is_view(statement):
             continue
         is_summed = name in sums and bool(sums & readers.get(name, set()))
-        is_alone = not asked.enabled or (asked.max_einsums == 1 and is_summed)
-        is_between = asked.across != "modules" and any(scope(user) != scope(node) for user in node.users)
+        is_alone = not fusion.enabled or (fusion.max_einsums == 1 and is_summed)
+        is_between = fusion.across != "modules" and any(scope(user) != scope(node) for user in node.users)
         is_rounded = any(reads_rounded(tensor_value(node), tensor_value(user)) for user in node.users)
-        found |= {name} if is_alone or is_between or is_rounded else set()
-    return found
+        alone |= {name} if is_alone or is_between or is_rounded else set()
+    return alone
 
 
 def reads_rounded(value: torch.Tensor | None, result: torch.Tensor | None) -> bool:
@@ -408,36 +412,36 @@ def canonical(
     program: ModelProgram,
     leaves: Mapping[str, Operand],
     shares: Mapping[str, float],
-    apart: Collection[str],
+    outside_reads: Collection[str],
     gates: Collection[str] = (),
     results: Collection[str] = (),
 ) -> Storage:
     """Rewrites a program in place: inlines views, and restricts tensors to the patterns that need them.
 
     Args:
-        apart: tensors that stay.
+        outside_reads: tensors that stay.
         gates: leaves that choose experts.
         results: sums over the tensors restricted by gates.
 
     Returns:
         the storage of the program's tensors.
     """
-    inline(program, infer(program, leaves, shares), apart, is_view)
-    distribute(program, infer(program, leaves, shares), apart)
+    inline(program, infer(program, leaves, shares), outside_reads, is_view)
+    distribute(program, infer(program, leaves, shares), outside_reads)
     restrict(
-        program, leaves, shares, apart
+        program, leaves, shares, outside_reads
     )  # before products of sums are joined: sampled products stay separate
-    inline(program, infer(program, leaves, shares), apart)
-    normalise(program, set(apart))
-    restrict(program, leaves, shares, apart)
-    inline(program, infer(program, leaves, shares), apart)
-    narrow_first(program, infer(program, leaves, shares), apart)
+    inline(program, infer(program, leaves, shares), outside_reads)
+    normalise(program, set(outside_reads))
+    restrict(program, leaves, shares, outside_reads)
+    inline(program, infer(program, leaves, shares), outside_reads)
+    narrow_first(program, infer(program, leaves, shares), outside_reads)
     if gates:
-        inline_parts(program, infer(program, leaves, shares), apart)
-        inline(program, infer(program, leaves, shares), apart)
+        inline_parts(program, infer(program, leaves, shares), outside_reads)
+        inline(program, infer(program, leaves, shares), outside_reads)
         for name in results:
-            join(program, name, apart)
-            absorb(program, name, gates, apart)
+            join(program, name, outside_reads)
+            absorb(program, name, gates, outside_reads)
         rows = restricted(program, infer(program, leaves, shares), gates)
         read_parts(program, rows.keys() & program.statements.keys())
     return infer(program, leaves, shares)
@@ -447,9 +451,9 @@ def restrict(
     program: ModelProgram,
     leaves: Mapping[str, Operand],
     shares: Mapping[str, float],
-    apart: Collection[str],
+    outside_reads: Collection[str],
 ) -> None:
     """Restricts tensors to the patterns that need them, one after the other."""
     for _ in range(ROUNDS):
-        if not demand(program, infer(program, leaves, shares), apart):
+        if not demand(program, infer(program, leaves, shares), outside_reads):
             return

@@ -57,21 +57,21 @@ def gates_of_slots(program: ModelProgram, gates: Sequence[str]) -> dict[str, fx.
 
     `y[s,o] = sum(e, c, C[s,e,c] * z[e,c,o]) -> y[s,o] = sum(e, G[s,e] * z[s,e,o])`.
     """
-    found: dict[str, fx.Node | None] = {}
+    gate_of: dict[str, fx.Node | None] = {}
     for name in gates:
         before = dict(program.statements)
         slots, weights = slots_of(program, name), program.nodes[name]
         gate = gate_in_graph(program, slots, weights) if isinstance(slots, Slots) else slots
         if isinstance(slots, Slots) and isinstance(gate, fx.Node):
-            found[name] = gate
+            gate_of[name] = gate
             send_back(program, slots, gate)
             continue
         program.statements = before
         is_of_tokens = slots is None or (isinstance(slots, Slots) and slots.weighting.token is None)
         if not is_of_tokens and isinstance(gate, str):
-            found[name] = None
+            gate_of[name] = None
             set_info(weights, dense_reason=gate)
-    return found
+    return gate_of
 
 
 def gate_in_graph(program: ModelProgram, slots: Slots, weights: fx.Node) -> fx.Node | str:
@@ -120,7 +120,7 @@ class Tokens:
         return len(self.weights.meta["val"].shape) - 1
 
     def operand(self, node: fx.Node, readers: list[fx.Node]) -> fx.Node:
-        """An operand with one mode for all tokens; the region's nodes are redirected to it."""
+        """An operand with one mode for all tokens, read by the region's nodes."""
         if any(units := units_around(node, self.weights)):
             return self.without_units(node, *units, readers)
         if self.groups == 1:
@@ -128,9 +128,9 @@ class Tokens:
         with node.graph.inserting_after(max(node, self.weights)):
             rows = self.rows(node)
         with node.graph.inserting_after(rows):
-            whole = self.in_groups(rows)
+            grouped = self.in_groups(rows)
         for reader in readers:
-            reader.replace_input_with(node, whole)
+            reader.replace_input_with(node, grouped)
         return rows
 
     def result(self, node: fx.Node) -> fx.Node:
@@ -141,9 +141,9 @@ class Tokens:
         with node.graph.inserting_after(node):
             rows = self.rows(node)
         with node.graph.inserting_after(rows):
-            whole = self.in_groups(rows)
+            grouped = self.in_groups(rows)
         for reader in readers:
-            reader.replace_input_with(node, whole)
+            reader.replace_input_with(node, grouped)
         set_info(rows, shown=node)
         return rows
 
@@ -152,12 +152,12 @@ class Tokens:
         with node.graph.inserting_after(max(node, self.weights)):
             rows = call(aten.flatten.using_ints, node, 0, before + self.groups + behind - 1)
         with node.graph.inserting_after(rows):
-            whole = self.in_groups(rows) if self.groups > 1 else rows
-        for place in (*(self.groups,) * behind, *(0,) * before):
-            with node.graph.inserting_after(whole):
-                whole = call(aten.unsqueeze.default, whole, place)
+            grouped = self.in_groups(rows) if self.groups > 1 else rows
+        for mode in (*(self.groups,) * behind, *(0,) * before):
+            with node.graph.inserting_after(grouped):
+                grouped = call(aten.unsqueeze.default, grouped, mode)
         for reader in readers:
-            reader.replace_input_with(node, whole)
+            reader.replace_input_with(node, grouped)
         set_info(rows, shown=node)
         return rows
 
@@ -169,9 +169,11 @@ class Tokens:
         """The gate as a matrix [tokens, experts]."""
         decided = info(self.weights).decided
         chosen = places(self.weights) if decided is None else decided.places
-        own = None if matrix.mark.format != "auto" else BY_EXPERT
+        packed_format = None if matrix.mark.format != "auto" else BY_EXPERT
         if self.groups == 1:
-            return replace(matrix, places=chosen, packed=own, parts=() if decided is None else decided.parts)
+            return replace(
+                matrix, places=chosen, packed=packed_format, parts=() if decided is None else decided.parts
+            )
         with self.weights.graph.inserting_after(self.weights):
             rows = self.rows(self.weights)
         used = None
@@ -180,19 +182,21 @@ class Tokens:
                 used = rows if chosen is self.weights else self.rows(chosen)
         parts = (self.weights,) if chosen is None else (self.weights, chosen)
         parts = parts if decided is None else decided.parts
-        return replace(matrix, dense=rows, places=used, packed=own, parts=tuple(dict.fromkeys(parts)))
+        return replace(
+            matrix, dense=rows, places=used, packed=packed_format, parts=tuple(dict.fromkeys(parts))
+        )
 
 
-def tokens_of(program: ModelProgram, found: Cut, gates: Sequence[str]) -> Tokens | str:
+def tokens_of(program: ModelProgram, cut: Cut, gates: Sequence[str]) -> Tokens | str:
     """A mixture with one mode for all tokens, or the refusal; a cut without a gate is unchanged.
 
     `r[b,t,e,h] = g[b,t,e] * sum(d, x[b,t,d] * w[e,h,d]) -> r[t,e,h] = g[t,e] * sum(d, x[t,d] * w[e,h,d])`.
     """
     if not gates:
-        return Tokens(None, found.statements, set())
+        return Tokens(None, cut.statements, set())
     if len(gates) > 1:
         return "several gates are read"
-    (gate,), statements = gates, unified(program, found.statements)
+    (gate,), statements = gates, unified(program, cut.statements)
     reads = {access for s in statements for access in find(s.value, Access) if access.tensor == gate}
     if len(reads) != 1:
         return f"{gate} is read at several places"
@@ -200,20 +204,22 @@ def tokens_of(program: ModelProgram, found: Cut, gates: Sequence[str]) -> Tokens
     rows = [statement.target.tensor for statement in statements if expert in statement.target.indices]
     if len(rows) > 1:
         return f"{rows[0]} is what experts computed, from which they compute a product"
-    node, own = program.nodes[gate], {statement.target.tensor for statement in statements}
+    node, computed = program.nodes[gate], {statement.target.tensor for statement in statements}
     t = Index(program.index(prod(program.extents[str(index)] for index in tokens)))
     flat = set[str]()
 
     def merged(access: Access) -> Access:
         at = access.indices
         is_inside = (
-            set(tokens) <= set(at) if tokens else access.tensor in own or is_of_tokens(program, access, node)
+            set(tokens) <= set(at)
+            if tokens
+            else access.tensor in computed or is_of_tokens(program, access, node)
         )
         if access.tensor != gate and not is_inside and set(tokens).isdisjoint(at):
             return access
         rest = tuple(index for index in at if index not in tokens)
         is_first = at == (*tokens, *rest)
-        is_whole = access.tensor in own - set(found.outputs) or access.tensor == gate
+        is_whole = access.tensor in computed - set(cut.outputs) or access.tensor == gate
         if (not is_inside and access.tensor != gate) or not is_first:
             raise Refusal(
                 f"{access.tensor} is neither the same for all tokens nor has a row for each of them"
@@ -227,10 +233,10 @@ def tokens_of(program: ModelProgram, found: Cut, gates: Sequence[str]) -> Tokens
         return merged(part) if isinstance(part, Access) else map_children(part, visit)
 
     try:
-        made = [visit(statement) for statement in statements]
+        flattened = [visit(statement) for statement in statements]
     except Refusal as refusal:
         return str(refusal)
-    return Tokens(node, made, flat)  # type: ignore[arg-type]
+    return Tokens(node, flattened, flat)  # type: ignore[arg-type]
 
 
 def is_of_tokens(program: ModelProgram, access: Access, gate: fx.Node) -> bool:
@@ -242,8 +248,8 @@ def is_of_tokens(program: ModelProgram, access: Access, gate: fx.Node) -> bool:
     tokens = sizes_of(gate.meta["val"])[:-1]
     shape = sizes_of(node.meta["val"])[before:]
     rest = shape[len(tokens) + behind :]
-    known = [program.known(size) for size in shape[: len(tokens)]]
-    return known == [program.known(size) for size in tokens] and 1 not in rest and bool(rest)
+    leading = [program.representative(size) for size in shape[: len(tokens)]]
+    return leading == [program.representative(size) for size in tokens] and 1 not in rest and bool(rest)
 
 
 def units_around(node: fx.Node, gate: fx.Node) -> tuple[int, int]:

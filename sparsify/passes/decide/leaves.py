@@ -16,7 +16,7 @@ from torch import fx
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.nodes import Stored
 from sparsify.compiler.ir.node import find
-from sparsify.compiler.plan.prepare.expand_blocks import whole
+from sparsify.compiler.plan.prepare.expand_blocks import unblocked_format
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
@@ -62,7 +62,7 @@ def marked_leaves(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
     Inputs and parameters, and dense tensors built in the graph from coordinates and marked values. In training with
     half precision, torch's products are faster than products with trained sparse weights, which are left out.
     """
-    found = {}
+    leaves = {}
     for node in list(draft.graph.nodes):
         matrix = declared(node) if node.op in LEAVES else written_out(node) or activation(draft, node)
         if matrix is not None and draft.is_trainable and node.op == "get_attr" and matrix.dtype in HALVES:
@@ -72,8 +72,8 @@ def marked_leaves(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
         readers = (user for user in node.users if operator_name(user) not in ("sym_size", "size"))
         is_read = matrix is not None and (node.op == "get_attr" or not matrix.format.is_dense)
         if matrix is not None and is_read and not covered.issuperset(readers):
-            found[node.name] = matrix
-    return found
+            leaves[node.name] = matrix
+    return leaves
 
 
 def declared(node: fx.Node) -> Matrix | None:
@@ -125,13 +125,13 @@ def has_gradients_at_zeros(node: fx.Node) -> bool:
     relu has no gradient where its result is 0, and a threshold above 0 keeps no zeros.
     """
     if node.target is sparse_gradient:
-        thin, kept, sparsifiers = node.args
-        return kept is None or bool(sparsifiers) or has_gradients_at_zeros(thin)  # type: ignore[arg-type]
+        thin, mask, sparsifiers = node.args
+        return mask is None or bool(sparsifiers) or has_gradients_at_zeros(thin)  # type: ignore[arg-type]
     match operator_name(node), node.args:
-        case "where", (fx.Node() as kept, fx.Node() as given, 0) if kept.target is kept_entries:
-            sparsifier = read(str(kept.args[1]))
+        case "where", (fx.Node() as mask, fx.Node() as value, 0) if mask.target is kept_entries:
+            sparsifier = read(str(mask.args[1]))
             drops_zeros = isinstance(sparsifier, ScalarThreshold) and sparsifier.threshold > 0
-            return not drops_zeros and has_gradients_at_zeros(given)
+            return not drops_zeros and has_gradients_at_zeros(value)
         case "relu", _:
             return False
     return True
@@ -140,8 +140,10 @@ def has_gradients_at_zeros(node: fx.Node) -> bool:
 def is_dense_product(node: fx.Node, left: fx.Node) -> bool:
     """Whether a node is a product with a given left operand and no other marked operand."""
     others = [read for read in node.all_input_nodes if read is not left]
-    place = LEFT.get(operator_name(node))
-    is_left = place is not None and node.args[place] is left and len(others) == len(node.all_input_nodes) - 1
+    position = LEFT.get(operator_name(node))
+    is_left = (
+        position is not None and node.args[position] is left and len(others) == len(node.all_input_nodes) - 1
+    )
     return is_left and all(info(read).mark is None for read in others) and bool(others)
 
 
@@ -166,9 +168,9 @@ def written_out(node: fx.Node) -> Matrix | None:
     if operator_name(node) != "index_put" or value is None or value.dim() < 2 or value.dtype not in DTYPES:
         return None
     base, places, values = (
-        argument(node, place, name) for place, name in enumerate(("self", "indices", "values"))
+        argument(node, position, name) for position, name in enumerate(("self", "indices", "values"))
     )
-    is_whole = len(places) == value.dim() and all(isinstance(place, fx.Node) for place in places)
+    is_whole = len(places) == value.dim() and all(isinstance(position, fx.Node) for position in places)
     if not is_whole or operator_name(base) != "zeros" or argument(node, 3, "accumulate") is not True:
         return None
     rows, *between, columns = places
@@ -191,7 +193,7 @@ def is_free(matrix: Matrix) -> bool:
 
 def computed_weights(program: ModelProgram, storage: Storage) -> dict[str, Matrix]:
     """Sparse tensors computed from frozen parameters, such as `w * mask`, as memoized operands."""
-    found: dict[str, Matrix] = {}
+    operands: dict[str, Matrix] = {}
     for name in program.statements:
         node = program.nodes.get(name)
         value = tensor_value(node)
@@ -203,35 +205,39 @@ def computed_weights(program: ModelProgram, storage: Storage) -> dict[str, Matri
                 next(mark for mark in marks if isinstance(mark, Mark)), role="weight", format="auto"
             )
             form = storage_format(mark, value.dim())
-            found[name] = Matrix(
+            operands[name] = Matrix(
                 name=name, extents=None, rows=None, columns=None, values=None, dense=node, transposed=False,
                 dtype=value.dtype, mark=mark, packed=form, parts=tuple(sources([node])),
             )  # fmt: skip
-    return found
+    return operands
 
 
-def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]:
+def is_relation_selected(program: ModelProgram) -> Callable[[str, set[str]], bool]:
     """A predicate of scatters selected by a rule: by node, or by the input that indices of edges come from."""
 
-    def is_wanted(name: str, places: set[str]) -> bool:
+    def is_selected(name: str, places: set[str]) -> bool:
         node = program.source.get(name)
-        nodes = [program.nodes[program.bounds.get(place, place)] for place in places]
+        nodes = [program.nodes[program.bounds.get(tensor, tensor)] for tensor in places]
         return relation_mark(nodes, node) is not None
 
-    return is_wanted
+    return is_selected
 
 
 def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | None:
     """The mark of a scatter, else of the adjacency of its indices, or of a sparse input's values."""
-    own = None if node is None else info(scatter_of(node)).mark
-    if isinstance(own, Mark):
-        return own
+    node_mark = None if node is None else info(scatter_of(node)).mark
+    if isinstance(node_mark, Mark):
+        return node_mark
     behind = sources(list(places))
     read = behind if node is None else sources([*places, node])
-    known = ((info(source).mark, ("adjacency",)) for source in behind)
+    adjacency_marks = ((info(source).mark, ("adjacency",)) for source in behind)
     values = ((info(source).mark, INPUTS) for source in read if is_vector(source))
-    found = (mark for mark, roles in chain(known, values) if isinstance(mark, Mark) and mark.role in roles)
-    return next(found, None)
+    marks = (
+        mark
+        for mark, roles in chain(adjacency_marks, values)
+        if isinstance(mark, Mark) and mark.role in roles
+    )
+    return next(marks, None)
 
 
 def scatter_of(node: fx.Node) -> fx.Node:
@@ -260,8 +266,8 @@ def relation_operands(program: ModelProgram) -> dict[str, Matrix | Bags]:
 def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.Node]) -> Matrix | Bags:
     """A relation as a sparse operand, with coordinates from tensors of the graph."""
     nodes = [program.nodes[name] for name in relation.inputs]
-    place = {node: number for number, node in enumerate(program.graph.nodes)}
-    first = min(users, key=place.__getitem__)
+    order = {node: number for number, node in enumerate(program.graph.nodes)}
+    first = min(users, key=order.__getitem__)
     mark = next((mark for user in users if (mark := relation_mark(nodes, user)) is not None), None)
     assert mark is not None, "rules select what becomes a relation"
     if relation.bounds is not None:
@@ -289,7 +295,7 @@ def unpadded_format(program: ModelProgram, name: str, mark: Mark) -> Format | No
     is_padded = not form.is_short or form.levels[-1].level.is_padded
     if not is_padded:
         return None
-    return Format("csr") if form.is_dense else whole(form)
+    return Format("csr") if form.is_dense else unblocked_format(form)
 
 
 def bags_operand(program: ModelProgram, relation: Relation, nodes: list[fx.Node], mark: Mark) -> Bags:
@@ -297,7 +303,7 @@ def bags_operand(program: ModelProgram, relation: Relation, nodes: list[fx.Node]
     bounds, indices, *values = nodes
     receivers, _, rows = program.sizes[relation.name]
     (count,), (edges,) = (node.meta["val"].shape for node in (bounds, indices))
-    has_last = program.known(sizes_of(bounds.meta["val"])[0]) != program.known(receivers)
+    has_last = program.representative(sizes_of(bounds.meta["val"])[0]) != program.representative(receivers)
     return Bags(
         name=relation.name, extents=(count - has_last, edges, int(rows)), indices=indices, offsets=bounds,
         weights=values[0] if values else None, has_last=has_last, dtype=getattr(torch, relation.dtype), mark=mark,
@@ -324,10 +330,10 @@ def extent_node(program: ModelProgram, size: Size, edges: fx.Node, user: fx.Node
     """An extent as a number, or as a node inserted before `user`."""
     if isinstance(size, int):
         return size
-    known = input_of_expression(program.graph, size)
-    if known is None and (number := number_of_expression(program.graph, size)) is not None:
+    input_mode = input_of_expression(program.graph, size)
+    if input_mode is None and (number := number_of_expression(program.graph, size)) is not None:
         return number
-    source, mode = known or (edges, 0)
+    source, mode = input_mode or (edges, 0)
     return size_node(source, mode, source.meta["val"].shape[mode], user)
 
 
@@ -336,18 +342,18 @@ def storage_format(mark: Mark, rank: int) -> Format | None:
     if mark.format == "auto":
         return Format("csr") if rank == 2 else Format(", ".join(["dense"] * (rank - 1) + ["compressed"]))
     try:
-        found = Format(mark.format, rank=rank)
+        result = Format(mark.format, rank=rank)
     except SparsifyError:
         return None
-    return found if found.rank == rank else None
+    return result if result.rank == rank else None
 
 
 def densities(draft: Draft, marked: Mapping[str, Matrix | Bags]) -> dict[str, float]:
     """The shares of stored entries of operands, in the example."""
-    found = {}
+    shares = {}
     for name, matrix in marked.items():
         stored = stored_entries(draft, matrix)
         sizes = [known_size(extent) for extent in extents_of(matrix)]
         if stored is not None and all(sizes):
-            found[name] = stored / prod(size or 1 for size in sizes)
-    return found
+            shares[name] = stored / prod(size or 1 for size in sizes)
+    return shares

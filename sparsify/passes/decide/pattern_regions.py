@@ -64,49 +64,52 @@ def pattern_regions(draft: Draft) -> list[Region]:
     program = translate(draft.graph, [n for n in draft.graph.nodes if n.name in patterns])
     # Gradients of a vector over distances have no fast kernel: in training, biases are unchanged.
     distances = Distances(draft.graph, are_looked_for=not draft.is_trainable)
-    own, results = set[str](), {}
+    attention_names, results = set[str](), {}
     for softmax in softmaxes:
-        found = attention_of(program, softmax.name)
-        if isinstance(found, str):
-            set_info(softmax, dense_reason=found)
+        attention = attention_of(program, softmax.name)
+        if isinstance(attention, str):
+            set_info(softmax, dense_reason=attention)
             continue
-        found = in_one_dtype(program, with_small_masks(program, found, distances, patterns))
-        statements = put_in_form(program, found)
-        share_keys(program, found, statements, patterns)
-        name_as_textbooks(program, found)
-        own.update(statements)
-        results[softmax] = found
-    program.statements = {name: s for name, s in program.statements.items() if name in own}
+        attention = in_one_dtype(program, with_small_masks(program, attention, distances, patterns))
+        statements = put_in_form(program, attention)
+        share_keys(program, attention, statements, patterns)
+        name_as_textbooks(program, attention)
+        attention_names.update(statements)
+        results[softmax] = attention
+    program.statements = {name: s for name, s in program.statements.items() if name in attention_names}
     program.order()
     infer_dtypes(program)
     leaves = {name: pattern.declared for name, pattern in patterns.items()}
-    whole = {name for name, pattern in patterns.items() if pattern.spec.is_whole}
-    by_patterns(program, infer(program, leaves, {}), patterns, whole)
+    full_patterns = {name for name, pattern in patterns.items() if pattern.spec.is_whole}
+    by_patterns(program, infer(program, leaves, {}), patterns, full_patterns)
     storage = infer(program, leaves, {})
-    made = list[Region]()
-    for softmax, found in results.items():
-        cut = needed(Cut(list(program.statements.values())), [found.result])
+    regions = list[Region]()
+    for softmax, attention in results.items():
+        cut = needed(Cut(list(program.statements.values())), [attention.result])
         region = region_of(program, storage, cut, patterns)
         if isinstance(region, str):
             set_info(softmax, dense_reason=region)
             continue
-        names, node = {softmax.name, *found.chain, *found.path, *patterns}, program.nodes[found.result]
+        names, node = (
+            {softmax.name, *attention.chain, *attention.path, *patterns},
+            program.nodes[attention.result],
+        )
         while node.name not in names:  # views and copies of the result
             names.add(node.name)
             (node,) = node.all_input_nodes
         region.covered = [node for node in region.covered if node.name in names]
-        made.append(finished(region))
-    return made
+        regions.append(finished(region))
+    return regions
 
 
 def with_small_masks(
-    program: ModelProgram, found: Attention, distances: Distances, patterns: Mapping[str, PatternOperand]
+    program: ModelProgram, attention: Attention, distances: Distances, patterns: Mapping[str, PatternOperand]
 ) -> Attention:
     """Attention with masks computed from smaller sources where possible."""
-    i, j = program.statements[found.scores].target.indices[-2:]
-    shape = tuple(map(str, program.nodes[found.scores].meta["val"].shape[-2:]))
+    i, j = program.statements[attention.scores].target.indices[-2:]
+    shape = tuple(map(str, program.nodes[attention.scores].meta["val"].shape[-2:]))
 
-    read = {access.tensor for access in find(found.value, Access)}
+    read = {access.tensor for access in find(attention.value, Access)}
     specs = [pattern.spec for name, pattern in patterns.items() if name in read]
     true = in_order((i, j)) if any(spec.is_causal for spec in specs) else ()
 
@@ -114,95 +117,99 @@ def with_small_masks(
         node = program.nodes[access.tensor]
         if access.indices[-2:] != (i, j) or not is_bias(node, distances, shape):
             return None
-        vector = plain(distances.along(node), program.nodes[found.result])
+        vector = plain(distances.along(node), program.nodes[attention.result])
         program.nodes[vector.name] = vector
         program.letters[program.leaf(vector)] = "R"
-        place = parse_expression(f"{j} - {i} + extent({i}) - 1", indices=program.extents)
-        return Access(vector.name, (*access.indices[:-2], place))
+        distance = parse_expression(f"{j} - {i} + extent({i}) - 1", indices=program.extents)
+        return Access(vector.name, (*access.indices[:-2], distance))
 
-    value = from_factors(program, found.value, found.factors, (i, j), along, true, patterns)
-    return replace(found, value=without_casts(value))
+    value = from_factors(program, attention.value, attention.factors, (i, j), along, true, patterns)
+    return replace(attention, value=without_casts(value))
 
 
 def share_keys(
-    program: ModelProgram, found: Attention, own: Collection[str], patterns: Collection[str]
+    program: ModelProgram, attention: Attention, statements: Collection[str], patterns: Collection[str]
 ) -> None:
     """Lets heads of queries read shared keys and values in place, except under per-head patterns."""
-    target = program.statements[found.scores].target
-    for access in found.factors:
-        known = joined(program.nodes[access.tensor])
-        if known is None:
+    target = program.statements[attention.scores].target
+    for access in attention.factors:
+        joined_mode = joined(program.nodes[access.tensor])
+        if joined_mode is None:
             continue
-        index = access.indices[known.mode]
-        masks = [a for a in find(program.statements[found.scores].value, Access) if a.tensor in patterns]
+        index = access.indices[joined_mode.mode]
+        masks = [a for a in find(program.statements[attention.scores].value, Access) if a.tensor in patterns]
         if index in target.indices[:-2] and not any(index in mask.indices for mask in masks):
             mode = target.indices.index(index)
-            if is_shared(program, known) and fits(program, found, known):
-                split_mode(program, found, own, mode, known.sizes)
+            if is_shared(program, joined_mode) and fits(program, attention, joined_mode):
+                split_mode(program, attention, statements, mode, joined_mode.sizes)
             return
 
 
-def is_shared(program: ModelProgram, known: Joined) -> bool:
+def is_shared(program: ModelProgram, joined_mode: Joined) -> bool:
     """Whether a tensor repeats entries along the second of its joined modes."""
-    base = program.statements.get(known.base.name)
-    if known.is_repeated or base is None or not isinstance(base.value, Access):
-        return known.is_repeated
-    return base.target.indices[known.mode + 1] not in base.value.indices
+    base = program.statements.get(joined_mode.base.name)
+    if joined_mode.is_repeated or base is None or not isinstance(base.value, Access):
+        return joined_mode.is_repeated
+    return base.target.indices[joined_mode.mode + 1] not in base.value.indices
 
 
-def fits(program: ModelProgram, found: Attention, known: Joined) -> bool:
+def fits(program: ModelProgram, attention: Attention, joined_mode: Joined) -> bool:
     """Whether values are repeated as keys are."""
-    other = joined(program.nodes[found.values.tensor])
-    return other is not None and other.sizes == known.sizes and is_shared(program, other)
+    other = joined(program.nodes[attention.values.tensor])
+    return other is not None and other.sizes == joined_mode.sizes and is_shared(program, other)
 
 
 def split_mode(
-    program: ModelProgram, found: Attention, own: Collection[str], mode: int, sizes: tuple[Size, Size]
+    program: ModelProgram,
+    attention: Attention,
+    statements: Collection[str],
+    mode: int,
+    sizes: tuple[Size, Size],
 ) -> None:
     """Splits one mode of attention's scores in two, with views of the operands and the result."""
-    result = program.nodes[found.result]
+    result = program.nodes[attention.result]
 
-    def leaf(access: Access, place: int, pair: Pair) -> Access:
+    def leaf(access: Access, position: int, pair: Pair) -> Access:
         node = program.nodes[access.tensor]
-        letter, known = program.letters.get(node.name), joined(node)
-        if known is not None and known.mode == place and known.sizes == sizes:
+        letter, joined_mode = program.letters.get(node.name), joined(node)
+        if joined_mode is not None and joined_mode.mode == position and joined_mode.sizes == sizes:
             rows = access.indices[-2]
             assert isinstance(rows, Index), "operands are read by rows"
-            read = read_stored(program, known.read(access, pair), rows)
+            read = read_stored(program, joined_mode.read(access, pair), rows)
             base = program.nodes[read.tensor]
             if base.meta["val"].dtype != node.meta["val"].dtype:
                 base = call_before(result, torch.ops.aten.to.dtype, base, node.meta["val"].dtype)
             read = Access(base.name, read.indices)
         else:
             base = call_before(
-                result, torch.ops.aten.unflatten.int, node, whole_mode(node, place), list(sizes)
+                result, torch.ops.aten.unflatten.int, node, tensor_mode(node, position), list(sizes)
             )
-            read = Access(base.name, (*access.indices[:place], *pair, *access.indices[place + 1 :]))
+            read = Access(base.name, (*access.indices[:position], *pair, *access.indices[position + 1 :]))
         program.nodes[base.name] = base
         program.leaf(base)
         if letter is not None:
             program.letters[base.name] = letter
         return read
 
-    modes = split(program, own, (found.scores, mode), sizes, leaf)
-    at = whole_mode(result, modes[found.result])
+    modes = split(program, statements, (attention.scores, mode), sizes, leaf)
+    at = tensor_mode(result, modes[attention.result])
     parts = put_behind(result, torch.ops.aten.unflatten.int, at, list(sizes))
     put_behind(parts, torch.ops.aten.flatten.using_ints, at, at + 1)
-    program.nodes[found.result] = parts
+    program.nodes[attention.result] = parts
 
 
-def whole_mode(node: fx.Node, mode: int) -> int:
+def tensor_mode(node: fx.Node, mode: int) -> int:
     """The position, in the graph's tensor, of a mode in its program, which omits modes of extent 1."""
-    return [place for place, size in enumerate(sizes_of(node.meta["val"])) if size != 1][mode]
+    return [position for position, size in enumerate(sizes_of(node.meta["val"])) if size != 1][mode]
 
 
-def in_one_dtype(program: ModelProgram, found: Attention) -> Attention:
+def in_one_dtype(program: ModelProgram, attention: Attention) -> Attention:
     """Attention with operands of one dtype and distinct names."""
-    result, known = program.nodes[found.result], list[fx.Node]()
-    dtype = widest([node for node in operands_of(program, found) if node.target is not attention_mask])
+    result, read_nodes = program.nodes[attention.result], list[fx.Node]()
+    dtype = widest([node for node in operands_of(program, attention) if node.target is not attention_mask])
 
     def visit(part: Node) -> Node:
-        if not isinstance(part, Access) or part.tensor in (found.softmax, *found.path):
+        if not isinstance(part, Access) or part.tensor in (attention.softmax, *attention.path):
             return map_children(part, visit)
         node = program.nodes[part.tensor]
         value = node.meta["val"]
@@ -210,23 +217,23 @@ def in_one_dtype(program: ModelProgram, found: Attention) -> Attention:
             return part
         if value.is_floating_point() and value.dtype != dtype:
             node = call_before(result, torch.ops.aten.to.dtype, node, dtype)
-        elif node in known:
+        elif node in read_nodes:
             node = call_before(result, torch.ops.aten.alias.default, node)
         if node.name not in program.nodes:
             program.nodes[node.name] = node
             program.leaf(node)
-        known.append(node)
+        read_nodes.append(node)
         program.letters.setdefault(node.name, "B")  # but queries, keys and values
         return Access(node.name, part.indices)
 
-    if (own := result.meta["val"].dtype) != dtype:
+    if (result_dtype := result.meta["val"].dtype) != dtype:
         wide = put_behind(result, torch.ops.aten.to.dtype, dtype)
-        put_behind(wide, torch.ops.aten.to.dtype, own)
-        program.nodes[found.result] = wide
-    value, mean = visit(found.value), visit(found.mean)
-    sink = None if found.sink is None else visit(found.sink)
+        put_behind(wide, torch.ops.aten.to.dtype, result_dtype)
+        program.nodes[attention.result] = wide
+    value, mean = visit(attention.value), visit(attention.mean)
+    sink = None if attention.sink is None else visit(attention.sink)
     assert isinstance(value, Expr) and isinstance(mean, Reduce) and isinstance(sink, Access | None)
-    return replace(found, value=value, mean=mean, sink=sink)
+    return replace(attention, value=value, mean=mean, sink=sink)
 
 
 def finished(region: Region) -> Region:

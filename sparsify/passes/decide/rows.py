@@ -93,13 +93,13 @@ def matrix_of(node: fx.Node) -> fx.Node:
         return insert.call(aten.reshape.default, node, [-1, columns])
 
 
-def rows_of(program: ModelProgram, storage: Storage, found: Cut) -> Rows:
+def rows_of(program: ModelProgram, storage: Storage, cut: Cut) -> Rows:
     """A single-statement cut of a weight product, with one mode for all rows; other cuts are unchanged."""
-    as_it_is = Rows(found.statements, None, set(), [])
-    name, *more = found.names
+    as_it_is = Rows(cut.statements, None, set(), [])
+    name, *more = cut.names
     if more or not is_layer(program, storage, name):
         return as_it_is
-    (statement,) = found.statements
+    (statement,) = cut.statements
     product = next(p for p in find(statement.value, Reduce) if program.reads_weight(p))
     weight, *weights = [access for access in find(product, Access) if access.tensor in program.weights]
     others = [access for access in find(product, Access) if access.tensor not in program.weights]
@@ -109,7 +109,7 @@ def rows_of(program: ModelProgram, storage: Storage, found: Cut) -> Rows:
         weight = Access(weight.tensor, (*column, *weight.indices))
     if any(storage.is_sparse(access.tensor) for access in others):
         return as_it_is
-    nodes = between([program.nodes[name]], [program.nodes[read] for read in found.operands])
+    nodes = between([program.nodes[name]], [program.nodes[read] for read in cut.operands])
     first = next((node for node in nodes if operator_name(node) in PRODUCTS), None)
     is_last = len(others) == 1 and not weights and bool(column) and column[0] in weight.indices
     if not is_last or column[0] in others[0].indices or first is None:
@@ -117,7 +117,7 @@ def rows_of(program: ModelProgram, storage: Storage, found: Cut) -> Rows:
     rows = x_of(program, others[0], first)
     if rows not in program.nodes:  # another region computes the product, too
         return as_it_is
-    nodes = between([program.nodes[name]], [program.nodes[read] for read in (rows, *found.operands)])
+    nodes = between([program.nodes[name]], [program.nodes[read] for read in (rows, *cut.operands)])
     nodes = [node for node in nodes if parameter_behind(node) is None and tensor_value(node) is not None]
     row = Index(program.index(prod(program.extents[str(index)] for index in lead)))
     flat = {rows: others[0].indices[-1], name: column[0]}
@@ -138,15 +138,15 @@ def rows_of(program: ModelProgram, storage: Storage, found: Cut) -> Rows:
         flat[node.tensor] = indices[-1]
         return Access(node.tensor, (row, *indices[len(lead) :]))
 
-    made = visit(statement)
-    assert isinstance(made, Assign), "statements stay what they are"
-    is_whole = rows in program.weights or {*lead} & {*find(made, Index)}
+    flattened = visit(statement)
+    assert isinstance(flattened, Assign), "statements stay what they are"
+    is_whole = rows in program.weights or {*lead} & {*find(flattened, Index)}
     if is_whole or not all(is_of_rows(program, tensor, last) for tensor, last in flat.items()):
         return as_it_is
     is_matrix = all(program.nodes[tensor].meta["val"].dim() == MATRIX for tensor in flat)
     if not is_matrix and not all(computes_rows(program, node, nodes, flat) for node in nodes):
         return as_it_is
-    return Rows([made], program.nodes[rows], {*flat}, nodes)
+    return Rows([flattened], program.nodes[rows], {*flat}, nodes)
 
 
 def x_of(program: ModelProgram, read: Access, product: fx.Node) -> str:
@@ -173,7 +173,9 @@ def is_of_rows(program: ModelProgram, tensor: str, last: Expr) -> bool:
     """Whether the last mode of a graph tensor is the column index, not a row mode."""
     node = program.nodes.get(tensor)
     shape = () if node is None else sizes_of(node.meta["val"])
-    return bool(shape) and program.known(shape[-1]) == program.known(program.extents[str(last)])
+    return bool(shape) and program.representative(shape[-1]) == program.representative(
+        program.extents[str(last)]
+    )
 
 
 def computes_rows(program: ModelProgram, node: fx.Node, nodes: list[fx.Node], flat: Collection[str]) -> bool:

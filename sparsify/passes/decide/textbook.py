@@ -39,53 +39,56 @@ class Text:
 
 def textbook(
     program: ModelProgram,
-    found: Cut,
+    cut: Cut,
     outputs: Sequence[str],
     operands: Mapping[str, SparseOperand | fx.Node],
 ) -> Text:
     """The statements of a cut: A sparse, X and W matrices, b vectors, T temporaries, Y results; modes i, k."""
-    statements = unified(program, found.statements)
+    statements = unified(program, cut.statements)
     indices = index_texts(statements, outputs, program.letters)
-    names = tensor_texts(found, outputs, operands, program.letters)
+    names = tensor_texts(cut, outputs, operands, program.letters)
 
     texts = tuple([rename(statement, names, indices) for statement in statements])
-    known = ((text, program.known(program.extents[name])) for name, text in indices.items())
-    sizes = {text: size for text, size in known if isinstance(size, int)}
+    representatives = (
+        (text, program.representative(program.extents[name])) for name, text in indices.items()
+    )
+    sizes = {text: size for text, size in representatives if isinstance(size, int)}
     return Text(texts, names, sizes)
 
 
 def unified(program: ModelProgram, statements: Sequence[Assign]) -> list[Assign]:
     """Statements with one index variable per mode, from the defining statement or the first reader."""
     modes: dict[str, tuple[str, ...]] = {}
-    made = []
+    result = []
     for statement in statements:
-        own = set(index_names(statement))
+        statement_names = set(index_names(statement))
         names: dict[str, str] = {}
         for access in find(statement.value, Access):
-            for index, wanted in zip(access.indices, modes.get(access.tensor, ()), strict=False):
+            for index, target in zip(access.indices, modes.get(access.tensor, ()), strict=False):
                 if (
                     isinstance(index, Index)
                     and index.name not in names
-                    and wanted not in own
-                    and wanted not in names.values()
-                    and program.known(program.extents[index.name]) == program.known(program.extents[wanted])
+                    and target not in statement_names
+                    and target not in names.values()
+                    and program.representative(program.extents[index.name])
+                    == program.representative(program.extents[target])
                 ):
-                    names[index.name] = wanted
+                    names[index.name] = target
         statement = renamed(statement, names)
         for access in (statement.target, *find(statement.value, Access)):
             if all(isinstance(index, Index) for index in access.indices):
                 modes.setdefault(access.tensor, tuple(map(str, access.indices)))
-        made.append(statement)
-    return made
+        result.append(statement)
+    return result
 
 
 def unread_indices(statements: Sequence[Assign]) -> list[str]:
     """The index variables without an operand of their extent, as operands are read at expressions."""
-    own = {statement.target.tensor for statement in statements}
+    computed = {statement.target.tensor for statement in statements}
     every = dict.fromkeys(name for statement in statements for name in index_names(statement))
-    read = (access for s in statements for access in find(s.value, Access) if access.tensor not in own)
-    given = {index.name for access in read for index in access.indices if isinstance(index, Index)}
-    return [name for name in every if name not in given]
+    read = (access for s in statements for access in find(s.value, Access) if access.tensor not in computed)
+    plain = {index.name for access in read for index in access.indices if isinstance(index, Index)}
+    return [name for name in every if name not in plain]
 
 
 def index_texts(
@@ -94,35 +97,35 @@ def index_texts(
     """Short names of index variables: fixed letters, the first result's modes, then others."""
     first = next(s for s in statements if s.target.tensor == outputs[0])
     every = dict.fromkeys(name for statement in statements for name in index_names(statement))
-    given = {letters[name]: name for name in reversed(every) if name in letters}
-    found = {name: letter for letter, name in given.items()}
-    modes = [str(index) for index in first.target.indices if str(index) not in found]
-    found |= dict(zip(modes, (name for name in RESULT_NAMES if name not in given), strict=False))
-    left = [name for name in (*SUM_NAMES, *RESULT_NAMES) if name not in found.values()]
+    fixed = {letters[name]: name for name in reversed(every) if name in letters}
+    texts = {name: letter for letter, name in fixed.items()}
+    modes = [str(index) for index in first.target.indices if str(index) not in texts]
+    texts |= dict(zip(modes, (name for name in RESULT_NAMES if name not in fixed), strict=False))
+    left = [name for name in (*SUM_NAMES, *RESULT_NAMES) if name not in texts.values()]
     rest = chain(left, (f"s{number}" for number in count()))
     for statement in statements:
         for name in index_names(statement):
-            if name not in found:
-                found[name] = next(rest)
-    return found
+            if name not in texts:
+                texts[name] = next(rest)
+    return texts
 
 
 def tensor_texts(
-    found: Cut,
+    cut: Cut,
     outputs: Sequence[str],
     operands: Mapping[str, SparseOperand | fx.Node],
     letters: Mapping[str, str],
 ) -> dict[str, str]:
     """Short names of tensors."""
-    given: dict[str, Iterator[str]] = {}
+    numbered: dict[str, Iterator[str]] = {}
 
     def short(base: str) -> str:
-        numbers = given.setdefault(base, chain([base], (f"{base}{number}" for number in count(1))))
+        numbers = numbered.setdefault(base, chain([base], (f"{base}{number}" for number in count(1))))
         return next(numbers)
 
-    ranks = {a.tensor: len(a.indices) for s in found.statements for a in find(s.value, Access)}
+    ranks = {a.tensor: len(a.indices) for s in cut.statements for a in find(s.value, Access)}
     names = {n: short(letters.get(n) or letter_of(operand, ranks[n])) for n, operand in operands.items()}
-    names |= {name: short(letters.get(name, "T")) for name in found.names if name not in outputs}
+    names |= {name: short(letters.get(name, "T")) for name in cut.names if name not in outputs}
     return names | {name: short("Y") for name in outputs}
 
 

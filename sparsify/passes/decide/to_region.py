@@ -37,33 +37,33 @@ SQUEEZES: Final = ("squeeze", "select", "view", "reshape", "flatten")
 
 
 def region_of(
-    program: ModelProgram, storage: Storage, found: Cut, marked: Mapping[str, SparseOperand]
+    program: ModelProgram, storage: Storage, cut: Cut, marked: Mapping[str, SparseOperand]
 ) -> Region | str:
     """The region of a cut, or the refusal."""
-    if not any(name in marked for name in found.operands):
+    if not any(name in marked for name in cut.operands):
         return "no sparse operand is read"
-    matrices = {n: matrix for n in found.operands if isinstance(matrix := marked.get(n), Matrix)}
+    matrices = {n: matrix for n in cut.operands if isinstance(matrix := marked.get(n), Matrix)}
     gates = [name for name, matrix in matrices.items() if matrix.mark.role == "gate"]
-    tokens = tokens_of(program, found, gates)
+    tokens = tokens_of(program, cut, gates)
     if isinstance(tokens, str):
         return tokens
-    found = Cut(tokens.statements, found.outputs)
+    cut = Cut(tokens.statements, cut.outputs)
     marked = {**marked, **{name: tokens.matrix(matrices[name]) for name in gates}}
-    found = before_squeeze(program, storage, found)
-    rows = rows_of(program, storage, found)
-    found = Cut(rows.statements, found.outputs)
-    unread = unread_indices(unified(program, found.statements))
+    cut = before_squeeze(program, storage, cut)
+    rows = rows_of(program, storage, cut)
+    cut = Cut(rows.statements, cut.outputs)
+    unread = unread_indices(unified(program, cut.statements))
     if any(not isinstance(program.extents[name], int) for name in unread):
         return "an extent of a result is known in a call alone"
-    place = {node.name: number for number, node in enumerate(program.graph.nodes)}
-    outputs = sorted(found.outputs, key=place.__getitem__)
-    sources = {name: marked[name] if name in marked else program.nodes[name] for name in found.operands}
-    text = textbook(program, found, outputs, sources)
-    ranks = {a.tensor: len(a.indices) for s in found.statements for a in find(s.value, Access)}
+    order = {node.name: number for number, node in enumerate(program.graph.nodes)}
+    outputs = sorted(cut.outputs, key=order.__getitem__)
+    sources = {name: marked[name] if name in marked else program.nodes[name] for name in cut.operands}
+    text = textbook(program, cut, outputs, sources)
+    ranks = {a.tensor: len(a.indices) for s in cut.statements for a in find(s.value, Access)}
     declared = {text.names[name]: declared_in(program, name, sources[name], ranks[name]) for name in sources}
     results_in = {text.names[name]: name_of(program.nodes[name].meta["val"].dtype) for name in outputs}
     try:
-        made = declare_equations(text.statements, declared, results_in, text.sizes)
+        declared_program = declare_equations(text.statements, declared, results_in, text.sizes)
     except SparsifyError as error:
         return f"no program: {error}".splitlines()[0]
     inside = nodes_of(program, outputs, sources)
@@ -87,10 +87,10 @@ def region_of(
         operands=operands,
         covered=list(dict.fromkeys([*(n for n in inside if n not in operands.values()), *results])),
         names=names,
-        program=made,
+        program=declared_program,
         results=tuple(results) if len(results) > 1 else (),
         equations=text,
-        is_layer=is_product(program, storage, found),
+        is_layer=is_product(program, storage, cut),
     )
 
 
@@ -101,35 +101,35 @@ def declared_in(program: ModelProgram, name: str, source: SparseOperand | fx.Nod
     return source.declared
 
 
-def before_squeeze(program: ModelProgram, storage: Storage, found: Cut) -> Cut:
+def before_squeeze(program: ModelProgram, storage: Storage, cut: Cut) -> Cut:
     """A one-column layer without its last view: `squeeze(sigmoid(x W), 1) -> sigmoid(x W)` [n, 1]."""
-    name, *more = found.names
+    name, *more = cut.names
     if more or not is_layer(program, storage, name):
-        return found
-    (statement,) = found.statements
+        return cut
+    (statement,) = cut.statements
     read = [
         a for part in find(statement.value, Reduce) for a in find(part, Access) if a.tensor in program.weights
     ]
     node = program.nodes[name]
     if operator_name(node) not in SQUEEZES or all(len(access.indices) == MATRIX for access in read):
-        return found
+        return cut
     base = node.all_input_nodes[0]
     if sizes_of(base.meta["val"])[-1] != 1 or base.name in program.statements:
-        return found
-    made = replace(statement, target=replace(statement.target, tensor=base.name))
-    program.statements[base.name] = made
-    return Cut([made], [base.name])
+        return cut
+    renamed_statement = replace(statement, target=replace(statement.target, tensor=base.name))
+    program.statements[base.name] = renamed_statement
+    return Cut([renamed_statement], [base.name])
 
 
 def operand_in(
     tokens: Tokens, rows: Rows, name: str, node: fx.Node, readers: list[fx.Node], rank: int
 ) -> fx.Node:
-    """A dense tensor with the modes of its access in a region's program; the region's nodes read it so, too."""
+    """A dense tensor with the modes of its access in a region's program, also for the region's nodes."""
     if name in tokens.flat:
         return tokens.operand(node, readers)
     if name in rows.flat:
         return read_through(node, readers, matrix_of(node))
-    return node if node.meta["val"].dim() == rank else read_through(node, readers, *apart(node))
+    return node if node.meta["val"].dim() == rank else read_through(node, readers, *without_units(node))
 
 
 def result_in(program: ModelProgram, tokens: Tokens, rows: Rows, name: str) -> fx.Node:
@@ -140,7 +140,7 @@ def result_in(program: ModelProgram, tokens: Tokens, rows: Rows, name: str) -> f
         return node
     if tokens.gate is not None:
         return tokens.result(node)
-    return read_through(node, list(node.users), *apart(node))
+    return read_through(node, list(node.users), *without_units(node))
 
 
 def nodes_behind(program: ModelProgram, name: str, source: SparseOperand | fx.Node) -> list[fx.Node]:
@@ -154,11 +154,11 @@ def nodes_behind(program: ModelProgram, name: str, source: SparseOperand | fx.No
     ]
 
 
-def is_product(program: ModelProgram, storage: Storage, found: Cut) -> bool:
+def is_product(program: ModelProgram, storage: Storage, cut: Cut) -> bool:
     """Whether a cut is one product of a matrix or vector with a weight, and its epilogue."""
-    if len(found.names) > 1 or not is_layer(program, storage, found.names[0]):
+    if len(cut.names) > 1 or not is_layer(program, storage, cut.names[0]):
         return False
-    read = [a for part in find(found.statements[0].value, Reduce) for a in find(part, Access)]
+    read = [a for part in find(cut.statements[0].value, Reduce) for a in find(part, Access)]
     others = [access.tensor for access in read if access.tensor not in program.weights]
     return all(len(access.indices) <= MATRIX for access in read) and not any(map(storage.is_sparse, others))
 
@@ -179,34 +179,34 @@ def nodes_of(
 
 
 def read_through(
-    node: fx.Node, readers: list[fx.Node], bare: fx.Node, whole: fx.Node | None = None
+    node: fx.Node, readers: list[fx.Node], bare: fx.Node, view: fx.Node | None = None
 ) -> fx.Node:
     """A tensor with the modes of a region, read by some nodes directly or through a view with all modes."""
     for reader in readers if bare is not node else ():
         if reader is not bare:
-            reader.replace_input_with(node, whole or bare)
+            reader.replace_input_with(node, view or bare)
     return bare
 
 
-def apart(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+def without_units(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     """`squeeze(node)` and an equal `unsqueeze(squeeze(node))`; the node twice without modes of extent 1."""
     shape = node.meta["val"].shape
     units = [mode for mode, extent in enumerate(shape) if type(extent) is int and extent == 1]
     if not units:
         return node, node
-    bare = whole = made_once(node, aten.squeeze.dims, units)
+    bare = full = shared_call(node, aten.squeeze.dims, units)
     for mode in units:
-        whole = made_once(whole, aten.unsqueeze.default, mode)
-    return bare, whole
+        full = shared_call(full, aten.unsqueeze.default, mode)
+    return bare, full
 
 
-def made_once(node: fx.Node, target: Any, argument: Any) -> fx.Node:
+def shared_call(node: fx.Node, target: Any, argument: Any) -> fx.Node:
     """The call of a view of a node, reused if another region has created it."""
     for user in node.users:
         if user.target is target and user.args[1:] == (argument,):
             node.append(user)  # in the model it may come after its new readers
             return user
     with node.graph.inserting_after(node):
-        made = insert.call(target, node, argument)
-    set_info(made, shown=info(node).shown or node)
-    return made
+        view = insert.call(target, node, argument)
+    set_info(view, shown=info(node).shown or node)
+    return view

@@ -30,12 +30,12 @@ def transpose_weights(region: Region) -> None:
         short = region.names[name]
         if not gathers_columns(region.equations.statements, short, sparse):
             continue
-        made = transposed(operand)
+        transposed_node = transposed(operand)
         region.operands = {
-            (made.name if known == name else known): (made if known == name else other)
-            for known, other in region.operands.items()
+            (transposed_node.name if key == name else key): (transposed_node if key == name else other)
+            for key, other in region.operands.items()
         }
-        region.names[made.name] = region.names.pop(name)
+        region.names[transposed_node.name] = region.names.pop(name)
         statements = tuple(with_transposed(statement, short) for statement in region.equations.statements)
         region.equations = replace(region.equations, statements=statements)
         finish(region)
@@ -44,9 +44,9 @@ def transpose_weights(region: Region) -> None:
 def gathers_columns(statements: tuple[Assign, ...], name: str, sparse: set[str]) -> bool:
     """Whether each read of a matrix is `W[k,j]` in a sum over j of a product with a sparse operand at j."""
     sums = [part for s in statements for part in find(s.value, Reduce) if part.monoid == "sum"]
-    found = sum(is_gathered(part, access, sparse) for part in sums for access in reads_of(part.body, name))
+    count = sum(is_gathered(part, access, sparse) for part in sums for access in reads_of(part.body, name))
     reads = [access for statement in statements for access in reads_of(statement.value, name)]
-    return bool(reads) and found == len(reads)
+    return bool(reads) and count == len(reads)
 
 
 def reads_of(expr: Expr, name: str) -> list[Access]:

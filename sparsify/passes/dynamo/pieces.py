@@ -69,10 +69,10 @@ LOGGERS: Final = ("torch._dynamo", "torch._subclasses.fake_tensor")
 
 def compilers(module: "SparseModule") -> Iterator["PieceCompiler"]:
     """The compilers that cut a model into pieces, fewest pieces first; equal pieces are captured once."""
-    made: dict[Any, Chosen] = {}
+    chosen: dict[Any, Chosen] = {}
     clock = Clock()
     for has_data_sizes in WITH_DATA_SIZES:
-        yield PieceCompiler(module, has_data_sizes, made, clock)
+        yield PieceCompiler(module, has_data_sizes, chosen, clock)
 
 
 class Clock:
@@ -133,18 +133,18 @@ class PieceCompiler:
     Args:
         module: the sparse model.
         has_data_sizes: whether operators such as `x[mask]` are part of pieces.
-        made: captured pieces by key.
+        chosen: captured pieces by key.
         clock: time of the search.
     """
 
     def __init__(
-        self, module: "SparseModule", has_data_sizes: bool, made: "dict[Any, Chosen]", clock: Clock
+        self, module: "SparseModule", has_data_sizes: bool, chosen: "dict[Any, Chosen]", clock: Clock
     ) -> None:
-        asked = module._asked
-        self.asked = replace(
-            asked,
-            recipe=asked.recipe.with_optional_rules(),
-            dynamic=None if asked.dynamic is None else (),
+        request = module._request
+        self.request = replace(
+            request,
+            recipe=request.recipe.with_optional_rules(),
+            dynamic=None if request.dynamic is None else (),
             inplace=False,
             pieces=None,
             is_quiet=True,
@@ -152,11 +152,11 @@ class PieceCompiler:
         self.roundings = module._weights.roundings
         self.has_data_sizes, self.trainable = has_data_sizes, False
         self.pieces: list[Piece] = []
-        self.current, self.met = dict[Any, None](), dict[Any, None]()
-        self.made, self.clock = made, clock
+        self.current, self.all_keys = dict[Any, None](), dict[Any, None]()
+        self.choices, self.clock = chosen, clock
         # One context for all mirrors of the model, with a cache separate from other models of the class.
         own_cache = {OWN_CACHE: True} if OWN_CACHE in signature(_optimize).parameters else {}
-        context: Any = torch._dynamo.optimize(self.piece, dynamic=asked.dynamic is None, **own_cache)
+        context: Any = torch._dynamo.optimize(self.piece, dynamic=request.dynamic is None, **own_cache)
         self.long: set[CodeType] = set()
         context.callback = FrameFilter(context.callback, self.long)
         self.context = context
@@ -173,14 +173,14 @@ class PieceCompiler:
     def piece(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that Dynamo calls with each graph."""
         self.clock.require_time()
-        found = Piece(graph, example_inputs, self)
-        self.pieces.append(found)
-        return found
+        new = Piece(graph, example_inputs, self)
+        self.pieces.append(new)
+        return new
 
     def compiled(self, model: nn.Module) -> Callable[..., Any]:
         """The model with pieces in kernels."""
-        found: Callable[..., Any] = self.context(model)
-        return found
+        optimized: Callable[..., Any] = self.context(model)
+        return optimized
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -194,8 +194,8 @@ class PieceCompiler:
 
     def reports(self) -> list[tuple[PieceEntry, Report | None]]:
         """The entry of each piece, with the report of its kernels if the piece has regions."""
-        known = [self.made[key] for key in self.current or self.met]
-        return [(replace(one.entry, name=f"piece {n}"), one.report) for n, one in enumerate(known, 1)]
+        pieces = [self.choices[key] for key in self.current or self.all_keys]
+        return [(replace(one.entry, name=f"piece {n}"), one.report) for n, one in enumerate(pieces, 1)]
 
 
 class FrameFilter:
@@ -234,11 +234,11 @@ class SilencedLogs:
             self.inside += 1
             if self.inside > 1:
                 return
-            known = [
+            loggers = [
                 log for log in map(logging.getLogger, LOGGERS) if log.getEffectiveLevel() >= logging.WARNING
             ]
-            self.levels = [(log, log.level) for log in known]
-            for log in known:
+            self.levels = [(log, log.level) for log in loggers]
+            for log in loggers:
                 log.setLevel(logging.CRITICAL + 1)
 
     def __exit__(self, *_: object) -> None:
@@ -311,7 +311,7 @@ class Piece(Compiled):
     """A Dynamo graph in a model that runs in pieces; its weights have the zeros of the recipe already."""
 
     def __init__(self, graph: fx.GraphModule, example_inputs: Sequence[Any], owner: PieceCompiler) -> None:
-        super().__init__(graph, example_inputs, owner.asked.recipe, "eager", {})
+        super().__init__(graph, example_inputs, owner.request.recipe, "eager", {})
         self.owner = owner
 
     def is_trainable(self, members: Sequence[Tensor]) -> bool:
@@ -320,33 +320,33 @@ class Piece(Compiled):
 
     def versions(self, members: Sequence[Tensor], trainable: bool) -> list[int]:
         """The versions of packed weights; other parameters are read in each call."""
-        places = sorted({at for known in self.known for at in known.places})
+        places = sorted({at for run in self.runs for at in run.places})
         return [members[at]._version for at in places]
 
     def uncaptured(self) -> Callable[..., Any]:
         """The dense graph."""
         return self.graph
 
-    def made(self, values: Sequence[Any], trainable: bool) -> tuple[Callable[..., Any], Sequence[str]]:
+    def chosen_run(self, values: Sequence[Any], trainable: bool) -> tuple[Callable[..., Any], Sequence[str]]:
         """The graph for some parameters, sparse if faster, and the names of the packed parameters."""
         members = {name: values[at] for at, name in self.members.items()}
-        key, known = self.key(members, values, trainable), self.owner.made
-        found = known.get(key)
-        if found is None or [*found.versions] != [members[name]._version for name in found.packed]:
-            found = known[key] = self.chosen(values, trainable, f"piece {len(known) + 1}")
-        self.owner.current[key] = self.owner.met[key] = None
-        return self.graph if found.report is None else found.run, found.packed
+        key, choices = self.key(members, values, trainable), self.owner.choices
+        choice = choices.get(key)
+        if choice is None or [*choice.versions] != [members[name]._version for name in choice.packed]:
+            choice = choices[key] = self.chosen(values, trainable, f"piece {len(choices) + 1}")
+        self.owner.current[key] = self.owner.all_keys[key] = None
+        return self.graph if choice.report is None else choice.run, choice.packed
 
     def key(self, members: Mapping[str, Tensor], values: Sequence[Any], trainable: bool) -> Any:
         """A key equal for graphs with the same function of the same parameters."""
         graph = self.graph.graph
         has_bodies = bool(graph.find_nodes(op="get_attr"))
         numbers = tuple([float(values[at]) for at in self.numbers])
-        known = tuple([(name, id(member)) for name, member in members.items()])
-        return (id(graph) if has_bodies else str(graph), tuple(self.inputs), known, numbers, trainable)
+        identities = tuple([(name, id(member)) for name, member in members.items()])
+        return (id(graph) if has_bodies else str(graph), tuple(self.inputs), identities, numbers, trainable)
 
     def chosen(self, values: Sequence[Any], trainable: bool, name: str) -> Chosen:
-        """The piece in its executable form: the model's own operators if it cannot be captured."""
+        """The executable form of the piece: the model's own operators after a failed capture."""
         entry = PieceEntry(name, operators(self.graph.graph), 0, reason_of(self.graph))
         if not self.may_be_sparse(values):
             return Chosen(entry, self.graph)
@@ -368,7 +368,7 @@ class Piece(Compiled):
 
     def may_be_sparse(self, values: Sequence[Any]) -> bool:
         """Whether a rule may match in the piece: message-passing rules need a scatter or a sparse value."""
-        rules = self.owner.asked.recipe.rules
+        rules = self.owner.request.recipe.rules
         if any(rule.prune is not None or not MESSAGES.issuperset(rule.targets) for rule in rules):
             return True
         if any(isinstance(value, Tensor) and calls.is_sparse(value) for value in values):
@@ -383,7 +383,7 @@ class Piece(Compiled):
             SparsifyError: the piece cannot be captured.
         """
         dense = Chosen(entry, self.graph)
-        copies = [apart(value) for value in values]
+        copies = [without_alias(value) for value in values]
         example = tuple([copies[at] for at in self.inputs])
         if not any(isinstance(value, Tensor) for value in example):
             return dense
@@ -391,14 +391,14 @@ class Piece(Compiled):
         numbers = {at: float(values[at]) for at in self.numbers}
         part = part_of(self.graph.graph, members, self.inputs, numbers, self.origin).eval()
         call = calls.flatten(calls.signature(part), example, {})
-        asked = replace(self.owner.asked, trainable=trainable)
-        module = sparse_module(Source(part, part, call, self.owner.roundings), asked)
+        request = replace(self.owner.request, trainable=trainable)
+        module = sparse_module(Source(part, part, call, self.owner.roundings), request)
         regions = len(module.report.regions)
         if not regions:
             return dense
 
-        def run(*given: Any) -> Any:
-            return module(*[given[at] for at in self.inputs])
+        def run(*args: Any) -> Any:
+            return module(*[args[at] for at in self.inputs])
 
         if entry_note := self.is_slower(run, values, trainable):
             entry.note = entry_note
@@ -413,16 +413,20 @@ class Piece(Compiled):
         if settings.current().tune_seconds <= 0 or not runs_natively(tensors):
             return ""
         members = {id(values[at]) for at in self.members}
-        given = [value if id(value) in members else apart(value) for value in values]
+        args = [value if id(value) in members else without_alias(value) for value in values]
         trains = trainable and torch.is_grad_enabled()
-        wanted = (
-            [value for value in given if isinstance(value, Tensor) and value.requires_grad] if trains else []
+        leaves = (
+            [value for value in args if isinstance(value, Tensor) and value.requires_grad] if trains else []
         )
         with torch.random.fork_rng(devices=[]):
-            ways = (lambda: self.graph(*given), lambda: run(*given))
-            taken = [[seconds(way, wanted) for way in ways] for _ in range(TURNS + 1)][1:]
-        source, own = (min(times) for times in zip(*taken, strict=True))
-        return f"{1e3 * source:.3g} ms, {1e3 * own:.3g} in kernels" if own > NOISE * source else ""
+            ways = (lambda: self.graph(*args), lambda: run(*args))
+            taken = [[seconds(way, leaves) for way in ways] for _ in range(TURNS + 1)][1:]
+        source, kernel_time = (min(times) for times in zip(*taken, strict=True))
+        return (
+            f"{1e3 * source:.3g} ms, {1e3 * kernel_time:.3g} in kernels"
+            if kernel_time > NOISE * source
+            else ""
+        )
 
 
 def scatters(node: fx.Node) -> bool:
@@ -432,7 +436,7 @@ def scatters(node: fx.Node) -> bool:
     return node.op.startswith("call") and any(part in name for part in SCATTERS)
 
 
-def apart(value: Any) -> Any:
+def without_alias(value: Any) -> Any:
     """A copy of a tensor without autograd history; other values are unchanged."""
     if not isinstance(value, Tensor):
         return value

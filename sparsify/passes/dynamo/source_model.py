@@ -40,19 +40,19 @@ class Origin:
         kind, attributes = self.kinds[path]
         # Attribute and state methods of a class depend on its constructor.
         names = ("__init__", "__getattr__", "__setattr__", "__setstate__")
-        made: nn.Module = type(kind.__name__, (kind,), {name: getattr(nn.Module, name) for name in names})()
-        vars(made).update(attributes)
-        return made
+        new: nn.Module = type(kind.__name__, (kind,), {name: getattr(nn.Module, name) for name in names})()
+        vars(new).update(attributes)
+        return new
 
 
 def origin_of(sources: Sequence[str]) -> Origin:
     """The model now compiled by Dynamo with the parameters of some sources; unnamed if unknown."""
-    roots = {found[1] for source in sources if (found := ROOT.match(source))}
+    roots = {match[1] for source in sources if (match := ROOT.match(source))}
     try:
-        known = InstructionTranslator.current_tx().output.local_scope
+        scope = InstructionTranslator.current_tx().output.local_scope
     except AttributeError:  # nothing is compiled now
-        known = {}
-    model = known.get(roots.pop()) if len(roots) == 1 else None
+        scope = {}
+    model = scope.get(roots.pop()) if len(roots) == 1 else None
     if not isinstance(model, nn.Module):
         return Origin()
     names: dict[int, list[str]] = {}
@@ -74,8 +74,8 @@ def plain(module: nn.Module) -> dict[str, Any]:
 
 def source_of(node: fx.Node) -> str:
     """Dynamo's source of the value of a placeholder: `L['self']._modules['lin']._parameters['weight']`."""
-    found = getattr(node, "_dynamo_source", None)
-    name = getattr(found, "name", "")
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", "")
     return str(name() if callable(name) else name)
 
 
@@ -90,4 +90,4 @@ def member_name(source: str) -> str:
     rest = STORE.sub(r".\1", ROOT.sub("", source))
     if not ROOT.match(source) or not ("_parameters[" in rest or "_buffers[" in rest):
         return ""
-    return ".".join(found[1] or found[2] for found in MEMBER.finditer(rest))
+    return ".".join(match[1] or match[2] for match in MEMBER.finditer(rest))

@@ -21,7 +21,7 @@ from torch.fx import traceback
 
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, SparsifyError
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.dynamo.source_model import ROOT, Origin, member_name, origin_of, source_of
 from sparsify.passes.dynamo.torch_fused_layers import SPELLED
 from sparsify.passes.module.prune_and_capture import applied
@@ -35,8 +35,8 @@ from sparsify.warn import warn
 
 def packed_or_copied(members: Mapping[str, Tensor], module: nn.Module) -> list[str]:
     """The names of members that a module has packed or copied, and does not read directly."""
-    found = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers()])
-    return [name for name, value in members.items() if not is_alias(found.get(name), value)]
+    tensors = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers()])
+    return [name for name, value in members.items() if not is_alias(tensors.get(name), value)]
 
 
 def is_alias(one: Tensor | None, other: Tensor) -> bool:
@@ -96,7 +96,7 @@ def is_whole(graph: fx.GraphModule, options: Any) -> bool:
         options: options of `torch.compile`, one object for all graphs of a model; models that share the object count as
             one.
     """
-    is_first = all(known is not options for known in _models)
+    is_first = all(other is not options for other in _models)
     if is_first:
         _models.append(options)
         del _models[:-MODELS]
@@ -150,22 +150,24 @@ def backend(
         SparsifyError: no recipe, or an unknown option.
         RecipeError: the recipe is wrong.
     """
-    given = {**(options or {}), **rest}
-    for name in given:
+    settings = {**(options or {}), **rest}
+    for name in settings:
         if name not in OPTIONS:
             raise SparsifyError(
                 f"the backend sparsify has no option {name!r}{nearest(name, OPTIONS)}",
                 f"it has {', '.join(OPTIONS)}",
             )
-    if "recipe" not in given:
+    if "recipe" not in settings:
         raise SparsifyError(
             "the backend sparsify needs a recipe",
             'torch.compile(model, backend="sparsify", options={"recipe": "gcn"})',
         )
     # A rule's targets may be in another graph of the model.
-    recipe = recipes.load(given.pop("recipe")).with_optional_rules()
+    recipe = recipes.load(settings.pop("recipe")).with_optional_rules()
     report_break(graph)
-    return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given, is_whole(graph, options))
+    return Compiled(
+        graph, example_inputs, recipe, settings.pop("inner", INNER), settings, is_whole(graph, options)
+    )
 
 
 class Compiled:
@@ -202,12 +204,14 @@ class Compiled:
             if isinstance(value, Tensor) and at not in self.members
         ]
         numbers = [at for at in self.inputs if is_number(placeholders[at], example_inputs[at])]
-        self.numbers = {at: source_of(placeholders[at]) for at in numbers if beside(placeholders[at]) is None}
+        self.numbers = {
+            at: source_of(placeholders[at]) for at in numbers if number_dtype(placeholders[at]) is None
+        }
         self.inputs = [at for at in self.inputs if at not in self.numbers]
         self.inputs += integers(placeholders, example_inputs, [*self.inputs, *self.members])
         self.captured: set[tuple[float, ...]] = set()
         self.dense: Callable[..., Any] | None = None
-        self.known: list[Made] = []
+        self.runs: list[Made] = []
 
     def __call__(self, *values: Any) -> Any:
         """The results of the graph."""
@@ -219,16 +223,16 @@ class Compiled:
         trainable = self.is_trainable(members)
         numbers = tuple([float(values[at]) for at in self.numbers])
         state = (trainable, numbers, self.versions(members, trainable), [*map(id, members)])
-        for known in self.known:
-            if known.state == state and known.is_packed_of(members):
-                return known.run
+        for earlier in self.runs:
+            if earlier.state == state and earlier.is_packed_of(members):
+                return earlier.run
         if numbers not in self.captured and len(self.captured) >= MOST_NUMBERS:
             return self.uncaptured()
         self.captured.add(numbers)
-        run, packed = self.made(values, trainable)
+        run, packed = self.chosen_run(values, trainable)
         places = [at for at, name in enumerate(self.members.values()) if name in packed]
-        found = Made(state, members, tuple(places), key_of([members[at] for at in places], read=sampled), run)
-        self.known = [found, *self.known[: REMEMBERED - 1]]
+        new = Made(state, members, tuple(places), key_of([members[at] for at in places], read=sampled), run)
+        self.runs = [new, *self.runs[: REMEMBERED - 1]]
         return run
 
     def versions(self, members: Sequence[Tensor], trainable: bool) -> list[int]:
@@ -254,12 +258,14 @@ class Compiled:
 
     def is_trainable(self, members: Sequence[Tensor]) -> bool:
         """Whether parameters get gradients in a call."""
-        asked: bool | None = self.how.get("trainable")
-        if asked is not None:
-            return asked
+        trainable: bool | None = self.how.get("trainable")
+        if trainable is not None:
+            return trainable
         return torch.is_grad_enabled() and any(member.requires_grad for member in members)
 
-    def made(self, values: Sequence[Any], trainable: bool) -> tuple[Callable[..., Any], Collection[str]]:
+    def chosen_run(
+        self, values: Sequence[Any], trainable: bool
+    ) -> tuple[Callable[..., Any], Collection[str]]:
         """The graph for some parameters compiled by the inner backend, and the names of packed parameters.
 
         Sparse, or unchanged if the graph cannot be captured.
@@ -276,7 +282,7 @@ class Compiled:
         try:
             numbers = {at: float(values[at]) for at in self.numbers}
             part = part_of(self.graph.graph, members, self.inputs, numbers, self.origin).eval()
-            module = applied(part, Asked(self.recipe, **{**self.how, "trainable": trainable}), example)
+            module = applied(part, ApplyRequest(self.recipe, **{**self.how, "trainable": trainable}), example)
         except CaptureError as error:
             if self.how.get("strict"):
                 raise
@@ -292,8 +298,8 @@ class Compiled:
         """The module by the inner backend."""
         if self.inner == "eager":
             return module
-        found: Callable[..., Any] = torch.compile(module, backend=self.inner)
-        return found
+        optimized: Callable[..., Any] = torch.compile(module, backend=self.inner)
+        return optimized
 
 
 class Part(nn.Module):
@@ -319,7 +325,7 @@ def is_item(node: fx.Node) -> bool:
     return bool(are_items) and all(are_items)
 
 
-def beside(node: fx.Node) -> torch.dtype | None:
+def number_dtype(node: fx.Node) -> torch.dtype | None:
     """The common dtype of the tensors in arithmetic with a number, which may then be a variable tensor.
 
     None for a constant of an operator, or if a tensor of the dtype would be rounded differently.
@@ -338,22 +344,22 @@ def beside(node: fx.Node) -> torch.dtype | None:
     return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(REAL) else None
 
 
-def integers(placeholders: Sequence[fx.Node], values: Sequence[Any], known: Collection[int]) -> list[int]:
+def integers(placeholders: Sequence[fx.Node], values: Sequence[Any], positions: Collection[int]) -> list[int]:
     """The positions of integer placeholders other than extents of inputs, such as a node count with `dynamic`.
 
     Args:
         placeholders: placeholders of a Dynamo graph.
         values: an example of each.
-        known: positions of its inputs and parameters.
+        positions: positions of its inputs and parameters.
     """
-    sources = {source_of(placeholders[at]) for at in known}
-    found = []
+    sources = {source_of(placeholders[at]) for at in positions}
+    result = []
     for at, (node, value) in enumerate(zip(placeholders, values, strict=True)):
         size = SIZE.match(source_of(node))
         is_integer = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
         if is_integer and node.users and not (size and size[1] in sources):
-            found.append(at)
-    return found
+            result.append(at)
+    return result
 
 
 def part_of(
@@ -372,8 +378,8 @@ def part_of(
         numbers: placeholders that are numbers, by position; constants of the module.
         origin: model that owns the parameters.
     """
-    made = rebuilt(graph, inputs, numbers)
-    names = [str(node.target) for node in made.find_nodes(op="placeholder")]
+    rebuilt_graph = rebuilt(graph, inputs, numbers)
+    names = [str(node.target) for node in rebuilt_graph.find_nodes(op="placeholder")]
     arguments = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
 
     def forward(self: Part, *inputs: Tensor | int) -> Any:
@@ -381,10 +387,10 @@ def part_of(
 
     forward.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
     part: Part = type(origin.name, (Part,), {"forward": forward})()
-    part.__dict__["_graph"] = made
+    part.__dict__["_graph"] = rebuilt_graph
     for name, value in members.items():
-        for known in origin.names.get(name, [name]):
-            put(part, known, value, origin)
+        for alias in origin.names.get(name, [name]):
+            put(part, alias, value, origin)
     for node in graph.find_nodes(op="get_attr"):  # the bodies of checkpoints and other blocks
         setattr(part, str(node.target), getattr(graph.owning_module, str(node.target)))
     return part
@@ -392,7 +398,7 @@ def part_of(
 
 def put(module: nn.Module, name: str, value: Tensor, origin: Origin) -> None:
     """Registers a parameter or buffer under a qualified name, in modules created on the path."""
-    *path, own = name.split(".")
+    *path, attribute = name.split(".")
     for depth, step in enumerate(path, 1):
         if step not in module._modules:
             module.add_module(step, origin.module(".".join(path[:depth])))
@@ -400,53 +406,53 @@ def put(module: nn.Module, name: str, value: Tensor, origin: Origin) -> None:
         assert child is not None, "modules are added, never None"
         module = child
     if isinstance(value, nn.Parameter):
-        module.register_parameter(own, value)
+        module.register_parameter(attribute, value)
     else:
-        module.register_buffer(own, value)
+        module.register_buffer(attribute, value)
 
 
 def rebuilt(graph: fx.Graph, inputs: Sequence[int], numbers: Mapping[int, float]) -> fx.Graph:
     """The graph with attributes for parameters, sizes of inputs for numbers, and scopes from the model on."""
-    made = fx.Graph()
+    result = fx.Graph()
     placeholders = graph.find_nodes(op="placeholder")
-    known: dict[fx.Node, Any] = {
+    copies: dict[fx.Node, Any] = {
         item: value for at, value in numbers.items() for item in (placeholders[at], *placeholders[at].users)
     }
     sources = {source_of(placeholders[at]): placeholders[at] for at in inputs}
     for at in inputs:
         node = placeholders[at]
-        known[node] = made.placeholder(input_name(source_of(node)) or node.name)
+        copies[node] = result.placeholder(input_name(source_of(node)) or node.name)
     for at in inputs:
-        if (dtype := beside(placeholders[at])) is not None:
-            number = made.call_method("to", (known[placeholders[at]], dtype))
-            known |= dict.fromkeys(placeholders[at].users, number)
+        if (dtype := number_dtype(placeholders[at])) is not None:
+            number = result.call_method("to", (copies[placeholders[at]], dtype))
+            copies |= dict.fromkeys(placeholders[at].users, number)
     for node in placeholders:
-        if node in known or not node.users:  # strides of inputs are rarely used placeholders
+        if node in copies or not node.users:  # strides of inputs are rarely used placeholders
             continue
         source = source_of(node)
         size = SIZE.match(source)
         if size and size[1] in sources:
-            known[node] = made.call_method("size", (known[sources[size[1]]], int(size[2])))
+            copies[node] = result.call_method("size", (copies[sources[size[1]]], int(size[2])))
         elif name := member_name(source):
-            known[node] = made.create_node("get_attr", name)
+            copies[node] = result.create_node("get_attr", name)
         else:
             raise CaptureError(f"{source or node.name} is neither a tensor nor the size of one")
     for node in graph.nodes:
-        if node not in known and node.op != "placeholder":
-            known[node] = made.node_copy(node, known.__getitem__)
-            known[node].target = SPELLED.get(node.target, node.target)
-            known[node].meta["nn_module_stack"] = scopes(node)
-    return made
+        if node not in copies and node.op != "placeholder":
+            copies[node] = result.node_copy(node, copies.__getitem__)
+            copies[node].target = SPELLED.get(node.target, node.target)
+            copies[node].meta["nn_module_stack"] = scopes(node)
+    return result
 
 
 def input_name(source: str) -> str:
     """The name of an input in the model, "" for anything but a plain argument."""
-    found = re.fullmatch(r"L\['(\w+)'\]", source)
-    return found[1] if found else ""
+    match = re.fullmatch(r"L\['(\w+)'\]", source)
+    return match[1] if match else ""
 
 
 def scopes(node: fx.Node) -> dict[str, tuple[str, Any]]:
     """The modules of a node, under the names expected by the capture: of a model inside a module."""
-    found = node.meta.get("nn_module_stack") or {}
-    inner = {key: (f"model{ROOT.sub('', path)}", kind) for key, (path, kind) in found.items()}
+    stack = node.meta.get("nn_module_stack") or {}
+    inner = {key: (f"model{ROOT.sub('', path)}", kind) for key, (path, kind) in stack.items()}
     return {"": ("", "Flat"), "root": ("model", "Part"), **inner}

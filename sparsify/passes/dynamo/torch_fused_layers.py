@@ -36,7 +36,7 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The results of `nn.MultiheadAttention`, [texts, tokens, width], and its weights if needed."""
     is_for_keys = mask_type == FOR_KEYS
-    found, weights = functional.multi_head_attention_forward(
+    attended, weights = functional.multi_head_attention_forward(
         query.transpose(0, 1),
         key.transpose(0, 1),
         value.transpose(0, 1),
@@ -56,7 +56,7 @@ def attention(
         attn_mask=None if mask is None or is_for_keys else mask.reshape(-1, *mask.shape[-2:]),
         average_attn_weights=average_weights,
     )
-    return found.transpose(0, 1), weights
+    return attended.transpose(0, 1), weights
 
 
 def encoder_layer(
@@ -87,8 +87,8 @@ def encoder_layer(
     activation = functional.gelu if is_gelu else functional.relu
 
     def attend(y: Tensor) -> Tensor:
-        given = (width, heads, in_weight, in_bias, out_weight, out_bias, mask, False, False, mask_type)
-        return attention(y, y, y, *given)[0]
+        settings = (width, heads, in_weight, in_bias, out_weight, out_bias, mask, False, False, mask_type)
+        return attention(y, y, y, *settings)[0]
 
     def feed(y: Tensor) -> Tensor:
         return functional.linear(activation(functional.linear(y, *weights[4:6])), *weights[6:8])

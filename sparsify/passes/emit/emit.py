@@ -53,8 +53,8 @@ def emit(draft: Draft) -> Draft:
     """
     bound = zip(draft.regions, bind_all(draft, draft.regions), strict=True)
     sites = [site_of(draft, region, bindings) for region, bindings in bound]
-    own = [site for site in sites if isinstance(site, Site) and has_kernel(site)]
-    failed = dict(zip(map(id, own), prepare_all([(s.call.kernel, s.sizes) for s in own]), strict=True))
+    built = [site for site in sites if isinstance(site, Site) and has_kernel(site)]
+    failed = dict(zip(map(id, built), prepare_all([(s.call.kernel, s.sizes) for s in built]), strict=True))
     replaced: dict[fx.Node, fx.Node] = {}
     calls: list[RegionCall] = []
     substituted: dict[str, tuple[SparsifyError, list[Site]]] = {}
@@ -127,7 +127,7 @@ def choose(draft: Draft, site: Site) -> None:
 
 
 def list_substituted(draft: Draft, failure: SparsifyError, sites: list[Site]) -> None:
-    """Lists regions computed by torch's operators for one reason, with one warning that names them."""
+    """Lists regions computed by torch's operators for one reason, with one warning for all names."""
     if not sites:
         return
     substitute.is_new(failure, draft.options)
@@ -171,14 +171,14 @@ def replace_nodes(
     with draft.graph.inserting_before(first):
         target = call_results if region.results else call_region
         new = draft.graph.create_node("call_function", target, (call.handle, *arguments), name=call.name)
-        made = [new]
+        values_of = [new]
         if region.results:
-            found = enumerate(region.results)
-            made = [draft.graph.call_function(operator.getitem, (new, number)) for number, _ in found]
+            numbered = enumerate(region.results)
+            values_of = [draft.graph.call_function(operator.getitem, (new, number)) for number, _ in numbered]
             new.meta["val"] = tuple([node.meta["val"] for node in region.results])
             new.meta |= {key: first.meta[key] for key in ("nn_module_stack",) if key in first.meta}
     set_info(new, call=call)
-    for node, value in zip(region.outputs, made, strict=True):
+    for node, value in zip(region.outputs, values_of, strict=True):
         value.meta |= {key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta}
         node.replace_all_uses_with(value)
         replaced[node] = value
@@ -198,13 +198,13 @@ def keep_layout(node: fx.Node) -> None:
         return
     back = [order.index(mode) for mode in range(len(order))]
     with node.graph.inserting_after(node):
-        turned = insert.call(aten.permute.default, node, order)
-    with node.graph.inserting_after(turned):
-        laid = insert.call(aten.contiguous.default, turned)
+        permuted = insert.call(aten.permute.default, node, order)
+    with node.graph.inserting_after(permuted):
+        laid = insert.call(aten.contiguous.default, permuted)
     with node.graph.inserting_after(laid):
-        found = insert.call(aten.permute.default, laid, back)
+        restored = insert.call(aten.permute.default, laid, back)
     for reader in readers:
-        reader.replace_input_with(node, found)
+        reader.replace_input_with(node, restored)
 
 
 def is_convolution(node: fx.Node) -> bool:

@@ -21,8 +21,8 @@ from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand
 
 def keep_operators(draft: Draft) -> Draft:
     """The draft with a copy of its graph, if all sparse operands of its regions are built from edges."""
-    asked = draft.recipe.compile
-    is_choice = asked.memory != "compact" and asked.allows("torch") and not draft.is_strict
+    options = draft.recipe.compile
+    is_choice = options.memory != "compact" and options.allows("torch") and not draft.is_strict
     if not is_choice or draft.masked is not None or draft.options.tune_seconds <= 0:
         return draft
     writes = any(node.op == "placeholder" for node in overwritten(draft.graph))

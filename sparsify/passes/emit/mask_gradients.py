@@ -53,11 +53,11 @@ def remaining(draft: Draft) -> set[fx.Node]:
     """Nodes outside of regions, and replaced nodes with outside readers, such as parts of weights."""
     covered = {node for region in draft.regions for node in region.covered}
     results = {node for region in draft.regions for node in region.outputs}
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     for node in reversed(draft.graph.nodes):
-        if node not in covered or (node not in results and any(user in found for user in node.users)):
-            found.add(node)
-    return found
+        if node not in covered or (node not in results and any(user in nodes for user in node.users)):
+            nodes.add(node)
+    return nodes
 
 
 def has_tensors(node: fx.Node) -> bool:
@@ -87,9 +87,9 @@ def is_kept_sparse(weight: fx.Node) -> bool:
 
 def remember_masks(graph: fx.Graph, model: nn.Module) -> None:
     """Records the present nonzeros as masks of weights trained under masks, where none is recorded yet."""
-    known = dict(model.named_parameters(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for node in graph.find_nodes(op="get_attr"):
-        weight = known.get(str(node.target)) if info(node).is_under_mask else None
+        weight = parameters.get(str(node.target)) if info(node).is_under_mask else None
         if weight is None or isinstance(weight, SparseTensor) or trained_masks.is_remembered(weight):
             continue
         trained_masks.remember(weight, trained_masks.entries(weight))

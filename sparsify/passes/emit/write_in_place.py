@@ -40,7 +40,7 @@ def write_in_place(draft: Draft) -> Draft:
     for node in list(graph.nodes):
         if operator_name(node) in SCATTERS and info(node).is_write and is_last_reader(node):
             base = node.args[0]
-            if is_made_here(base):
+            if is_fresh_result(base):
                 scatter_into(node)
     return draft
 
@@ -77,9 +77,9 @@ def form_in_place(node: fx.Node) -> Any:
     packet = getattr(aten, f"{node.target._schema.name.split('::')[-1]}_", None)
     if packet is None:
         return None
-    wanted = argument_types(node.target)
+    types = argument_types(node.target)
     overloads = (getattr(packet, name) for name in packet.overloads())
-    return next((form for form in overloads if argument_types(form) == wanted), None)
+    return next((form for form in overloads if argument_types(form) == types), None)
 
 
 def is_last_reader(node: fx.Node, copy: fx.Node | None = None) -> bool:
@@ -93,13 +93,13 @@ def is_last_reader(node: fx.Node, copy: fx.Node | None = None) -> bool:
     """
     base = node.args[0]
     assert isinstance(base, fx.Node), "tensors are nodes"
-    waiting, known = [base], set[fx.Node]()
+    waiting, noted = [base], set[fx.Node]()
     while waiting:
         one = waiting.pop()
         for user in one.users:
-            if user in (node, copy) or user in known:
+            if user in (node, copy) or user in noted:
                 continue
-            known.add(user)
+            noted.add(user)
             if copy is not None and user > copy:
                 continue  # reads the result of the copy
             is_torch = isinstance(user.target, torch._ops.OpOverload)
@@ -121,7 +121,7 @@ def returns_operand(node: fx.Node) -> bool:
     return bool({raw_name(node), operator_name(node)} & RETURNING)
 
 
-def is_made_here(node: Any) -> bool:
+def is_fresh_result(node: Any) -> bool:
     """Whether a tensor is a fresh result of an operator of torch, without aliases."""
     if not isinstance(node, fx.Node) or not isinstance(node.target, torch._ops.OpOverload):
         return False

@@ -111,16 +111,16 @@ def functionalize(graph: fx.Graph) -> None:
         set_info(node, is_contiguous=True)
     if last:
         layouts.mark_inputs(graph, lambda node: root_of(node, parents), last)
-        require_apart(graph, parents, set(last))
+        require_separate_memory(graph, parents, set(last))
         _Functionalize(graph, parents, set(last)).run()
     layouts.drop_contiguous(graph)
 
 
 def merge_results(graph: fx.Graph) -> None:
     """`%a = getitem(%t, 0); %b = getitem(%t, 0)` -> `%a` for both."""
-    known: dict[Any, fx.Node] = {}
+    first_results: dict[Any, fx.Node] = {}
     for node in graph.find_nodes(op="call_function", target=operator.getitem):
-        first = known.setdefault(node.args, node)
+        first = first_results.setdefault(node.args, node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
@@ -135,19 +135,19 @@ def drop_nothing(graph: fx.Graph) -> None:
 
 def views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """The aliased operand of each node that shares memory with an operand."""
-    found: dict[fx.Node, fx.Node] = {}
+    bases: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if not node.op.startswith("call") or raw_name(node) in COPYING:
             continue
         if is_inactive_dropout(node):
-            found[node] = node.args[0]  # the result aliases the operand, the fake tensor is a copy
+            bases[node] = node.args[0]  # the result aliases the operand, the fake tensor is a copy
             continue
         for operand in node.all_input_nodes:
-            is_made = is_list(operand) and operand not in found  # each tensor of the list has separate memory
+            is_made = is_list(operand) and operand not in bases  # each tensor of the list has separate memory
             if not is_made and memory_of(node) & memory_of(operand):
-                found[node] = operand
+                bases[node] = operand
                 break
-    return found
+    return bases
 
 
 def memory_of(node: fx.Node) -> frozenset[int]:
@@ -175,22 +175,22 @@ def written_operands(node: fx.Node) -> list[fx.Node]:
     if not isinstance(node.target, torch._ops.OpOverload):
         return [one for one in node.args[:1] if isinstance(one, fx.Node) and memory_of(one)]
     written: list[fx.Node] = []
-    for place, argument in enumerate(node.target._schema.arguments):
+    for position, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            fx.map_arg(operators.argument(node, place, argument.name), written.append)
+            fx.map_arg(operators.argument(node, position, argument.name), written.append)
     return written
 
 
-def require_apart(graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set[fx.Node]) -> None:
+def require_separate_memory(graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set[fx.Node]) -> None:
     """Raises where an overwritten tensor shares memory with another one outside of a single chain of views."""
-    known: dict[int, fx.Node] = {}
+    root_of_address: dict[int, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "get_attr" and all(raw_name(user) in COPYING for user in node.users):
             continue
         if is_list(node) and node not in parents:
             continue  # each tensor of the list has separate memory
         root = root_of(node, parents)
-        others = {known.setdefault(address, root) for address in memory_of(node)} - {root}
+        others = {root_of_address.setdefault(address, root) for address in memory_of(node)} - {root}
         if is_list(node) and node in parents:
             sharing = [one for one in node.all_input_nodes if memory_of(one) & memory_of(node)]
             others |= {root_of(one, parents) for one in sharing[1:]}
@@ -328,13 +328,13 @@ def has_gradients(node: fx.Node) -> bool:
 
 
 def needs_gradient(root: fx.Node) -> bool:
-    """Whether a tensor may require a gradient: it depends on a parameter or an input."""
+    """Whether a tensor may require a gradient, because a parameter or an input determines its values."""
     followed = filter(has_gradients, operators.ancestors([root], has_gradients))
     return any(node.op == "placeholder" or info(node).is_parameter for node in followed)
 
 
 def with_values(tensor: Tensor, values: Tensor) -> Tensor:
     """New values with the gradients of a tensor, as after a write under `torch.no_grad()`."""
-    found = tensor.clone()
-    found.detach().copy_(values.detach())
-    return found
+    result = tensor.clone()
+    result.detach().copy_(values.detach())
+    return result

@@ -25,9 +25,9 @@ def gives_operand(node: fx.Node) -> bool:
     """Whether `node` is `contiguous` of a tensor contiguous in the capture."""
     if raw_name(node) != "contiguous":
         return False
-    given, found = tensor_value(node.args[0]), tensor_value(node)
-    assert given is not None and found is not None, "tensors are contiguous"
-    return bool(given.untyped_storage()._cdata == found.untyped_storage()._cdata)
+    operand, result = tensor_value(node.args[0]), tensor_value(node)
+    assert operand is not None and result is not None, "tensors are contiguous"
+    return bool(operand.untyped_storage()._cdata == result.untyped_storage()._cdata)
 
 
 def mark_inputs(graph: fx.Graph, root_of: Callable[[fx.Node], fx.Node], last: dict[fx.Node, fx.Node]) -> None:
@@ -47,13 +47,13 @@ def mark_inputs(graph: fx.Graph, root_of: Callable[[fx.Node], fx.Node], last: di
         if raw_name(node) in STRIDED or node.kwargs.get("memory_format") is not None
         if any(root in last and last[root] > node for root in (root_of(node), root_of(node.args[0])))
     ]
-    for place in inputs_that_lay_out(asking):
-        value = tensor_value(place)
+    for source in inputs_that_lay_out(asking):
+        value = tensor_value(source)
         if value is None or not value.is_contiguous():
             raise CaptureError(
-                f"the strides of {place.target} decide whether the model writes into a copy; give it contiguous"
+                f"the strides of {source.target} decide whether the model writes into a copy; give it contiguous"
             )
-        set_info(place, is_contiguous=True)
+        set_info(source, is_contiguous=True)
 
 
 def inputs_that_lay_out(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
@@ -65,8 +65,8 @@ def inputs_that_lay_out(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
             and operator_name(node) not in MAKING
         )
 
-    found = filter(is_followed, ancestors(nodes, is_followed))
-    return (node for node in found if node.op == "placeholder")
+    followed = filter(is_followed, ancestors(nodes, is_followed))
+    return (node for node in followed if node.op == "placeholder")
 
 
 def contiguous_inputs(graph: fx.Graph) -> list[int]:

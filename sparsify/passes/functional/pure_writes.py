@@ -49,10 +49,10 @@ def overload_like(target: Any, name: str, without: str = "") -> Any:
     packet = getattr(getattr(torch.ops, target.namespace), name, None)
     if packet is None:
         return None
-    wanted = argument_types(target, without)
+    types = argument_types(target, without)
     overloads = (getattr(packet, overload) for overload in packet.overloads())
     pure = (form for form in overloads if not form._schema.is_mutable)
-    return next((form for form in pure if argument_types(form) == wanted), None)
+    return next((form for form in pure if argument_types(form) == types), None)
 
 
 def argument_types(overload: Any, without: str = "") -> list[str]:
@@ -76,7 +76,7 @@ def written_value(node: fx.Node, target: fx.Node, form: Any) -> fx.Node:
     if name in FILLS:
         return filled(node, target, user)
     if "out" in node.kwargs:
-        node.kwargs = {key: given for key, given in node.kwargs.items() if key != "out"}
+        node.kwargs = {key: argument for key, argument in node.kwargs.items() if key != "out"}
         node.target = form
         node.meta["val"] = have = form(*values(node.args), **values(node.kwargs))
         if not is_shaped_like(have, value):
@@ -170,8 +170,10 @@ def is_computed(*numbers: Any) -> bool:
 
 def joined(view: fx.Node, parts: fx.Node, value: fx.Node, user: fx.Node) -> fx.Node:
     """The tensor that a list of parts splits, with one part replaced."""
-    place, count = view.args[1], len(parts.meta["val"])
-    others = [value if at == place else call_before(user, operator.getitem, parts, at) for at in range(count)]
+    number, count = view.args[1], len(parts.meta["val"])
+    others = [
+        value if at == number else call_before(user, operator.getitem, parts, at) for at in range(count)
+    ]
     form, dim = PARTS[operator_name(parts)](parts)
     return call_before(user, form, others, dim)
 
@@ -194,8 +196,10 @@ def concatenated_along(mode: int) -> Callable[[fx.Node], tuple[Any, Any]]:
 def sliced(view: fx.Node) -> tuple[Any, ...]:
     """The write that inverts `slice`."""
     defaults = (("dim", 0), ("start", None), ("end", None), ("step", 1))
-    given = [argument(view, place, name, default) for place, (name, default) in enumerate(defaults, 1)]
-    return aten.slice_scatter.default, *given
+    arguments = [
+        argument(view, position, name, default) for position, (name, default) in enumerate(defaults, 1)
+    ]
+    return aten.slice_scatter.default, *arguments
 
 
 def selected(view: fx.Node) -> tuple[Any, ...]:
@@ -206,8 +210,10 @@ def selected(view: fx.Node) -> tuple[Any, ...]:
 def diagonal(view: fx.Node) -> tuple[Any, ...]:
     """The write of a diagonal."""
     defaults = (("offset", 0), ("dim1", 0), ("dim2", 1))
-    given = [argument(view, place, name, default) for place, (name, default) in enumerate(defaults, 1)]
-    return aten.diagonal_scatter.default, *given
+    arguments = [
+        argument(view, position, name, default) for position, (name, default) in enumerate(defaults, 1)
+    ]
+    return aten.diagonal_scatter.default, *arguments
 
 
 def transposed(view: fx.Node) -> tuple[Any, ...]:

@@ -63,9 +63,13 @@ def sizes_of(like: Any, user: fx.Node) -> list[Any] | None:
 def size_node(like: fx.Node, mode: int, extent: Any, user: fx.Node) -> fx.Node:
     """A node for the size of one mode of `like`."""
     source, source_mode = input_of_extent(user.graph, extent) or (like, mode)
-    for known in source.users:
-        if operator_name(known) == "sym_size" and known.args == (source, source_mode) and known < user:
-            return known
+    for existing in source.users:
+        if (
+            operator_name(existing) == "sym_size"
+            and existing.args == (source, source_mode)
+            and existing < user
+        ):
+            return existing
     with user.graph.inserting_before(user):
         size = user.graph.call_function(torch.ops.aten.sym_size.int, (source, source_mode))
     size.meta["val"] = extent
@@ -80,8 +84,8 @@ def input_of_extent(graph: fx.Graph, extent: Any) -> tuple[fx.Node, int] | None:
 
 def number_of_expression(graph: fx.Graph, expression: Any) -> fx.Node | None:
     """A node that computes a symbolic expression, such as `u0 + 1` for `index.max() + 1`."""
-    found: list[fx.Node] = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
-    return next((node for node in found if node.meta["val"].node.expr == expression), None)
+    numbers: list[fx.Node] = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
+    return next((node for node in numbers if node.meta["val"].node.expr == expression), None)
 
 
 def input_of_expression(graph: fx.Graph, expression: Any) -> tuple[fx.Node, int] | None:
@@ -98,10 +102,10 @@ def shifted_size(extent: Any, user: fx.Node) -> fx.Node | None:
     """A node before `user` for an extent of an input and a number, `n - 1`; `None` for other extents."""
     symbol = getattr(extent, "node", None)
     constant, rest = symbol.expr.as_coeff_Add() if symbol is not None else (0, None)
-    found = input_of_expression(user.graph, rest) if constant else None
-    if found is None:
+    input_mode = input_of_expression(user.graph, rest) if constant else None
+    if input_mode is None:
         return None
-    source, mode = found
+    source, mode = input_mode
     size = size_node(source, mode, source.meta["val"].shape[mode], user)
     with user.graph.inserting_before(user):
         shifted = user.graph.call_function(operator.add, (size, int(constant)))
@@ -109,12 +113,12 @@ def shifted_size(extent: Any, user: fx.Node) -> fx.Node | None:
     return shifted
 
 
-def part(node: fx.Node, place: int) -> tuple[Any, ...]:
-    """The part of a tensor accessed by `select`, `slice` or their scatters; arguments start at `place`."""
+def part(node: fx.Node, first: int) -> tuple[Any, ...]:
+    """The part of a tensor accessed by `select`, `slice` or their scatters; arguments start at `first`."""
     names = (("dim", 0), ("index", 0)) if "select" in operator_name(node) else SLICE
-    found = [argument(node, at, name, default) for at, (name, default) in enumerate(names, place)]
+    values = [argument(node, at, name, default) for at, (name, default) in enumerate(names, first)]
     return tuple(
-        [None if at == 1 and start == 0 and names is SLICE else start for at, start in enumerate(found)]
+        [None if at == 1 and start == 0 and names is SLICE else start for at, start in enumerate(values)]
     )
 
 
@@ -130,14 +134,14 @@ def read_of_write(node: fx.Node) -> bool:
             node.replace_all_uses_with(base.args[1])  # type: ignore[arg-type]
             node.graph.erase_node(node)
             return True
-        if name == "slice" or not are_apart(written, read):
+        if name == "slice" or not are_disjoint(written, read):
             break
         base = base.args[0]
     node.update_arg(0, base)
     return False
 
 
-def are_apart(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+def are_disjoint(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
     """Whether two selections of one mode are of different entries."""
     (mode, first), (other, second) = left, right
     is_known = isinstance(first, int) and isinstance(second, int) and (first < 0) == (second < 0)
@@ -169,9 +173,11 @@ def expand_to_sizes(node: fx.Node) -> bool:
 def no_operation(node: fx.Node) -> bool:
     """`x[:] -> x`, `dropout(x, training=False) -> x`, `alias(x) -> x`."""
     name = operator_name(node)
-    whole = name == "slice" and argument(node, 2, "start") in (None, 0) and argument(node, 3, "end") == END
-    whole = whole and argument(node, 4, "step", 1) == 1
-    if not (whole or name == "alias" or operators.is_inactive_dropout(node)):
+    is_identity = (
+        name == "slice" and argument(node, 2, "start") in (None, 0) and argument(node, 3, "end") == END
+    )
+    is_identity = is_identity and argument(node, 4, "step", 1) == 1
+    if not (is_identity or name == "alias" or operators.is_inactive_dropout(node)):
         return False
     node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
     node.graph.erase_node(node)
@@ -186,18 +192,18 @@ def nothing_in_front(node: fx.Node) -> bool:
     values = [operators.tensor_value(part) for part in parts]
     if any(value is None for value in values):
         return False
-    whole = [p for p, v in zip(parts, values, strict=True) if v is not None and not is_nothing(v)]
-    if len(whole) != 1 or len(parts) == 1 or is_written(node) or is_written(whole[0]):
+    nonempty = [p for p, v in zip(parts, values, strict=True) if v is not None and not is_nothing(v)]
+    if len(nonempty) != 1 or len(parts) == 1 or is_written(node) or is_written(nonempty[0]):
         return False
     if any(v is not None and v.dtype != node.meta["val"].dtype for v in values):
         return False
-    node.replace_all_uses_with(whole[0])
+    node.replace_all_uses_with(nonempty[0])
     node.graph.erase_node(node)
     return True
 
 
 def is_written(node: fx.Node) -> bool:
-    """Whether an operator writes into a tensor or a view of it."""
+    """Whether an operator writes into a tensor or its view."""
     return any(
         is_writer(user) or (operator_name(user) in operators.VIEWS and is_written(user))
         for user in node.users
@@ -222,16 +228,16 @@ def trivial_assertion(node: fx.Node) -> bool:
     return True
 
 
-def known_metadata(node: fx.Node) -> bool:
+def implied_metadata(node: fx.Node) -> bool:
     """`assert y is float32, strided, on the CPU -> nothing`, as the graph makes y so."""
     value = operators.tensor_value(node.args[0]) if operator_name(node) == "_assert_tensor_metadata" else None
     if value is None:
         return False
     names = ("size", "stride", "dtype", "device", "layout")
-    asked = {name: operators.argument(node, place, name) for place, name in enumerate(names, 1)}
-    if asked.pop("size") is not None or asked.pop("stride") is not None:
+    conditions = {name: operators.argument(node, position, name) for position, name in enumerate(names, 1)}
+    if conditions.pop("size") is not None or conditions.pop("stride") is not None:
         return False
-    if any(wanted not in (None, getattr(value, name)) for name, wanted in asked.items()):
+    if any(expected not in (None, getattr(value, name)) for name, expected in conditions.items()):
         return False
     node.graph.erase_node(node)
     return True
@@ -248,9 +254,9 @@ def size_through(node: fx.Node) -> bool:
         return True
     if node.args[0].op == "placeholder":
         return False
-    found = input_of_extent(node.graph, extent)
-    if found is not None:
-        node.args = found
+    input_mode = input_of_extent(node.graph, extent)
+    if input_mode is not None:
+        node.args = input_mode
         return True
     symbol = getattr(extent, "node", None)
     number = None if symbol is None else number_of_expression(node.graph, symbol.expr)
@@ -267,7 +273,7 @@ RULES = (
     no_operation,
     nothing_in_front,
     trivial_assertion,
-    known_metadata,
+    implied_metadata,
     size_through,
     constant_factory,  # leaves the copied-from tensor unused
     expand_to_sizes,  # likewise
@@ -276,7 +282,7 @@ RULES = (
 
 def merge_repetitions(graph: fx.Graph) -> None:
     """Equal pure calls with equal arguments become one; the first stays."""
-    seen: dict[Any, fx.Node] = {}
+    first_calls: dict[Any, fx.Node] = {}
     written = operators.overwritten(graph)
     for node in list(graph.nodes):
         if node.op != "call_function" or has_effect(node):
@@ -284,7 +290,7 @@ def merge_repetitions(graph: fx.Graph) -> None:
         if written & {node, *node.all_input_nodes}:
             continue
         key = (node.target, frozen(node.args), frozen(node.kwargs))
-        first = seen.setdefault(key, node)
+        first = first_calls.setdefault(key, node)
         if first is not node:
             identify(first.meta.get("val"), node.meta.get("val"))
             node.replace_all_uses_with(first)
@@ -298,9 +304,9 @@ def identify(first: Any, second: Any) -> None:
     """
     if not isinstance(first, torch.SymInt) or not isinstance(second, torch.SymInt):
         return
-    known, symbol = first.node.expr, second.node.expr
-    if known != symbol and symbol.is_Symbol and second.node.hint is None:
-        second.node.shape_env._set_replacement(symbol, known, "equal calls")
+    kept_symbol, symbol = first.node.expr, second.node.expr
+    if kept_symbol != symbol and symbol.is_Symbol and second.node.hint is None:
+        second.node.shape_env._set_replacement(symbol, kept_symbol, "equal calls")
 
 
 def frozen(value: Any) -> Any:

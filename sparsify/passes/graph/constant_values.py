@@ -74,9 +74,9 @@ def _counted_mode(node: Any, written: frozenset[fx.Node]) -> int | None:
     if name == "add":
         return inner if node.args[1] == 0 else None
     if name == "unsqueeze":
-        place = value.dim() - 1 + inner
+        position = value.dim() - 1 + inner
         before = int(argument(node, 1, "dim")) % value.dim()
-        return place + int(before <= place) - value.dim()
+        return position + int(before <= position) - value.dim()
     base = tensor_value(node.args[0])
     assert base is not None, "what is counted is a tensor"
     return inner if str(base.shape[inner]) == str(value.shape[inner]) else None
@@ -108,12 +108,12 @@ def _picked(node: fx.Node, written: frozenset[fx.Node]) -> int | None:
 
 def _is_counted_before(node: fx.Node, written: frozenset[fx.Node]) -> bool:
     """Whether differences are of 0, 1, 2, ... and of -1 before: `diff(p, prepend=p[:1] - 1)`."""
-    whole, before = node.args[0], argument(node, 3, "prepend")
-    value = tensor_value(whole)
+    numbers, before = node.args[0], argument(node, 3, "prepend")
+    value = tensor_value(numbers)
     if value is None or argument(node, 1, "n", 1) != 1 or argument(node, 4, "append") is not None:
         return False
     mode = int(argument(node, 2, "dim", -1)) % value.dim() - value.dim()
-    if _counted_mode(whole, written) != mode:
+    if _counted_mode(numbers, written) != mode:
         return False
     if before is None:
         return True

@@ -79,8 +79,8 @@ def dropped_edges(
     else:
         keys = seed.long() + (repetitions(rows, columns) << WORD_BITS).view(at)
     numbers = kept_bits(keys, rows.long().view(at), columns.long().view(at)) * 2.0**-KEPT_BITS
-    kept: Tensor = numbers >= threshold(rate)
-    return values * kept * kept_factor(rate)
+    mask: Tensor = numbers >= threshold(rate)
+    return values * mask * kept_factor(rate)
 
 
 def dropped_weights(weights: Tensor, seed: Tensor, *, rate: float) -> Tensor:
@@ -98,8 +98,8 @@ def is_kept(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
     """The mask of kept weights, [.., queries, keys]."""
     rows, columns = (torch.arange(extent) for extent in shape[-2:])
     numbers = kept_bits(seed.long()[..., None, None], rows[:, None], columns) * 2.0**-KEPT_BITS
-    kept: Tensor = numbers >= threshold(rate)
-    return kept
+    mask: Tensor = numbers >= threshold(rate)
+    return mask
 
 
 def repetitions(rows: Tensor, columns: Tensor) -> Tensor:

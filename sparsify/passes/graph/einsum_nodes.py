@@ -49,9 +49,9 @@ def _implied(letters: list[str]) -> str:
     >>> _implied(["bij", "bjd"])
     'di'
     """
-    whole = "".join(letters)
-    once = sorted(letter for letter in set(whole) - {"."} if whole.count(letter) == 1)
-    return ("..." if "..." in whole else "") + "".join(once)
+    joined = "".join(letters)
+    once = sorted(letter for letter in set(joined) - {"."} if joined.count(letter) == 1)
+    return ("..." if "..." in joined else "") + "".join(once)
 
 
 def _spelled(texts: list[str], operands: list[fx.Node]) -> list[str] | None:

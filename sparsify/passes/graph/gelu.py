@@ -27,10 +27,10 @@ def join_gelu(graph: fx.Graph) -> None:
     """Replaces written-out GELUs by the operator; unread nodes are left in the graph."""
     written = overwritten(graph)
     for node in list(graph.nodes):
-        found = gelu_of(node)
-        if found is None or found[0] in written:
+        match = gelu_of(node)
+        if match is None or match[0] in written:
             continue
-        x, approximate = found
+        x, approximate = match
         with graph.inserting_before(node):
             new = graph.call_function(torch.ops.aten.gelu.default, (x,), {"approximate": approximate})
         new.meta.update({key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta})
@@ -46,7 +46,7 @@ def gelu_of(node: fx.Node) -> tuple[fx.Node, str] | None:
         x, t = factor_of(half, 0.5), summand_of(sum_, 1.0)
         if x is None or t is None or len(t.args) != 1:
             continue
-        if (given := tensor_value(x)) is None or given.dtype != value.dtype:
+        if (x_value := tensor_value(x)) is None or x_value.dtype != value.dtype:
             continue
         if operator_name(t) == "tanh" and x is cubic_of(factor_of(t.args[0], sqrt(2 / pi))):
             return x, "tanh"
@@ -96,8 +96,10 @@ def orders(node: fx.Node) -> Iterator[tuple[Any, Any]]:
         yield node.args[1], node.args[0]
 
 
-def is_close(x: Any, number: Any, wanted: float) -> bool:
+def is_close(x: Any, number: Any, expected: float) -> bool:
     """Whether `x` is a tensor and a number is approximately the expected constant."""
     return (
-        isinstance(x, fx.Node) and isinstance(number, int | float) and isclose(number, wanted, rel_tol=CLOSE)
+        isinstance(x, fx.Node)
+        and isinstance(number, int | float)
+        and isclose(number, expected, rel_tol=CLOSE)
     )

@@ -24,7 +24,7 @@ def call_before(user: fx.Node, target: Any, *args: Any) -> fx.Node:
 
 
 def put_behind(node: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A new node that reads another one, and replaces it for all readers."""
+    """A new node that reads another node, and replaces the other node for all readers."""
     users = dict(node.users)
     with node.graph.inserting_after(node):
         new = call(target, node, *args)

@@ -28,13 +28,13 @@ def written(sparsifier: Sparsifier) -> str:
     >>> written(sparsifier_of(SparsifierSpec.model_validate("ScalarThreshold(0.1)")))
     '["ScalarThreshold", {"threshold": 0.1}]'
     """
-    found = SparsifierSpec.model_validate(sparsifier)
-    if found.given is None:
-        return json.dumps([found.name, found.arguments], default=lambda tensor: tensor.item())
-    known = [number for number, one in enumerate(OBJECTS) if one is sparsifier]
-    if not known:
+    spec = SparsifierSpec.model_validate(sparsifier)
+    if spec.given is None:
+        return json.dumps([spec.name, spec.arguments], default=lambda tensor: tensor.item())
+    positions = [number for number, one in enumerate(OBJECTS) if one is sparsifier]
+    if not positions:
         OBJECTS.append(sparsifier)
-    return json.dumps([found.name, known[0] if known else len(OBJECTS) - 1])
+    return json.dumps([spec.name, positions[0] if positions else len(OBJECTS) - 1])
 
 
 @lru_cache(maxsize=256)
@@ -43,8 +43,8 @@ def read(text: str) -> Sparsifier:
     name, arguments = json.loads(text)
     if isinstance(arguments, int):
         return OBJECTS[arguments]
-    found: Sparsifier = sparsifier_of(SparsifierSpec.model_validate({name: arguments}))
-    return found
+    result: Sparsifier = sparsifier_of(SparsifierSpec.model_validate({name: arguments}))
+    return result
 
 
 @torch.library.custom_op("sparsify::kept_entries", mutates_args=())
@@ -61,38 +61,38 @@ def _entries(tensor: Tensor, sparsifier: str) -> Tensor:
 kept_entries: Final = torch.ops.sparsify.kept_entries.default
 
 
-def sparse_gradient(tensor: Tensor, kept: Tensor | None, sparsifiers: tuple[str, ...]) -> Tensor:
-    """The tensor; its gradient is sparsified, and 0 where `kept` is false.
+def sparse_gradient(tensor: Tensor, mask: Tensor | None, sparsifiers: tuple[str, ...]) -> Tensor:
+    """The tensor; its gradient is sparsified, and 0 where `mask` is false.
 
     Args:
         tensor: a result of an operator.
-        kept: pattern of the gradient; `None`: no fixed pattern.
+        mask: pattern of the gradient; `None`: no fixed pattern.
         sparsifiers: sparsifiers of the gradient, applied in order.
     """
-    found: Tensor = _SparseGradient.apply(tensor, kept, sparsifiers)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _SparseGradient.apply(tensor, mask, sparsifiers)  # type: ignore[no-untyped-call]
+    return result
 
 
 def straight_through(tensor: Tensor, sparsified: Tensor) -> Tensor:
     """The sparsified tensor; the gradient passes to all entries of the dense tensor."""
-    found: Tensor = _StraightThrough.apply(tensor, sparsified)  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = _StraightThrough.apply(tensor, sparsified)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _SparseGradient(torch.autograd.Function):
     """`x -> x`; sparsifiers are applied to the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, kept: Tensor | None, sparsifiers: tuple[str, ...]) -> Tensor:
-        ctx.kept, ctx.sparsifiers = kept, sparsifiers
+    def forward(ctx: Any, tensor: Tensor, mask: Tensor | None, sparsifiers: tuple[str, ...]) -> Tensor:
+        ctx.mask, ctx.sparsifiers = mask, sparsifiers
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (found,) = gradients
+        (gradient,) = gradients
         for sparsifier in ctx.sparsifiers:
-            found = torch.where(kept_entries(found.detach(), sparsifier), found, 0)
-        return found if ctx.kept is None else torch.where(ctx.kept, found, 0), None, None
+            gradient = torch.where(kept_entries(gradient.detach(), sparsifier), gradient, 0)
+        return gradient if ctx.mask is None else torch.where(ctx.mask, gradient, 0), None, None
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -52,8 +52,8 @@ NOTHING: Final = NodeInfo()
 
 def info(node: fx.Node) -> NodeInfo:
     """The notes about a node."""
-    found: NodeInfo = node.meta.get(KEY, NOTHING)
-    return found
+    result: NodeInfo = node.meta.get(KEY, NOTHING)
+    return result
 
 
 def set_info(node: fx.Node, **changes: Any) -> None:
@@ -63,6 +63,6 @@ def set_info(node: fx.Node, **changes: Any) -> None:
 
 def call_of(node: fx.Node) -> "RegionCall":
     """The call of an emitted region's node."""
-    found = info(node).call
-    assert found is not None, f"{node.name} calls no region"
-    return found
+    region_call = info(node).call
+    assert region_call is not None, f"{node.name} calls no region"
+    return region_call

@@ -170,18 +170,18 @@ def updates_statistics(node: fx.Node) -> bool:
 
 def overwritten(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes that may alias memory overwritten in the graph: `%m` of `fill_(slice(%m))`."""
-    found: set[fx.Node] = set()
+    aliases: set[fx.Node] = set()
     for writer in graph.nodes:
         node: Any = (
             writer.args[0] if writer.op.startswith("call") and is_mutating(writer) and writer.args else None
         )
-        while isinstance(node, fx.Node) and node not in found:
-            found.add(node)
+        while isinstance(node, fx.Node) and node not in aliases:
+            aliases.add(node)
             node = node.args[0] if node.args else None
     for node in graph.nodes:
-        if operator_name(node) in VIEWS | COPIES and node.args and node.args[0] in found:
-            found.add(node)
-    return frozenset(found)
+        if operator_name(node) in VIEWS | COPIES and node.args and node.args[0] in aliases:
+            aliases.add(node)
+    return frozenset(aliases)
 
 
 def is_random(node: fx.Node) -> bool:
@@ -193,12 +193,12 @@ def is_random(node: fx.Node) -> bool:
 
 def draws_nothing(node: fx.Node) -> bool:
     """Whether a dropout operator drops nothing: out of training, or with probability 0."""
-    given = {
-        item.name: argument(node, place, item.name, item.default_value)
-        for place, item in enumerate(node.target._schema.arguments)  # type: ignore[union-attr]
+    arguments = {
+        item.name: argument(node, position, item.name, item.default_value)
+        for position, item in enumerate(node.target._schema.arguments)  # type: ignore[union-attr]
     }
-    is_trained = all(given.get(name, True) is not False for name in ("train", "training"))
-    rate = given.get("dropout_p", given.get("dropout", 1))
+    is_trained = all(arguments.get(name, True) is not False for name in ("train", "training"))
+    rate = arguments.get("dropout_p", arguments.get("dropout", 1))
     return not is_trained or rate == 0 or is_inactive_dropout(node)
 
 
@@ -297,8 +297,8 @@ def known_size(extent: Any, unknown: int | None = None) -> int | None:
         return None
     symbols: Mapping[Any, Any] = getattr(extent.node.shape_env, "backed_var_to_val", {})
     symbols = {**data_extents(extent), **symbols}
-    found = extent.node.expr.subs({s: symbols.get(s, unknown) for s in extent.node.expr.free_symbols})
-    return int(found) if found.is_Integer else None
+    value = extent.node.expr.subs({s: symbols.get(s, unknown) for s in extent.node.expr.free_symbols})
+    return int(value) if value.is_Integer else None
 
 
 def ancestors(
@@ -309,11 +309,11 @@ def ancestors(
     Args:
         is_passed: whether the search continues at the inputs of a node.
     """
-    seen, waiting = set[fx.Node](), list(nodes)
+    visited, waiting = set[fx.Node](), list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
+        if node not in visited:
+            visited.add(node)
             yield node
             if is_passed(node):
                 waiting += node.all_input_nodes
@@ -322,8 +322,8 @@ def ancestors(
 def between(outputs: Iterable[fx.Node], operands: Collection[fx.Node]) -> list[fx.Node]:
     """The nodes between operands and outputs, in the order of the graph; without inputs and attributes."""
     leaves = ("placeholder", "get_attr")
-    found = ancestors(outputs, lambda node: node not in operands)
-    return sorted(node for node in found if node not in operands and node.op not in leaves)
+    nodes = ancestors(outputs, lambda node: node not in operands)
+    return sorted(node for node in nodes if node not in operands and node.op not in leaves)
 
 
 def sources(nodes: Iterable[fx.Node]) -> list[fx.Node]:

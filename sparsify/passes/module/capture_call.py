@@ -21,11 +21,11 @@ from sparsify.compiler.cpp.toolchain.build import has_compiler
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes import pipeline
 from sparsify.passes.capture import calls, data_sizes
-from sparsify.passes.capture.draft import Asked, Draft
+from sparsify.passes.capture.draft import ApplyRequest, Draft
 from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import ReachedError, capture
 from sparsify.passes.capture.libraries import transformers_experts
-from sparsify.passes.capture.shell import Modes, in_modes, modes, share_again
+from sparsify.passes.capture.shell import Modes, in_modes, modes, share_tensors
 from sparsify.passes.choose.autotune import shared_seconds
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
 from sparsify.passes.choose.price import bytes_of
@@ -95,27 +95,31 @@ def drafted(
     Raises:
         CaptureError: as in `capture`; no graph can hold experts that no kernel computes.
     """
-    stored, known = module._weights.stored(module.variants), module._captures.constants()
+    stored, constants = module._weights.stored(module.variants), module._captures.constants()
 
-    def made(mode: AbstractContextManager[Any], asked: Asked, without: Collection[str] = ()) -> Draft:
+    def draft_with(
+        mode: AbstractContextManager[Any], request: ApplyRequest, without: Collection[str] = ()
+    ) -> Draft:
         captured = capture(
             source,
             call,
-            asked.dynamic,
-            masks=asked.has_masks,
-            gates=asked.has_gates,
+            request.dynamic,
+            masks=request.has_masks,
+            gates=request.has_gates,
             without=without,
-            known=known,
-            trains=asked.is_trainable(source.training),
+            shared_constants=constants,
+            trains=request.is_trainable(source.training),
             is_mirror=is_mirror,
             within=mode,
         )
-        report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
-        examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
-        given = captured, source, asked, report, _options(asked, [*tensors, *source.parameters()]), examples
         return _run_passes(
             Draft(
-                *given,
+                captured,
+                source,
+                request,
+                replace(request.report(type(source).__name__), specialised=captured.specialised),
+                _options(request, [*tensors, *source.parameters()]),
+                dict(zip(call.shape.tensor_names(), tensors, strict=True)),
                 notices=module._notices,
                 stored=stored,
                 has_general=has_general,
@@ -124,32 +128,36 @@ def drafted(
             )
         )
 
-    asked = module._asked
-    found = recurrent.settle(lambda mode: made(mode, asked), source, asked)
-    left = transformers_experts.left_over(found.graph, source) if asked.has_gates else []
-    return found if not left else _with_experts(found, source, asked, left, made)
+    request = module._request
+    draft = recurrent.settle(lambda mode: draft_with(mode, request), source, request)
+    left = transformers_experts.left_over(draft.graph, source) if request.has_gates else []
+    return draft if not left else _with_experts(draft, source, request, left, draft_with)
 
 
 def _with_experts(
-    found: Draft, source: nn.Module, asked: Asked, left: Collection[str], made: Callable[..., Draft]
+    draft: Draft,
+    source: nn.Module,
+    request: ApplyRequest,
+    left: Collection[str],
+    draft_with: Callable[..., Draft],
 ) -> Draft:
     """The draft in which experts without a kernel run the model's own code.
 
     Raises:
         CaptureError: no graph can hold the experts.
     """
-    reasons = {name: _reason(found, name) for name in left}
-    relaxed = replace(asked, recipe=asked.recipe.with_optional_rules("gate"))
+    reasons = {name: _reason(draft, name) for name in left}
+    relaxed = replace(request, recipe=request.recipe.with_optional_rules("gate"))
     try:
-        found = recurrent.settle(lambda mode: made(mode, relaxed, left), source, relaxed)
+        draft = recurrent.settle(lambda mode: draft_with(mode, relaxed, left), source, relaxed)
     except CaptureError as error:
         whys = "; ".join(f"no kernel computes {name}: {why}" for name, why in reasons.items())
         raise CaptureError(f"{whys}; {error}") from error
     except RecipeError as error:  # rules name nodes of another graph
-        found.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
-        return found
-    _list_experts(found, reasons)
-    return found
+        draft.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
+        return draft
+    _list_experts(draft, reasons)
+    return draft
 
 
 def _list_experts(draft: Draft, reasons: Mapping[str, str]) -> None:
@@ -188,22 +196,22 @@ def _run_passes(draft: Draft) -> Draft:
     return draft
 
 
-def _options(asked: Asked, tensors: Iterable[torch.Tensor]) -> settings.Options:
+def _options(request: ApplyRequest, tensors: Iterable[torch.Tensor]) -> settings.Options:
     """The options in force for a model with some tensors, overridden by the recipe."""
     current = settings.current()
-    if asked.recipe.compile.threads is not None:
-        current = replace(current, threads=asked.recipe.compile.threads)
+    if request.recipe.compile.threads is not None:
+        current = replace(current, threads=request.recipe.compile.threads)
     if not has_compiler(current) or not runs_natively(tensors):
         current = replace(current, tune_seconds=0.0)  # no alternatives to time
-    if asked.strict or asked.recipe.compile.fallback == "error":
+    if request.strict or request.recipe.compile.fallback == "error":
         current = replace(current, strict=True)
     return current
 
 
 def _reason(draft: Draft, name: str) -> str:
     """The reason why no kernel computes the experts of a name."""
-    found = (entry for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
-    entry = next(found, None)
+    entries = (entry for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
+    entry = next(entries, None)
     if entry is None:
         return Choice("no rule chose its gate")
     return Choice(entry.reason) if entry.chosen else entry.reason
@@ -229,7 +237,7 @@ def capture_call(
         if variant is not None or like in module._captures.refused:
             return variant
         if len(module._captures) >= MAX_CAPTURES:
-            if module._asked.has_masks:
+            if module._request.has_masks:
                 raise CaptureError(
                     f"more than {MAX_CAPTURES} captures, and the source model cannot run with the masks of its recipe",
                     "calls of fewer kinds (modes, arguments, shapes that are fixed), or the recipe applied once more "
@@ -250,7 +258,7 @@ def captured_now(
     """The new variant for calls like `call`; None, and noted, when the source model has to run."""
     check_pruning(module, call)
     try:
-        reason = module._asked.trains_dense
+        reason = module._request.trains_dense
         with torch.inference_mode(False), SILENT:
             draft = draft_of(module, call, tensors, mode, trains_dense=reason)
     except CaptureError as error:
@@ -296,7 +304,7 @@ def published(
 
 def check_pruning(module: "SparseModule", call: calls.Call) -> None:
     """Warns, once a call shows the products, where a rule pruned a weight that no product reads."""
-    pruning, rules = module._asked.pruning, module._asked.recipe.rules
+    pruning, rules = module._request.pruning, module._request.recipe.rules
     if not pruning.is_guess:
         return
     pruning.is_guess = False
@@ -304,9 +312,9 @@ def check_pruning(module: "SparseModule", call: calls.Call) -> None:
     if read is None:
         return
     ties = aliases(module._source)
-    known = {other for name in read for other in ties[name]}
-    passed = {at: passed_over(module._source, rules[at], known, ties) for at in pruning.taken}
-    names = [name for at, found in pruning.taken.items() for name in found if name in passed[at]]
+    read_names = {other for name in read for other in ties[name]}
+    passed = {at: passed_over(module._source, rules[at], read_names, ties) for at in pruning.taken}
+    names = [name for at, weights in pruning.taken.items() for name in weights if name in passed[at]]
     if names:
         module._notices.warn(
             f"{', '.join(names)} were pruned, and no product reads them; give apply example inputs, which show "
@@ -380,14 +388,14 @@ def refuse(
         CaptureError: with `strict`.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        apart = module._weights.mirror(mode, module)
-        apart.copy_buffers()
-        calls.run_call(apart.model, module._signature, calls.copied(call))
-    if module._asked.strict or settings.current().strict:
+        mirror = module._weights.mirror(mode, module)
+        mirror.copy_buffers()
+        calls.run_call(mirror.model, module._signature, calls.copied(call))
+    if module._request.strict or settings.current().strict:
         raise error
     module._captures.refused[mode, call.shape] = str(error)
-    report_refused(module.report, module._source, module._asked, str(error))
-    if module._asked.is_trainable(mode[0]):
+    report_refused(module.report, module._source, module._request, str(error))
+    if module._request.is_trainable(mode[0]):
         keep_pruned(module)
     report = piecewise(module, call, mode, str(error)) if in_pieces else ""
     if isinstance(report, str):
@@ -407,18 +415,18 @@ def refuse(
 
 def keep_pruned(module: "SparseModule") -> None:
     """Restricts the training of pruned weights to their nonzeros, whichever operators read the weights."""
-    recipe = module._asked.recipe
-    known = dict(module._source.named_parameters(remove_duplicate=False))
-    kept = []
-    for at, names in module._asked.pruning.taken.items():
-        for weight in (known[name] for name in names if name in known):
+    recipe = module._request.recipe
+    parameters = dict(module._source.named_parameters(remove_duplicate=False))
+    weights = []
+    for at, names in module._request.pruning.taken.items():
+        for weight in (parameters[name] for name in names if name in parameters):
             if isinstance(weight, SparseTensor) or not weight.requires_grad:
                 continue
             if drops_zeros(format_text(recipe, recipe.rules[at], weight.dim())):
                 if not trained_masks.is_remembered(weight):
                     trained_masks.remember(weight, trained_masks.entries(weight))
-                kept.append(weight)
-    keep_zeros_of(kept)
+                weights.append(weight)
+    keep_zeros_of(weights)
 
 
 def publish(
@@ -433,9 +441,11 @@ def publish(
     """Registers the variant of a draft for later calls; `is_timed` requires a gain over the source model."""
     captured, report = draft.captured, draft.report
     regions = [call_of(node) for node in draft.graph.nodes if info(node).call is not None]
-    kept = draft.operators if regions else None
-    operators = None if kept is None else OperatorGraph(kept, draft.edges)
-    is_plain = return_plainly(captured.output, [captured.graph, *([kept] if kept else [])])
+    operator_graph = draft.operators if regions else None
+    operators = None if operator_graph is None else OperatorGraph(operator_graph, draft.edges)
+    is_plain = return_plainly(
+        captured.output, [captured.graph, *([operator_graph] if operator_graph else [])]
+    )
     variant = Variant(captured, report, regions, is_plain, masked=draft.masked, operators=operators)
     variants = [*module.variants, variant]
     try:
@@ -446,7 +456,7 @@ def publish(
         if report.warnings:
             module._notices.warn("; ".join(fold(dict.fromkeys(report.warnings))))
         hold_weights(module, variants, packs=False)
-        if module._asked.verify:
+        if module._request.verify:
             stage("comparing with the source model")
             names = call.shape.tensor_names()
             with SILENT, naming_values(module._source, dict(zip(names, tensors, strict=True))):
@@ -483,17 +493,17 @@ def hold_weights(module: "SparseModule", variants: list[Variant], *, packs: bool
         module._weights.release(variants)
         if packs:
             module._weights.pack(variants)
-        share_again(module, module._source)
+        share_tensors(module, module._source)
     if packs:
         trim()  # frees dense weights and the memory of the comparison
 
 
 def compile_graph(module: "SparseModule", variant: Variant) -> None:
     """Compiles the functions that run a variant."""
-    graph, held = variant.captured.graph, module._weights
-    trained = set(held.trained)
+    graph, weights_held = variant.captured.graph, module._weights
+    trained = set(weights_held.trained)
     read_densely(graph, trained)
-    if held.may_exchange and held.is_own:
+    if weights_held.may_exchange and weights_held.is_own:
         watch_trained()
         trained |= sparse_parameters(module._source, [*module.variants, variant]).keys()
     if variant.operators is not None:
@@ -507,6 +517,6 @@ def compile_graph(module: "SparseModule", variant: Variant) -> None:
     if (operators := variant.operators) is not None:
         operators.run = eager(operators.graph, module, type(compiled(operators.graph)).forward)
     remember_masks(graph, module._source)
-    known = dict(module._source.named_parameters(remove_duplicate=False))  # rules may name buffers, too
-    weights = (known[name] for name in variant.pruned() if name in known)
+    parameters = dict(module._source.named_parameters(remove_duplicate=False))  # rules may name buffers, too
+    weights = (parameters[name] for name in variant.pruned() if name in parameters)
     keep_zeros_of(weight for weight in weights if weight.requires_grad)

@@ -2,8 +2,8 @@
 
 In: a `SparseModule` with a model that prints, or calls `tensor.item()`. Out: `pieces.run(module, mode, args, kwargs)`,
 the code of the source model with its pieces in kernels; a report row for each piece, with the reason of the break.
-Higher layers inject the compiler that finds pieces, as `Asked.pieces`. The source model runs where Dynamo fails, where
-each call has other pieces, and where pieces are slower.
+Higher layers inject the compiler that finds pieces, as `ApplyRequest.pieces`. The source model runs where Dynamo fails,
+where each call has other pieces, and where pieces are slower.
 """
 
 import operator
@@ -20,7 +20,7 @@ from sparsify import options as settings
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import kept_buffers
-from sparsify.passes.capture.shell import Modes, ModulePairs, is_lent, modes, share_again
+from sparsify.passes.capture.shell import Modes, ModulePairs, is_lent, modes, share_tensors
 from sparsify.passes.module.check.operator_graph import seconds
 from sparsify.passes.module.check.silent_prints import SILENT
 from sparsify.passes.module.check.undo_writes import Buffers, versions
@@ -88,7 +88,7 @@ class KeptMirror:
 
     def __init__(self, module: "SparseModule", mode: Modes, compiler: Compiler | None) -> None:
         self.source = module._source
-        self.mirror = module._weights.mirror(mode, is_isolated=False, made=as_dense)
+        self.mirror = module._weights.mirror(mode, is_isolated=False, to_dense=as_dense)
         model = self.mirror.model
         self.run: Callable[..., Any] = model if compiler is None else compiler.compiled(model)
         self.parts = [part for part, _, _ in self.mirror.pairs]
@@ -99,64 +99,66 @@ class KeptMirror:
     def note(self) -> None:
         """Records the present attributes of both models as equal."""
         self.mirror.pairs = [(part, copy, dict(vars(copy))) for part, copy, _ in self.mirror.pairs]
-        self.known, self.known_copies = attributes(self.parts), attributes(self.copies)
+        self.part_attributes, self.copy_attributes = attributes(self.parts), attributes(self.copies)
 
     def is_current(self, source: nn.Module) -> bool:
         """Whether the source model still has the recorded attributes, parameters and modules."""
-        return source is self.source and are_same(attributes(self.parts), self.known)
+        return source is self.source and are_same(attributes(self.parts), self.part_attributes)
 
     def hand_on(self) -> None:
         """Copies the attributes set by a call to the source model."""
-        if not are_same(attributes(self.copies), self.known_copies):
+        if not are_same(attributes(self.copies), self.copy_attributes):
             self.mirror.write_back()
             self.note()
 
     def take_back(self) -> None:
         """Discards the attributes set by a call, which the source model never gets."""
-        for _, copy, known in self.mirror.pairs:
-            own = vars(copy)
-            if own.keys() != known.keys() or not are_same([own[name] for name in known], [*known.values()]):
-                own.clear()
-                own.update(known)
+        for _, copy, before in self.mirror.pairs:
+            attributes_now = vars(copy)
+            if attributes_now.keys() != before.keys() or not are_same(
+                [attributes_now[name] for name in before], [*before.values()]
+            ):
+                attributes_now.clear()
+                attributes_now.update(before)
 
 
-def run_whole(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_uncaptured(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The source model's result for an uncaptured call, by a kept mirror where modes differ.
 
     No mirror of packed weights is kept: it would hold dense copies.
     """
     weights, source, captures = module._weights, module._source, module._captures
-    beside = captures.beside
-    if beside is None or not beside.are_current(source):
-        beside = captures.beside = ModulePairs(source, module)
-    if weights.held or weights.trained or beside.are_lent():
+    pairs = captures.module_pairs
+    if pairs is None or not pairs.are_current(source):
+        pairs = captures.module_pairs = ModulePairs(source, module)
+    if weights.packed_forms or weights.trained or pairs.are_lent():
         return module._run_source(args, kwargs)
-    if not weights.is_own and beside.are_in_same_modes():
+    if not weights.is_own and pairs.are_in_same_modes():
         result = calls.run_source(source, args, kwargs)
     else:
-        wanted = modes(module)
-        standing = captures.standing.get(wanted)
+        current_modes = modes(module)
+        standing = captures.standing.get(current_modes)
         if standing is None or not standing.is_current(source):
             with weights.lock:
-                standing = captures.standing[wanted] = KeptMirror(module, wanted, None)
+                standing = captures.standing[current_modes] = KeptMirror(module, current_modes, None)
         try:
             result = calls.run_source(standing.run, args, kwargs)
         finally:
             standing.hand_on()
-    if beside.are_lent():  # the model has replaced a buffer, as `self.count = self.count + 1` does
-        share_again(module, source)
+    if pairs.are_lent():  # the model has replaced a buffer, as `self.count = self.count + 1` does
+        share_tensors(module, source)
     return result
 
 
 def attributes(modules: Sequence[nn.Module]) -> list[Any]:
     """The attributes, parameters and children of modules, in order."""
-    found: list[Any] = []
+    result: list[Any] = []
     for module in modules:
-        own = vars(module)
-        found += own.values()
-        found += own["_parameters"].values()
-        found += own["_modules"].values()
-    return found
+        attributes_of = vars(module)
+        result += attributes_of.values()
+        result += attributes_of["_parameters"].values()
+        result += attributes_of["_modules"].values()
+    return result
 
 
 def are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
@@ -193,10 +195,10 @@ class Pieces:
         if standing is None or not standing.is_current(source):
             with module._weights.lock:
                 standing = self.standing[mode] = KeptMirror(module, mode, self.compiler)
-        self.compiler.trainable = module._asked.is_trainable(mode[0])
+        self.compiler.trainable = module._request.is_trainable(mode[0])
         drawn, before = torch.get_rng_state(), standing.buffers.noted()
-        kept = [*source.parameters(), *pytree.tree_leaves((args, kwargs))]
-        numbers = versions(kept)
+        written_values = [*source.parameters(), *pytree.tree_leaves((args, kwargs))]
+        numbers = versions(written_values)
         try:
             with self.compiler.compiling():
                 result = calls.run_source(standing.run, args, kwargs)
@@ -208,12 +210,12 @@ class Pieces:
         else:
             standing.hand_on()
             if before.replaced():
-                share_again(module, source)
+                share_tensors(module, source)
             return result
         standing.take_back()
         before.restore()
         torch.set_rng_state(drawn)
-        if versions(kept) != numbers:
+        if versions(written_values) != numbers:
             self.leave(module, mode)
             raise CaptureError(
                 f"torch.compile fails in a call that has written into parameters or arguments: {first_line(failure)}",
@@ -221,7 +223,7 @@ class Pieces:
             ) from failure
         result = module._run_source(args, kwargs)
         if before.replaced():
-            share_again(module, source)
+            share_tensors(module, source)
         self.leave(module, mode)
         module._notices.warn(
             f"torch.compile fails for a call: {first_line(failure)}; the source model runs from now on"
@@ -240,12 +242,12 @@ def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -
     Args:
         why: reason why the model cannot be captured whole.
     """
-    asked = module._asked
-    if asked.pieces is None or asked.has_masks:
+    request = module._request
+    if request.pieces is None or request.has_masks:
         return ""
     refusals = []
-    known = module._captures.pieces
-    for compiler in asked.pieces(module) if known is None else [known.compiler]:
+    pieces = module._captures.pieces
+    for compiler in request.pieces(module) if pieces is None else [pieces.compiler]:
         try:
             with compiler.finding(), SILENT:
                 largest = tried(module, compiler, call, mode)
@@ -257,7 +259,7 @@ def piecewise(module: "SparseModule", call: calls.Call, mode: Modes, why: str) -
         report = report_of(module, compiler, why)
         require_matches(module, report)
         report.largest_error = largest
-        module._captures.pieces = known or Pieces(compiler)
+        module._captures.pieces = pieces or Pieces(compiler)
         return report
     return "; ".join(dict.fromkeys(refusals))
 
@@ -271,15 +273,15 @@ def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Mo
         VerificationError: the results differ.
     """
     stage("finding the pieces that torch.compile captures")
-    asked, largest = module._asked, None
-    compiler.trainable = asked.is_trainable(mode[0])
+    request, largest = module._request, None
+    compiler.trainable = request.is_trainable(mode[0])
     trains = compiler.trainable and torch.is_grad_enabled()
     parameters = trained_tensors(module, call) if trains else []
-    apart = module._weights.mirror(mode, module, made=as_dense)
-    pieces, signature = compiler.compiled(apart.model), module._signature
+    mirror = module._weights.mirror(mode, module, to_dense=as_dense)
+    pieces, signature = compiler.compiled(mirror.model), module._signature
 
     def densely() -> Any:
-        return calls.run_call(apart.model, signature, calls.copied(call))
+        return calls.run_call(mirror.model, signature, calls.copied(call))
 
     def by_pieces() -> Any:
         with compiler.compiling():
@@ -294,7 +296,7 @@ def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Mo
             raise CaptureError(
                 f"none of the {compiler.count()} pieces that torch.compile finds has a region{notes}"
             )
-        if asked.verify:
+        if request.verify:
             largest = difference(module, call, mode, (densely, by_pieces), parameters)
         count = compiler.count()
         seconds(by_pieces, parameters)
@@ -304,9 +306,11 @@ def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Mo
         if settings.current().tune_seconds > 0 and runs_natively(tensors):
             ways = (densely, by_pieces)
             taken = [[seconds(way, parameters) for way in ways] for _ in range(TURNS + 1)][1:]
-            source, own = (min(times) for times in zip(*taken, strict=True))
-            if own > NOISE * source:
-                raise CaptureError(f"they take {1e3 * own:.3g} ms, the source model {1e3 * source:.3g} ms")
+            source, in_kernels = (min(times) for times in zip(*taken, strict=True))
+            if in_kernels > NOISE * source:
+                raise CaptureError(
+                    f"they take {1e3 * in_kernels:.3g} ms, the source model {1e3 * source:.3g} ms"
+                )
     return largest
 
 
@@ -336,19 +340,19 @@ def difference(
         expected = dense()
         if not torch.equal(state, torch.get_rng_state()):
             return None
-        found = sparse()
-    own = gradients(found, parameters) if parameters else ()
+        actual = sparse()
+    sparse_gradients = gradients(actual, parameters) if parameters else ()
     usual = gradients(expected, parameters) if parameters else ()
     try:
-        return largest_difference(module, (expected, found), (usual, own), parameters)
+        return largest_difference(module, (expected, actual), (usual, sparse_gradients), parameters)
     except VerificationError as error:
-        if module._asked.pruning.taken:
+        if module._request.pruning.taken:
             raise
         # Gradients removed by a normalisation are cancelling sums: nothing but rounding errors.
         try:
-            exact, limits = Exact(module, call, mode), module._asked.recipe.verify
+            exact, limits = Exact(module, call, mode), module._request.recipe.verify
             with torch.set_grad_enabled(bool(parameters)):
-                results = (found, expected, exact())
+                results = (actual, expected, exact())
             largest = rounding_error(*results, (), limits)
             if parameters:
                 results = sparse(), dense(), exact()
@@ -369,49 +373,53 @@ def largest_difference(
     Raises:
         VerificationError: a difference is beyond the limits.
     """
-    expected, found = results
-    limits = module._asked.recipe.verify
+    expected, actual = results
+    limits = module._request.recipe.verify
     if parameters:  # sums of more terms
         limits = limits.model_copy(update={"rtol": 10 * limits.rtol, "atol": 10 * limits.atol})
     coarsest = max(map(precision, [*module._source.parameters(), *pytree.tree_leaves(expected)]), default=0.0)
     largest = 0.0
-    for name, want, have in pairs(expected, found):
+    for name, want, have in pairs(expected, actual):
         largest = max(largest, require_close(f"output{name}", want, have, limits, coarsest))
     if not parameters:
         return largest
     pruned = pruned_places(module, parameters)
-    wanted = [
+    dense_gradients = [
         gradient if gradient is None or at not in pruned else gradient * entries(parameters[at])
         for at, gradient in enumerate(pulled[0])
     ]
-    return max(largest, compare_gradients(wanted, pulled[1], limits, coarsest))
+    return max(largest, compare_gradients(dense_gradients, pulled[1], limits, coarsest))
 
 
 def pruned_places(module: "SparseModule", parameters: Sequence[torch.Tensor]) -> set[int]:
     """The positions of parameters whose zeros get no gradient."""
-    names = {name for found in module._asked.pruning.taken.values() for name in found}
-    known = {id(p) for name, p in module._source.named_parameters(remove_duplicate=False) if name in names}
-    return {at for at, parameter in enumerate(parameters) if id(parameter) in known}
+    names = {name for weights in module._request.pruning.taken.values() for name in weights}
+    parameter_ids = {
+        id(p) for name, p in module._source.named_parameters(remove_duplicate=False) if name in names
+    }
+    return {at for at, parameter in enumerate(parameters) if id(parameter) in parameter_ids}
 
 
 def report_of(module: "SparseModule", compiler: Compiler, why: str) -> Report:
     """The report of a model in pieces; a rule matches if it matches in any piece."""
-    report = module._asked.report(type(module._source).__name__)
+    report = module._request.report(type(module._source).__name__)
     report.warnings.append(why)
-    for entry, found in compiler.reports():
+    for entry, piece_report in compiler.reports():
         report.pieces.append(entry)
-        if found is None:
+        if piece_report is None:
             continue
-        report.regions += [replace(region, name=f"{entry.name}.{region.name}") for region in found.regions]
-        report.dense += [replace(dense, node=f"{entry.name}.{dense.node}") for dense in found.dense]
-        report.conversions += found.conversions
-        report.warnings += [text for text in found.warnings if text not in report.warnings]
-        for at, rule in enumerate(found.rules):
+        report.regions += [
+            replace(region, name=f"{entry.name}.{region.name}") for region in piece_report.regions
+        ]
+        report.dense += [replace(dense, node=f"{entry.name}.{dense.node}") for dense in piece_report.dense]
+        report.conversions += piece_report.conversions
+        report.warnings += [text for text in piece_report.warnings if text not in report.warnings]
+        for at, rule in enumerate(piece_report.rules):
             if at == len(report.rules):
                 report.rules.append(replace(rule, matched=list(rule.matched)))
             else:
-                known = report.rules[at]
-                known.matched += [name for name in rule.matched if name not in known.matched]
+                entry_of = report.rules[at]
+                entry_of.matched += [name for name in rule.matched if name not in entry_of.matched]
     return report
 
 
@@ -421,7 +429,7 @@ def require_matches(module: "SparseModule", report: Report) -> None:
     Raises:
         RecipeError: names a rule without a match in any piece.
     """
-    recipe = module._asked.recipe
+    recipe = module._request.recipe
     for rule, entry in zip(recipe.rules, report.rules, strict=True):
         if not (rule.optional or entry.matched or entry.note):
             targets = ", ".join(map(repr, rule.targets))

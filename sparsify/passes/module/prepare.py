@@ -61,8 +61,8 @@ def as_call(example_inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if isinstance(example_inputs, Mapping):
         return (), example_inputs
     if not isinstance(example_inputs, list | tuple):
-        found = type(example_inputs).__name__
-        raise CaptureError(f"example inputs of type {found}", "a tensor, or a tuple or mapping of inputs")
+        kind = type(example_inputs).__name__
+        raise CaptureError(f"example inputs of type {kind}", "a tensor, or a tuple or mapping of inputs")
     return tuple(example_inputs), {}
 
 
@@ -73,24 +73,26 @@ def prepare(module: "SparseModule", kinds: Sequence[Kind]) -> list[Prepared]:
         CaptureError: a kind is wrong, or its calls fail; the text names the kind.
         VerificationError: as in `apply`.
     """
-    wanted = [checked(module, number, kind) for number, kind in enumerate(kinds)]
-    found = []
-    for name, call, mode in wanted:
+    checked_kinds = [checked(module, number, kind) for number, kind in enumerate(kinds)]
+    prepared_kinds = []
+    for name, call, mode in checked_kinds:
         try:
-            found.append(prepared(module, name, call, mode))
+            prepared_kinds.append(prepared(module, name, call, mode))
         except VerificationError as error:
             raise VerificationError(f"{name}: {error}") from error
         except Exception as error:  # the code of the model may raise any exception
             raise CaptureError(f"{name}: {error}") from error
-    return found
+    return prepared_kinds
 
 
 def checked(module: "SparseModule", number: int, kind: Any) -> tuple[str, calls.Call, Modes]:
     """The name of a kind, its call and the modes of the modules."""
     name = f"kinds[{number}]"
     if not isinstance(kind, Mapping):
-        found = type(kind).__name__
-        raise CaptureError(f"{name} is a {found}", 'a mapping such as {"training": False, "inputs": (x,)}')
+        kind_name = type(kind).__name__
+        raise CaptureError(
+            f"{name} is a {kind_name}", 'a mapping such as {"training": False, "inputs": (x,)}'
+        )
     for key in kind:
         if key not in KEYS:
             raise CaptureError(
@@ -104,7 +106,7 @@ def checked(module: "SparseModule", number: int, kind: Any) -> tuple[str, calls.
         raise CaptureError(f"{name} has training={training!r}", "True or False")
     try:
         args, kwargs = as_call(kind["inputs"])
-        call = module.taken_apart(args, kwargs)
+        call = module.flattened_call(args, kwargs)
     except CaptureError as error:
         raise CaptureError(f"{name}: {error}") from None
     if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
@@ -146,13 +148,13 @@ def rehearse(module: "SparseModule", variant: Variant, tensors: Sequence[Tensor]
         with torch.no_grad():
             run(*copies(tensors))
         with torch.enable_grad():
-            given = copies(tensors)
-            leaves = pytree.tree_leaves(run(*given))
+            inputs = copies(tensors)
+            leaves = pytree.tree_leaves(run(*inputs))
             outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-            wanted = [tensor for tensor in (*module.parameters(), *given) if tensor.requires_grad]
-            if is_trained and outputs and wanted:
+            targets = [tensor for tensor in (*module.parameters(), *inputs) if tensor.requires_grad]
+            if is_trained and outputs and targets:
                 ones = [torch.ones_like(output) for output in outputs]
-                torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
+                torch.autograd.grad(outputs, targets, ones, allow_unused=True)
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """A pruned model, and its sparse model.
 
-In: a model, and the arguments of `apply` as an `Asked`. Out: a `SparseModule` whose weights have the zeros of the
-recipe, captured for the example inputs if given.
+In: a model, and the arguments of `apply` as an `ApplyRequest`. Out: a `SparseModule` whose weights have the zeros of
+the recipe, captured for the example inputs if given.
 """
 
 import weakref
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparsify.errors import CaptureError
 from sparsify.passes.capture import calls
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.capture.shell import modes, usual_copy
 from sparsify.passes.module.capture_call import capture_call
 from sparsify.passes.module.prepare import as_call
@@ -37,23 +37,23 @@ class Source:
     """A model with weights pruned and rounded by a recipe.
 
     Attributes:
-        given: the unchanged model.
-        model: the pruned model; `given` where no rule prunes or rounds.
+        unpruned: the unchanged model.
+        model: the pruned model; `unpruned` where no rule prunes or rounds.
         call: call with the example inputs, if given.
         roundings: distances by which rounding moved weights, by name.
     """
 
-    given: nn.Module
+    unpruned: nn.Module
     model: nn.Module
     call: calls.Call | None
     roundings: Mapping[str, Moved]
 
 
-def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> SparseModule:
-    """`apply` with all its settings; a known `asked.pruning` lists the weights that rules pass over."""
+def applied(model: nn.Module, request: ApplyRequest, example_inputs: Any = None) -> SparseModule:
+    """`apply` with all its settings; a known `request.pruning` lists the weights that rules pass over."""
     before = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
-    source = pruned(model, asked, example_inputs)
-    module = sparse_module(source, replace(asked, calibration=None))
+    source = pruned(model, request, example_inputs)
+    module = sparse_module(source, replace(request, calibration=None))
     tell_of_applied(replaced_in(module, before))
     return module
 
@@ -62,21 +62,21 @@ def replaced_in(
     module: SparseModule, before: Mapping[str, nn.Parameter]
 ) -> dict[str, tuple[Tensor, Callable[[], Tensor | None]]]:
     """Replaced parameters of the model before `apply`, with functions that return their replacements."""
-    found = dict(module._source.named_parameters())
-    held = weakref.ref(module)
+    parameters = dict(module._source.named_parameters())
+    reference = weakref.ref(module)
 
     def trained(name: str) -> Tensor | None:
-        now = held()
+        now = reference()
         return None if now is None else dict(now._source.named_parameters()).get(name)
 
     return {
         name: (old, partial(trained, name))
         for name, old in before.items()
-        if name in found and found[name] is not old and found[name].requires_grad
+        if name in parameters and parameters[name] is not old and parameters[name].requires_grad
     }
 
 
-def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source:
+def pruned(model: nn.Module, request: ApplyRequest, example_inputs: Any = None) -> Source:
     """The model pruned by the rules, before capture.
 
     Raises:
@@ -92,31 +92,31 @@ def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source
             "the model is sparse already", "the model that it was made of, with one recipe that has all rules"
         )
     require_values(model)
-    tell_of_narrow_training(model, asked)
+    tell_of_narrow_training(model, request)
     call = None
     if example_inputs is not None:
         args, kwargs = as_call(example_inputs)
         call = calls.flatten(calls.signature(model), args, kwargs)
     roundings: dict[str, Moved] = {}
     usual = usual_copy(model)
-    usual = merge_masks(usual, asked.recipe, asked.pruning.merged)
-    usual = with_dense_weights(usual, asked.recipe)
-    tell_of_idle_targets(usual, asked.recipe)
+    usual = merge_masks(usual, request.recipe, request.pruning.merged)
+    usual = with_dense_weights(usual, request.recipe)
+    tell_of_idle_targets(usual, request.recipe)
     run = None
     if call is not None:
-        given = call
-        run = lambda: calls.run_call(usual, calls.signature(usual), calls.copied(given))  # noqa: E731
-    data = data_for(usual, asked, call)
-    found = prune(
+        example_call = call
+        run = lambda: calls.run_call(usual, calls.signature(usual), calls.copied(example_call))  # noqa: E731
+    data = data_for(usual, request, call)
+    pruned_model = prune(
         usual,
-        asked.recipe,
+        request.recipe,
         roundings,
         run=run,
-        pruning=asked.pruning,
+        pruning=request.pruning,
         data=data,
-        keeps_zeros=asked.is_calibrated,
+        keeps_zeros=request.is_calibrated,
     )
-    return Source(model, found, call, roundings)
+    return Source(model, pruned_model, call, roundings)
 
 
 def tell_of_idle_targets(model: nn.Module, recipe: Recipe) -> None:
@@ -126,9 +126,9 @@ def tell_of_idle_targets(model: nn.Module, recipe: Recipe) -> None:
             warn(f"{rule.id or f'rule {at + 1}'}: the target {target!r} matches nothing{near}")
 
 
-def tell_of_narrow_training(model: nn.Module, asked: Asked) -> None:
+def tell_of_narrow_training(model: nn.Module, request: ApplyRequest) -> None:
     """Warns of trained float16 weights: optimizer steps in such narrow numbers lead to NaN."""
-    if not (model.training if asked.trainable is None else asked.trainable):
+    if not (model.training if request.trainable is None else request.trainable):
         return
     names = [name for name, p in model.named_parameters() if p.dtype == torch.float16 and p.requires_grad]
     if names:
@@ -140,38 +140,38 @@ def tell_of_narrow_training(model: nn.Module, asked: Asked) -> None:
         )
 
 
-def data_for(model: nn.Module, asked: Asked, call: calls.Call | None) -> CalibrationData | None:
+def data_for(model: nn.Module, request: ApplyRequest, call: calls.Call | None) -> CalibrationData | None:
     """Calibration data, or the example inputs as a substitute; None where no rule needs calibration.
 
     Raises:
         DataError: the data is empty, or does not fit the model.
     """
-    if asked.is_calibrated:
+    if request.is_calibrated:
         return None
-    if not any(map(is_calibrated, asked.recipe.rules)):
-        if asked.calibration is not None:
+    if not any(map(is_calibrated, request.recipe.rules)):
+        if request.calibration is not None:
             warn("the calibration data is not used: no rule has `method: wanda` or `method: sparsegpt`")
         return None
-    if asked.calibration is not None:
-        batches = flattened(asked.calibration, model, as_call, call)
-        return calibration_data(batches, asked.recipe.calibration)
+    if request.calibration is not None:
+        batches = flattened(request.calibration, model, as_call, call)
+        return calibration_data(batches, request.recipe.calibration)
     if call is None:
         return None
     warn(
         "the example inputs alone are the calibration data, which says little of other inputs; "
         "apply(..., calibration=batches)"
     )
-    return calibration_data([call], asked.recipe.calibration)
+    return calibration_data([call], request.recipe.calibration)
 
 
-def sparse_module(source: Source, asked: Asked) -> SparseModule:
+def sparse_module(source: Source, request: ApplyRequest) -> SparseModule:
     """The sparse model of a pruned model (changed in place if allowed), captured with example inputs."""
-    if asked.inplace:
-        require_no_scales(asked.recipe)
-    call, is_pruned = source.call, source.model is not source.given
-    given = source.given if asked.inplace and is_pruned else None
-    weights = Weights(source.model, asked.inplace or is_pruned, given, roundings=source.roundings)
-    module = SparseModule(source.model, asked, weights)
+    if request.inplace:
+        require_no_scales(request.recipe)
+    call, is_pruned = source.call, source.model is not source.unpruned
+    original = source.unpruned if request.inplace and is_pruned else None
+    weights = Weights(source.model, request.inplace or is_pruned, original, roundings=source.roundings)
+    module = SparseModule(source.model, request, weights)
     if call is not None:
         if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
             raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")

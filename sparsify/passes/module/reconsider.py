@@ -68,28 +68,28 @@ def settle(module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode
         pending, module._pending = module._pending, None
         if pending is None:
             return  # another thread was first
-        weights, known, gain = module._weights, module._captures.known, UNKNOWN
+        weights, earlier, gain = module._weights, module._captures.entries, UNKNOWN
         before = dict(weights.source.named_parameters())
-        module._captures.known, weights.may_exchange = [], True
+        module._captures.entries, weights.may_exchange = [], True
         try:
             with torch.inference_mode(False):
                 draft = draft_of(module, call, tensors, mode)
             publish(module, draft, call, tensors, mode, is_timed=pending.is_timed)
         except (DenseTrainsFasterError, CaptureError, VerificationError) as error:
             gain = error.gain if isinstance(error, DenseTrainsFasterError) else UNKNOWN
-            module._captures.known = known
+            module._captures.entries = earlier
         finally:
             weights.may_exchange = False
         now = weights.source.named_parameters()
-        pairs = {name: (before[name], found) for name, found in now if found is not before[name]}
-        if module._captures.known is known or not pairs:
+        pairs = {name: (before[name], parameter) for name, parameter in now if parameter is not before[name]}
+        if module._captures.entries is earlier or not pairs:
             for dense, sparse in pairs.values():
                 replace(weights.source, sparse, dense)
             weights.trained -= pairs.keys()
-            pairs, module._captures.known = {}, known
+            pairs, module._captures.entries = {}, earlier
             hold_weights(module, module.variants)
         if pairs:
-            module._asked = replace_fields(module._asked, trains_dense="")
+            module._request = replace_fields(module._request, trains_dense="")
         module._call_index.clear()
         module.show(module._captures.shown(mode) or module.variants[0])
         pending.outcome(list(pairs.values()), gain)

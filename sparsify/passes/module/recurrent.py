@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from sparsify.errors import CaptureError
 from sparsify.passes.call.bind import extract
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.capture.draft import Asked, Draft, Mark
+from sparsify.passes.capture.draft import ApplyRequest, Draft, Mark
 from sparsify.passes.choose.autotune import Candidate, Winner, compare
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example
 from sparsify.passes.graph.node_info import info
@@ -84,11 +84,11 @@ def timed_steps(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | N
         layer: name of the module.
         calls: calls of torch's operators in the layer.
     """
-    own = [n for n in draft.graph.nodes if n.op == "call_function" and scope(n).partition("@")[0] == layer]
-    is_timed = draft.options.tune_seconds > 0 and not draft.is_trainable and bool(own)
-    if not is_timed or any(is_mutating(node) or is_random(node) for node in own):
+    nodes = [n for n in draft.graph.nodes if n.op == "call_function" and scope(n).partition("@")[0] == layer]
+    is_timed = draft.options.tune_seconds > 0 and not draft.is_trainable and bool(nodes)
+    if not is_timed or any(is_mutating(node) or is_random(node) for node in nodes):
         return None
-    steps, theirs = steps_of(draft, own), [call.anew(draft) for call in calls]
+    steps, theirs = steps_of(draft, nodes), [call.anew(draft) for call in calls]
 
     def dense() -> None:
         for call in theirs:
@@ -98,16 +98,18 @@ def timed_steps(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | N
     return compare("recurrent layer", both, draft.options.tune_seconds)
 
 
-def described_times(found: Winner) -> str:
+def described_times(winner: Winner) -> str:
     """The text of the measured times."""
-    return f"timed {found.us:.0f} us step by step, torch's {found.us_of('torch'):.0f}{found.disturbed}"
+    return f"timed {winner.us:.0f} us step by step, torch's {winner.us_of('torch'):.0f}{winner.disturbed}"
 
 
-def steps_of(draft: Draft, own: Sequence[fx.Node]) -> Callable[[], Any]:
+def steps_of(draft: Draft, nodes: Sequence[fx.Node]) -> Callable[[], Any]:
     """The nodes of a layer as a call with tensors like the example's."""
-    inside = set(own)
-    outputs = [node for node in own if not set(node.users) <= inside and operator_name(node) != "sym_size"]
-    inputs = list(dict.fromkeys(read for node in own for read in node.all_input_nodes if read not in inside))
+    inside = set(nodes)
+    outputs = [node for node in nodes if not set(node.users) <= inside and operator_name(node) != "sym_size"]
+    inputs = list(
+        dict.fromkeys(read for node in nodes for read in node.all_input_nodes if read not in inside)
+    )
     module = extract(draft.graph, inputs, [*outputs])
     return partial(module.forward, *[example(draft, node) for node in inputs])
 
@@ -239,15 +241,15 @@ def run_layer(
     for layer in range(layers):
         if layer and training and dropout:
             x = functional.dropout(x, dropout)
-        found = []
+        by_direction = []
         for direction in range(directions):
             at = layer * directions + direction
             outputs, state = run_direction(
                 step, x, tuple(part[at] for part in initial), weights[at], is_reversed=direction == 1
             )
-            found.append(outputs)
+            by_direction.append(outputs)
             last.append(state)
-        x = torch.cat(found, -1) if bidirectional else found[0]
+        x = torch.cat(by_direction, -1) if bidirectional else by_direction[0]
     states = [torch.stack(parts) for parts in zip(*last, strict=True)]
     return (x.transpose(0, 1) if batch_first else x, *states)
 
@@ -256,10 +258,10 @@ def weights_of(parameters: Sequence[Tensor], number: int, has_biases: bool) -> I
     """The parameters of each layer, where a bidirectional layer counts as two."""
     each = len(parameters) // number
     for start in range(0, len(parameters), each):
-        own = parameters[start : start + each]
-        biases = own[2:4] if has_biases else (None, None)
-        rest = own[4:] if has_biases else own[2:]
-        yield Weights(*own[:2], *biases, *rest)
+        group = parameters[start : start + each]
+        biases = group[2:4] if has_biases else (None, None)
+        rest = group[4:] if has_biases else group[2:]
+        yield Weights(*group[:2], *biases, *rest)
 
 
 def run_direction(
@@ -290,18 +292,18 @@ class StepByStep(TorchFunctionMode):
         has_packed: whether the model packed sequences.
     """
 
-    def __init__(self, model: nn.Module, names: frozenset[str], whole: Mapping[str, str]) -> None:
+    def __init__(self, model: nn.Module, names: frozenset[str], reasons: Mapping[str, str]) -> None:
         super().__init__()
         self.model, self.names = model, names
         self.captured: dict[str, list[Called]] = {}
-        self.whole = dict(whole)
-        self.known: dict[int, str] = {}
+        self.whole_reasons = dict(reasons)
+        self.names_by_identity: dict[int, str] = {}
         self.steps_left, self.has_packed = MOST_STEPS, False
 
     def __enter__(self) -> "StepByStep":
         # An export replaces parameters by other tensors before it runs the model.
         named = self.model.named_parameters(remove_duplicate=False)
-        self.known = {id(parameter): name for name, parameter in reversed(list(named))}
+        self.names_by_identity = {id(parameter): name for name, parameter in reversed(list(named))}
         self.captured, self.steps_left, self.has_packed = {}, MOST_STEPS, False
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -312,13 +314,13 @@ class StepByStep(TorchFunctionMode):
         if func not in LAYERS and func not in CELLS:
             return func(*args, **kwargs)
         layer = self.layer_of(func, args)
-        if layer is None or layer in self.whole:
+        if layer is None or layer in self.whole_reasons:
             return func(*args, **kwargs)
         if reason := refusal(func, args, kwargs, self.steps_left):
-            self.whole[layer] = reason
+            self.whole_reasons[layer] = reason
             return func(*args, **kwargs)
         self.steps_left -= steps_of_call(func, args)
-        self.captured.setdefault(layer, []).append(Called.of(func, args, self.known))
+        self.captured.setdefault(layer, []).append(Called.of(func, args, self.names_by_identity))
         return run_layer(LAYERS[func], *args) if func in LAYERS else run_cell(CELLS[func], *args)
 
     def layer_of(self, func: Any, args: Sequence[Any]) -> str | None:
@@ -326,9 +328,9 @@ class StepByStep(TorchFunctionMode):
         parameters = (
             args[2:] if func in CELLS else (p for arg in args[2:4] if isinstance(arg, list) for p in arg)
         )
-        names = (self.known.get(id(parameter)) for parameter in parameters)
-        found = next((name for name in names if name in self.names), None)
-        return None if found is None else found.rpartition(".")[0]
+        names = (self.names_by_identity.get(id(parameter)) for parameter in parameters)
+        weight = next((name for name in names if name in self.names), None)
+        return None if weight is None else weight.rpartition(".")[0]
 
 
 def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], steps_left: int) -> str:
@@ -355,72 +357,72 @@ def steps_of_call(func: Any, args: Sequence[Any]) -> Any:
     return x.shape[1 if batch_first else 0] * layers * (2 if bidirectional else 1)
 
 
-def selected_weights(model: nn.Module, asked: Asked) -> frozenset[str]:
+def selected_weights(model: nn.Module, request: ApplyRequest) -> frozenset[str]:
     """The matrices among the parameters made sparse by rules, under all of their names."""
-    known = dict(model.named_parameters(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     names = set[str]()
-    for position, rule in enumerate(asked.recipe.rules):
-        passed = asked.pruning.passed.get(position, {})
+    for position, rule in enumerate(request.recipe.rules):
+        passed = request.pruning.passed.get(position, {})
         names |= {name for name in selected(model, rule) if name not in passed}
-    return frozenset(name for name in names if known[name].dim() == MATRIX)
+    return frozenset(name for name in names if parameters[name].dim() == MATRIX)
 
 
-def settle(make: Callable[[StepByStep], Draft], model: nn.Module, asked: Asked) -> Draft:
+def settle(make: Callable[[StepByStep], Draft], model: nn.Module, request: ApplyRequest) -> Draft:
     """The draft with recurrent layers step by step where kernels compute products of their weights.
 
     Args:
         make: function that captures the model within a mode and runs all passes.
         model: the source model.
-        asked: settings of `apply`.
+        request: settings of `apply`.
 
     Raises:
         CaptureError: with `strict`, a layer cannot be captured step by step.
     """
-    names = selected_weights(model, asked)
+    names = selected_weights(model, request)
     mode = StepByStep(model, names, {})
     try:
-        found = make(mode)
-        lost = reasons_left(found, mode.captured)
-        lost |= slower(found, mode.captured, lost)
+        draft = make(mode)
+        lost = reasons_left(draft, mode.captured)
+        lost |= slower(draft, mode.captured, lost)
     except CaptureError as error:
-        if names and (mode.has_packed or PACKED in mode.whole.values()):
+        if names and (mode.has_packed or PACKED in mode.whole_reasons.values()):
             raise CaptureError(f"{PACKED}; {error}") from error
         if not mode.captured:
             raise
         lost = dict.fromkeys(mode.captured, f"it cannot be captured step by step: {error}")
     if lost:
-        mode = StepByStep(model, names, mode.whole | lost)
-        found = make(mode)
-    report_whole(found, mode.whole, refused=mode.whole.keys() - lost.keys())
-    return found
+        mode = StepByStep(model, names, mode.whole_reasons | lost)
+        draft = make(mode)
+    report_whole(draft, mode.whole_reasons, refused=mode.whole_reasons.keys() - lost.keys())
+    return draft
 
 
 def reasons_left(draft: Draft, layers: Iterable[str]) -> dict[str, str]:
     """The layers no kernel computes a product of, with reasons."""
     read = [leaf for node in draft.graph.nodes if is_call(node) for leaf in node.all_input_nodes]
     sparse = {str(leaf.target).rpartition(".")[0] for leaf in read if is_marked(leaf)}
-    found = {}
+    reasons_of = {}
     for layer in layers:
         if layer not in sparse:
             reasons = (entry.reason for entry in draft.report.dense if entry.scope.partition("@")[0] == layer)
-            found[layer] = next(reasons, "no kernel computes its products")
-    return found
+            reasons_of[layer] = next(reasons, "no kernel computes its products")
+    return reasons_of
 
 
-def slower(draft: Draft, captured: Mapping[str, Sequence[Called]], known: Collection[str]) -> dict[str, str]:
+def slower(draft: Draft, captured: Mapping[str, Sequence[Called]], lost: Collection[str]) -> dict[str, str]:
     """The layers for which torch's operators are faster, with reasons, except layers lost already."""
-    found = {}
+    reasons = {}
     for layer, calls in captured.items():
-        outcome = timed_layer(draft, layer, calls) if layer not in known else None
+        outcome = timed_layer(draft, layer, calls) if layer not in lost else None
         if outcome is not None and outcome.name:
-            found[layer] = f"torch's {calls[0].function.__name__} is faster: {described_times(outcome)}"
+            reasons[layer] = f"torch's {calls[0].function.__name__} is faster: {described_times(outcome)}"
         elif outcome is not None:
             entry = next(
                 (e for e in draft.report.regions if layer in (s.partition("@")[0] for s in e.scopes)), None
             )
             notes = [] if entry is None else entry.notes
             notes.append(f"{layer or draft.report.model}: {described_times(outcome)}")
-    return found
+    return reasons
 
 
 def timed_layer(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | None:
@@ -428,10 +430,10 @@ def timed_layer(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | N
 
     None as well if the recipe makes the choice.
     """
-    module, asked = draft.model.get_submodule(layer), draft.recipe.compile
+    module, options = draft.model.get_submodule(layer), draft.recipe.compile
     weights = [n for n in draft.graph.find_nodes(op="get_attr") if str(n.target).rpartition(".")[0] == layer]
     is_free = all(mark.format == "auto" for n in weights if (mark := info(n).mark) is not None)
-    if not is_free or asked.memory == "compact" or not asked.allows("torch"):
+    if not is_free or options.memory == "compact" or not options.allows("torch"):
         return None
     return timed_steps(draft, layer, calls) if isinstance(module, nn.RNNBase | nn.RNNCellBase) else None
 
@@ -466,9 +468,9 @@ def is_marked(node: fx.Node) -> bool:
     return node.op == "get_attr" and isinstance(info(node).mark, Mark)
 
 
-def report_refused(report: Report, model: nn.Module, asked: Asked, reason: str) -> None:
+def report_refused(report: Report, model: nn.Module, request: ApplyRequest, reason: str) -> None:
     """Reports the recurrent layers with selected weights in a model that cannot be captured."""
-    layers = {name.rpartition(".")[0] for name in selected_weights(model, asked)}
+    layers = {name.rpartition(".")[0] for name in selected_weights(model, request)}
     for name, module in model.named_modules():
         if name in layers and isinstance(module, nn.RNNBase | nn.RNNCellBase):
             report.left_dense(name or report.model, type(module).__name__, name, reason)

@@ -28,7 +28,7 @@ from sparsify.passes.graph.operators import operator_name, scope
 from sparsify.passes.module.check.verify import pairs
 from sparsify.passes.module.check.watch_call import (
     Watched,
-    given,
+    arguments_of,
     in_turns,
     labelled,
     module_spans,
@@ -79,18 +79,18 @@ class ReportOrigin(Origin):
     def _details(self, module: "SparseModule", inputs: Any, *, compares: bool) -> Details:
         """The details of a live module; buffers may change."""
         variant = shown(module) if inputs is None else for_inputs(module, inputs)
-        found = Details(recipe=recipe_text(module._asked.recipe), versions=versions())
-        found.shapes = {name: parameter_text(value) for name, value in module.named_parameters()}
+        details = Details(recipe=recipe_text(module._request.recipe), versions=versions())
+        details.shapes = {name: parameter_text(value) for name, value in module.named_parameters()}
         if variant is not None:
-            found.nodes = nodes_of(variant)
-            found.stages = dict(stages_of(variant))
+            details.nodes = nodes_of(variant)
+            details.stages = dict(stages_of(variant))
         else:
-            add_pieces(module, found)
+            add_pieces(module, details)
         if inputs is not None:
-            look_at_call(module, variant, inputs, found)
+            look_at_call(module, variant, inputs, details)
             if compares:
-                compare(module, inputs, found)
-        return found
+                compare(module, inputs, details)
+        return details
 
     def trace(self, path: str | Path, inputs: Any) -> Path:
         """Writes the trace of a warm call.
@@ -110,16 +110,16 @@ class ReportOrigin(Origin):
         with kept_buffers(module._source):
             variant = for_inputs(module, inputs)
             if variant is None:
-                found = traced_pieces(module, inputs)
+                events = traced_pieces(module, inputs)
             else:
-                found = traced(module, variant, tensors_of(module, inputs))
-            found.export_chrome_trace(str(target))
+                events = traced(module, variant, tensors_of(module, inputs))
+            events.export_chrome_trace(str(target))
         return target
 
 
 def traced_pieces(module: "SparseModule", inputs: Any) -> profile:
     """The profile of a call in pieces, with regions named after their pieces."""
-    args, kwargs = given(inputs)
+    args, kwargs = arguments_of(inputs)
     pieces = module._captures.pieces
     regions = []
     for entry, report in pieces.compiler.reports() if pieces is not None else ():
@@ -137,8 +137,8 @@ def shown(module: "SparseModule") -> Variant | None:
 
 def tensors_of(module: "SparseModule", inputs: Any) -> list[torch.Tensor]:
     """The tensors of a call."""
-    args, kwargs = given(inputs)
-    return module.taken_apart(args, kwargs).tensors(module._matrices)
+    args, kwargs = arguments_of(inputs)
+    return module.flattened_call(args, kwargs).tensors(module._matrices)
 
 
 def for_inputs(module: "SparseModule", inputs: Any) -> Variant | None:
@@ -149,7 +149,7 @@ def for_inputs(module: "SparseModule", inputs: Any) -> Variant | None:
     Raises:
         SparsifyError: the model does not run with the inputs, or no whole graph holds the call.
     """
-    args, kwargs = given(inputs)
+    args, kwargs = arguments_of(inputs)
     try:
         module.measure(*args, repeats=1, **kwargs)
     except SparsifyError:
@@ -159,22 +159,22 @@ def for_inputs(module: "SparseModule", inputs: Any) -> Variant | None:
             f"{type(module).__name__} does not run with the inputs of its page: {error}",
             "give the inputs of a call, inputs=(x, edge_index) or inputs={'x': x}",
         ) from error
-    call = module.taken_apart(args, kwargs)
+    call = module.flattened_call(args, kwargs)
     variant = module.variant_for(call, call.tensors(module._matrices))
     if variant is None and not module.report.pieces:
         raise SparsifyError(f"no graph holds a call with these inputs whole: {module.report.coverage}", HOW)
     return variant
 
 
-def add_pieces(module: "SparseModule", found: Details) -> None:
+def add_pieces(module: "SparseModule", details: Details) -> None:
     """Puts the graphs and the stages of a model's pieces into the details, under the names of the pieces."""
     pieces = module._captures.pieces
     for entry, report in pieces.compiler.reports() if pieces is not None else ():
         if report is None or report.origin is None:
             continue
-        own = report.origin.details()
-        found.nodes = [*found.nodes, *(of_piece(entry.name, node) for node in own.nodes)]
-        found.stages |= {f"{entry.name}.{name}": stages for name, stages in own.stages.items()}
+        piece_details = report.origin.details()
+        details.nodes = [*details.nodes, *(of_piece(entry.name, node) for node in piece_details.nodes)]
+        details.stages |= {f"{entry.name}.{name}": stages for name, stages in piece_details.stages.items()}
 
 
 def of_piece(piece: str, node: GraphNode) -> GraphNode:
@@ -187,48 +187,50 @@ def of_piece(piece: str, node: GraphNode) -> GraphNode:
     return replace(node, name=named(node.name), inputs=[*map(named, node.inputs)], region=region)
 
 
-def look_at_call(module: "SparseModule", variant: Variant | None, inputs: Any, found: Details) -> None:
+def look_at_call(module: "SparseModule", variant: Variant | None, inputs: Any, details: Details) -> None:
     """Adds the details of a call: spans, patterns, work, and the times of the dense model's modules.
 
     Args:
         variant: variant of the call, `None` for a call in pieces: the dense model's times alone.
     """
     if variant is not None:
-        look_at_graph(module, variant, inputs, found)
-    args, kwargs = given(inputs)
-    with module._weights.mirrored(module) as own:
-        dense = own(module._source)
-        if not module._asked.has_masks:  # the dense model has no patterns in its attention
-            found.dense_spans, found.dense_ms = module_spans(dense, lambda: dense(*args, **kwargs))
+        look_at_graph(module, variant, inputs, details)
+    args, kwargs = arguments_of(inputs)
+    with module._weights.mirrored(module) as mirrored:
+        dense = mirrored(module._source)
+        if not module._request.has_masks:  # the dense model has no patterns in its attention
+            details.dense_spans, details.dense_ms = module_spans(dense, lambda: dense(*args, **kwargs))
 
 
-def look_at_graph(module: "SparseModule", variant: Variant, inputs: Any, found: Details) -> None:
+def look_at_graph(module: "SparseModule", variant: Variant, inputs: Any, details: Details) -> None:
     """Adds the details of a graph's call: spans, patterns and work."""
     from sparsify.compiler import calibrate
 
-    seen = watched(module, variant, tensors_of(module, inputs))
+    record = watched(module, variant, tensors_of(module, inputs))
     scopes = {entry.name: entry.scopes for entry in variant.report.regions}
-    found.spans = [replace(s, where=", ".join(scopes.get(s.region, [s.where]))) for s in seen.spans]
+    details.spans = [replace(s, where=", ".join(scopes.get(s.region, [s.where]))) for s in record.spans]
     regions = {region.name: region for region in variant.regions}
-    found.spies = [spy for name in seen.operands for spy in spies_of(regions[name], seen.operands[name])]
-    found.works = list(works_of(regions, seen))
-    known = calibrate.known(current())
-    found.roof = Roof(known.fma_all, known.reads_all.points[-1][1], known.is_measured)
+    details.spies = [
+        spy for name in record.operands for spy in spies_of(regions[name], record.operands[name])
+    ]
+    details.works = list(works_of(regions, record))
+    machine = calibrate.cached_machine(current())
+    details.roof = Roof(machine.fma_all, machine.reads_all.points[-1][1], machine.is_measured)
 
 
-def compare(module: "SparseModule", inputs: Any, found: Details) -> None:
+def compare(module: "SparseModule", inputs: Any, details: Details) -> None:
     """Times interleaved calls of both models and compares their outputs."""
-    args, kwargs = given(inputs)
+    args, kwargs = arguments_of(inputs)
     may_write = module._captures.may_write(modes(module))
     dense, sparse = (anew(model, args, kwargs, may_write) for model in (module.original, module))
     expected, have, times = in_turns(dense, sparse)
     before, after = (statistics.median(column) for column in zip(*times, strict=True))
     note = f"{microseconds(before)} dense, {microseconds(after)} now: medians of {len(times)} calls in turns"
-    found.faster = Fact("Faster by", f"{before / after:.2f}x", note)
+    details.faster = Fact("Faster by", f"{before / after:.2f}x", note)
     errors = [float((want - got).abs().max()) for _, want, got in pairs(expected, have) if want.numel()]
     note = "largest absolute difference of an output in this call"
-    found.differs = Fact("Differs by", f"{max(errors, default=0.0):.2g}", note)
-    found.command = AGAIN
+    details.differs = Fact("Differs by", f"{max(errors, default=0.0):.2g}", note)
+    details.command = AGAIN
 
 
 def nodes_of(variant: Variant) -> list[GraphNode]:
@@ -236,24 +238,24 @@ def nodes_of(variant: Variant) -> list[GraphNode]:
     graph = variant.captured.graph
     scopes = {entry.name: ancestor(entry.scopes) for entry in variant.report.regions}
     sizes = extent_names(graph)
-    whole: dict[fx.Node, str] = {}
-    found = []
+    shown_names: dict[fx.Node, str] = {}
+    nodes = []
     for node in graph.nodes:
         if node.op == "get_attr":
             continue
         operator = operator_of(node)
-        read = list(dict.fromkeys(whole[one] for one in node.all_input_nodes if one in whole))
+        read = list(dict.fromkeys(shown_names[one] for one in node.all_input_nodes if one in shown_names))
         if operator in SILENT:
             if operator == "getitem" and read:
-                whole[node] = read[0]
+                shown_names[node] = read[0]
             continue
-        whole[node] = node.name
+        shown_names[node] = node.name
         call = info(node).call
         region = call.name if call is not None else ""
         where = str(info(node).input_name or node.name) if node.op == "placeholder" else scope(node)
         where = scopes.get(region) or where
-        found.append(GraphNode(node.name, operator, shape_text(node, sizes), where, read, region))
-    return found
+        nodes.append(GraphNode(node.name, operator, shape_text(node, sizes), where, read, region))
+    return nodes
 
 
 def operator_of(node: fx.Node) -> str:
@@ -309,11 +311,11 @@ def cells_of(tensor: SparseTensor) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(line) for line in shares.tolist())
 
 
-def works_of(regions: Mapping[str, RegionCall], seen: Watched) -> Iterator[Work]:
+def works_of(regions: Mapping[str, RegionCall], record: Watched) -> Iterator[Work]:
     """The work of regions with known sizes."""
     from sparsify.compiler.schedule.cost.operation_count import counted
 
-    for name, operands in seen.operands.items():
+    for name, operands in record.operands.items():
         program = regions[name].program
         sizes = sizes_of(program, operands)
         try:

@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from sparsify.errors import CaptureError
 from sparsify.passes.call import tracing
 from sparsify.passes.capture import calls, data_sizes, draft
-from sparsify.passes.capture.draft import Asked, Notices
+from sparsify.passes.capture.draft import ApplyRequest, Notices
 from sparsify.passes.capture.libraries import transformers_cache
-from sparsify.passes.capture.shell import Modes, adopt, fill_shell, is_dunder, modes, share_again
+from sparsify.passes.capture.shell import Modes, adopt, fill_shell, is_dunder, modes, share_tensors
 from sparsify.passes.capture.sparse_parts import sparse_parts
 from sparsify.passes.module import prepare
 from sparsify.passes.module.check import index_errors
@@ -49,21 +49,21 @@ class SparseModule(fx.GraphModule):
     model raise its error, and do not count as captures.
     """
 
-    def __init__(self, model: nn.Module, asked: Asked, weights: Weights | None = None) -> None:
+    def __init__(self, model: nn.Module, request: ApplyRequest, weights: Weights | None = None) -> None:
         none_yet = fx.Graph()
         none_yet.output(none_yet.call_function(traced_calls.fail_without_graph))
         super().__init__(nn.Module(), none_yet, type(model).__name__)
         fill_shell(self, model)
         self.training = model.training
-        self.report: Report = asked.report(type(model).__name__)
+        self.report: Report = request.report(type(model).__name__)
         self.report.origin = ReportOrigin(self)
-        self._weights = weights or Weights(model, asked.inplace)
+        self._weights = weights or Weights(model, request.inplace)
         self._signature = calls.signature(model)
         self._taking = traced_calls.parameters_of(self._signature)
-        self._asked = asked
+        self._request = request
         self._matrices = SparseInputs(sparse_parts)
         self._call_index = CallIndex(tuple(self.modules()), self._matrices)
-        self._notices = Notices(type(model).__name__, asked.is_quiet)
+        self._notices = Notices(type(model).__name__, request.is_quiet)
         self._hooks = Hooks(model)
         self._autocast = Autocast()
         self._example: tuple[calls.Call, list[Any]] | None = None
@@ -74,7 +74,7 @@ class SparseModule(fx.GraphModule):
         adopt(self, self._facade)
         adopt_signature(self, model, self._signature)
         self._register_load_state_dict_pre_hook(self._unpack_to_load)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(self._pack_again)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(self._repack_after_load)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -162,7 +162,7 @@ class SparseModule(fx.GraphModule):
             # The `__call__` of torch.fx explains errors of the graph, and takes its time.
             if "__call__" in kind.__dict__:
                 del kind.__call__
-            kind.forward = traced_calls.twin(kind, SparseModule.forward)  # type: ignore[method-assign]
+            kind.forward = traced_calls.separate_copy(kind, SparseModule.forward)  # type: ignore[method-assign]
         return code
 
     def train(self, mode: bool = True) -> "SparseModule":
@@ -172,27 +172,27 @@ class SparseModule(fx.GraphModule):
             return self
         with self._weights.lock:  # calls that look up a graph see the modes of before or after
             super().train(mode)
-            wanted = modes(self)
-        if self._asked.inplace:
-            (self._weights.given or self._source).train(mode)
-        if mode and self._asked.trainable is None and self._weights.held:
+            modes_now = modes(self)
+        if self._request.inplace:
+            (self._weights.callers_model or self._source).train(mode)
+        if mode and self._request.trainable is None and self._weights.packed_forms:
             with CAPTURES, self._weights.lock:
                 packed = self._weights.packed()
                 self._weights.unpack()  # optimizers are made before the first call
                 tell_of_replaced(packed)
-                share_again(self, self._source)
-        known = self._captures.shown(wanted)
-        if known is None and not self._captures.has_refused(wanted) and self._example is not None:
+                share_tensors(self, self._source)
+        variant = self._captures.shown(modes_now)
+        if variant is None and not self._captures.has_refused(modes_now) and self._example is not None:
             call, references = self._example
             values = [reference() for reference in references]
             if all(value is not None for value in values):
                 from sparsify.passes.module.capture_call import capture_call
 
                 call = calls.with_tensors(call, values)
-                capture_call(self, call, call.tensors(self._matrices), wanted)
-        elif known is not None:
-            self.show(known)
-        elif (report := self._captures.report_in(wanted)) is not None:
+                capture_call(self, call, call.tensors(self._matrices), modes_now)
+        elif variant is not None:
+            self.show(variant)
+        elif (report := self._captures.report_in(modes_now)) is not None:
             self.report = report
         return self
 
@@ -225,7 +225,7 @@ class SparseModule(fx.GraphModule):
         if self._pending is not None and self.training and torch.is_grad_enabled() and not is_cast:
             from sparsify.passes.module.reconsider import settle
 
-            call = self.taken_apart(args, kwargs)
+            call = self.flattened_call(args, kwargs)
             settle(self, call, call.tensors(self._matrices), modes(self))
         earlier = self._call_index  # replaced by any other thread that changes the model
         if not (kwargs or is_cast or is_compiling):
@@ -233,27 +233,27 @@ class SparseModule(fx.GraphModule):
             if repeated is not None and repeated.direct is not None:
                 return repeated.direct(*args)
         quick = None if is_cast else earlier.read(args, kwargs)
-        if quick is not None and (known := earlier.find(*quick)) is not None:
-            if known.direct is not None and not is_compiling:
+        if quick is not None and (indexed := earlier.find(*quick)) is not None:
+            if indexed.direct is not None and not is_compiling:
                 if not kwargs:
-                    earlier.note(quick[0], args, known)
-                return known.direct(*quick[1])
-            return self.finish_or_source(known, quick[1], args, kwargs)
+                    earlier.note(quick[0], args, indexed)
+                return indexed.direct(*quick[1])
+            return self.finish_or_source(indexed, quick[1], args, kwargs)
         if quick is not None and quick[0] in earlier.refused:
             return self._run_refused(earlier.refused[quick[0]], args, kwargs)
-        caches = transformers_cache.given((*args, *kwargs.values()))
-        if generate.leaves_past(self._asked, caches):
+        caches = transformers_cache.caches_in((*args, *kwargs.values()))
+        if generate.leaves_past(self._request, caches):
             return generate.with_past(self, args, kwargs)
         if is_cast:
             return self._autocast.run(self, args, kwargs)
-        call = self.taken_apart(args, kwargs)
+        call = self.flattened_call(args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
             like = (modes(self), call.shape)
             pieces = like[0] if like in self._captures.piecewise else None
             is_refused = like in self._captures.refused
-            if quick is not None and is_refused and not (self._asked.has_masks or call.shape.sizes()):
+            if quick is not None and is_refused and not (self._request.has_masks or call.shape.sizes()):
                 earlier.refuse(quick[0], pieces)
             return (
                 self.original(*args, **kwargs) if pieces is None else self._run_refused(pieces, args, kwargs)
@@ -267,7 +267,7 @@ class SparseModule(fx.GraphModule):
             result = transformers_cache.filled(cache, result)
         return result
 
-    def taken_apart(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> calls.Call:
+    def flattened_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> calls.Call:
         """The leaves of a call; integers whose values varied between calls are symbols of the graph."""
         varying = self._captures.varying
         call = calls.flatten(self._signature, args, kwargs, varying=varying)
@@ -330,8 +330,8 @@ class SparseModule(fx.GraphModule):
 
     def run_source(self, call: calls.Call) -> Any:
         """The source model's result for a call, without the patterns of rules."""
-        with self._weights.running(self) as own:
-            return calls.run_call(own(self._source), self._signature, call)
+        with self._weights.running(self) as mirrored:
+            return calls.run_call(mirrored(self._source), self._signature, call)
 
     def verify_gradients(self, *args: Any, **kwargs: Any) -> float:
         """The largest difference of outputs and parameter gradients from the dense model's for some inputs.
@@ -349,7 +349,7 @@ class SparseModule(fx.GraphModule):
             return compare(
                 calls.anew(self.original, args, kwargs, may_write),
                 calls.anew(self, args, kwargs, may_write),
-                self._asked.recipe.verify,
+                self._request.recipe.verify,
                 parameters,
                 pruned,
             )
@@ -359,7 +359,7 @@ class SparseModule(fx.GraphModule):
         run = calls.anew(self, args, kwargs, self._captures.may_write(modes(self)))
         self._meet(args, kwargs)
         run()
-        call = self.taken_apart(args, kwargs)
+        call = self.flattened_call(args, kwargs)
         variant = self.variant_for(call, call.tensors(self._matrices))
         if variant is not None:
             variant.timed(run, repeats)
@@ -367,7 +367,7 @@ class SparseModule(fx.GraphModule):
 
     def _meet(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Makes kernels compute calls with these arguments, even if their edges are few and new."""
-        call = self.taken_apart(args, kwargs)
+        call = self.flattened_call(args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is not None and variant.operators is not None:
@@ -383,75 +383,75 @@ class SparseModule(fx.GraphModule):
             CaptureError: the recipe has patterns, and no graph exists for them.
         """
         variant, tensors = None, list[torch.Tensor]()
-        if self._asked.has_masks or (any(modes(self)) and not torch.is_autocast_enabled("cpu")):
-            call = self.taken_apart(args, kwargs)
+        if self._request.has_masks or (any(modes(self)) and not torch.is_autocast_enabled("cpu")):
+            call = self.flattened_call(args, kwargs)
             tensors = call.tensors(self._matrices)
             like = (modes(self), call.shape)
-            if not self._asked.has_masks:
+            if not self._request.has_masks:
                 variant = self._captures.fitting(like, tuple(tensor.shape for tensor in tensors))
             elif (variant := self.variant_for(call, tensors)) is None:
                 name, why = type(self._source).__name__, self._captures.refused[like]
                 raise CaptureError(f"{name} cannot run with the masks of its recipe: {why}")
         if variant is None or variant.masked is None:
             return self._run_source(args, kwargs)
-        with self._weights.running(self) as own:
-            return variant.masked_result(own(self._source), tensors)
+        with self._weights.running(self) as mirrored:
+            return variant.masked_result(mirrored(self._source), tensors)
 
     def _run_refused(self, pieces: Modes | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an uncaptured call, by pieces for its modes if any."""
-        from sparsify.passes.module.piecewise import run_whole
+        from sparsify.passes.module.piecewise import run_uncaptured
 
-        known = self._captures.pieces
-        if pieces is None or known is None:
-            return run_whole(self, args, kwargs)
-        return known.run(self, pieces, args, kwargs)
+        piecewise = self._captures.pieces
+        if pieces is None or piecewise is None:
+            return run_uncaptured(self, args, kwargs)
+        return piecewise.run(self, pieces, args, kwargs)
 
     def _run_source(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The source model's result; sparse tensors of this package are passed as torch's."""
-        with self._weights.running(self) as own:
-            return calls.run_source(own(self._source), args, kwargs)
+        with self._weights.running(self) as mirrored:
+            return calls.run_source(mirrored(self._source), args, kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Parameters and buffers; packed weights are dense, with `keep_vars` only the packed integer weights."""
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         keeps = kwargs.get("keep_vars", args[2] if len(args) > 2 else False)
         with self._weights.lock:
-            found = super().state_dict(*args, **kwargs)
+            state = super().state_dict(*args, **kwargs)
             dense = {
                 id(weight): self._weights.unpacked(name).detach()
                 for name, weight in self._weights.packed().items()
-                if not keeps or self._weights.held[name].spec.has_scales
+                if not keeps or self._weights.packed_forms[name].spec.has_scales
             }
         for name, parameter in self.named_parameters(remove_duplicate=False):
             if id(parameter) in dense:
-                found[prefix + name] = dense[id(parameter)]
-        return found
+                state[prefix + name] = dense[id(parameter)]
+        return state
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Loads parameters and buffers into the source model, their owner; weights are packed again."""
         with CAPTURES, self._weights.lock:
-            held = self._weights.unpack()
+            packed_forms = self._weights.unpack()
             try:
                 return self._source.load_state_dict(dense_state(state_dict, self._source), strict, assign)
             finally:
-                self._weights.repack(held)
-                share_again(self, self._source)
+                self._weights.repack(packed_forms)
+                share_tensors(self, self._source)
 
     def _unpack_to_load(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
         """Makes weights dense while an enclosing module loads a state."""
         with CAPTURES, self._weights.lock:
             self._unpacked = self._weights.unpack()
-            share_again(self, self._source)
-        own = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
-        state.update({prefix + name: value for name, value in dense_state(own, self._source).items()})
+            share_tensors(self, self._source)
+        own_state = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+        state.update({prefix + name: value for name, value in dense_state(own_state, self._source).items()})
 
-    def _pack_again(self, *_: Any) -> None:
+    def _repack_after_load(self, *_: Any) -> None:
         """Packs the weights again after loading."""
         with CAPTURES, self._weights.lock:
             self._weights.repack(self._unpacked)
-            share_again(self, self._source)
+            share_tensors(self, self._source)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "SparseModule":
         """Converts the source model, the owner of the parameters, for `.double()` and the like.
@@ -462,47 +462,49 @@ class SparseModule(fx.GraphModule):
         with CAPTURES, self._weights.lock:
             before = [(tensor.dtype, tensor.device) for tensor in (*self.parameters(), *self.buffers())]
             self._weights.convert(fn, recurse)
-            share_again(self, self._source)
+            share_tensors(self, self._source)
             if before != [(tensor.dtype, tensor.device) for tensor in (*self.parameters(), *self.buffers())]:
                 for name in self._captures.constants():
                     del self._buffers[name]
                 self._captures.forget()
                 self._call_index.clear()
-                self._autocast.known.clear()
+                self._autocast.dtypes_by_kind.clear()
         return self
 
     def __reduce__(self) -> Any:
         modes = [module.training for module in self.modules()]
-        return restored, (self._source, self._asked, self._weights.of(self._weights.source), modes)
+        return restored, (self._source, self._request, self._weights.of(self._weights.source), modes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseModule":
         from sparsify.passes.module.capture_call import compile_graph
 
         with self._weights.lock:
-            known = list(self._captures.known)
+            variants = list(self._captures.entries)
             source = copy.deepcopy(self._source, memo)
             trained_masks.follow(zip(self._source.parameters(), source.parameters(), strict=True))
-            new = SparseModule(source, self._asked, self._weights.of(source))
-        for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
-            shell.training = own.training
+            new = SparseModule(source, self._request, self._weights.of(source))
+        for (_, shell), (_, module) in zip(new.named_modules(), self.named_modules(), strict=True):
+            shell.training = module.training
         refused = self._captures.refused.items()
         new._captures.refused |= {like: why for like, why in refused if like not in self._captures.piecewise}
         new._captures.varying |= self._captures.varying
-        for like, variant in known:
-            twin = variant.copied()
-            for name, constant in twin.captured.constants.items():
+        for like, variant in variants:
+            variant_copy = variant.copied()
+            for name, constant in variant_copy.captured.constants.items():
                 new.register_buffer(name, constant.clone(), persistent=False)
-            compile_graph(new, twin)
-            new._captures.add(like, twin)
+            compile_graph(new, variant_copy)
+            new._captures.add(like, variant_copy)
             if variant.report is self.report:
-                new.show(twin)
+                new.show(variant_copy)
         memo[id(self)] = new
         return new
 
 
-def restored(source: nn.Module, asked: Asked, weights: Weights, training: Sequence[bool]) -> SparseModule:
+def restored(
+    source: nn.Module, request: ApplyRequest, weights: Weights, training: Sequence[bool]
+) -> SparseModule:
     """A sparse model without graphs, with the training modes of its modules in their order."""
-    module = SparseModule(source, asked, weights)
+    module = SparseModule(source, request, weights)
     for part, mode in zip(module.modules(), training, strict=True):
         part.training = mode
     return module

@@ -33,7 +33,7 @@ class Aligned:
         edges: [slots], the first edge in each slot; edge `e` without.
         slots: [edges], the slot of each edge, for shared slots without `others`.
         others, shared: [edges - slots] each, all edges but the first ones of slots, and their slots.
-        kept: edges with a slot, None for all.
+        with_slots: edges with a slot, None for all.
         joined: [slots], the number of edges in each slot, for shared slots of unknown edges, which have no values.
     """
 
@@ -42,28 +42,30 @@ class Aligned:
     slots: torch.Tensor | None = None
     others: torch.Tensor | None = None
     shared: torch.Tensor | None = None
-    kept: torch.Tensor | None = None
+    with_slots: torch.Tensor | None = None
     joined: torch.Tensor | None = None
 
-    def values(self, given: torch.Tensor) -> torch.Tensor:
+    def values(self, edge_values: torch.Tensor) -> torch.Tensor:
         """The values in storage order on the device of the edges, summed per slot, differentiable."""
-        if self.kept is not None:
-            given = given.index_select(0, self.kept.to(given.device))
+        if self.with_slots is not None:
+            edge_values = edge_values.index_select(0, self.with_slots.to(edge_values.device))
         if self.edges is not None:
-            first = given.index_select(0, self.edges.to(given.device))
+            first = edge_values.index_select(0, self.edges.to(edge_values.device))
             if self.others is None or self.shared is None:
                 return first
-            rest = given.index_select(0, self.others.to(given.device))
-            return first.index_add_(0, self.shared.to(given.device), rest)
+            rest = edge_values.index_select(0, self.others.to(edge_values.device))
+            return first.index_add_(0, self.shared.to(edge_values.device), rest)
         if self.slots is None:
-            return given
-        return given.new_zeros(self.pattern.nnz).index_add(0, self.slots.to(given.device), given)
+            return edge_values
+        return edge_values.new_zeros(self.pattern.nnz).index_add(
+            0, self.slots.to(edge_values.device), edge_values
+        )
 
     def ones(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The values of `count` edges of 1."""
         if self.joined is not None:
             return self.joined.to(device, dtype)
-        if self.slots is None and self.others is None and self.kept is None:
+        if self.slots is None and self.others is None and self.with_slots is None:
             return torch.ones(self.pattern.nnz, dtype=dtype, device=device)
         return self.values(torch.ones(count, dtype=dtype, device=device))
 
@@ -98,28 +100,28 @@ def align_edges(
             f"a matrix {list(shape)} with {len(rows)} entries needs wider coordinates"
         )
     are_told = has_values or form != CSR
-    found = sort_edges(rows, columns, shape, are_told=are_told)
-    require_edges(found, rows, columns, shape)
+    edges = sort_edges(rows, columns, shape, are_told=are_told)
+    require_edges(edges, rows, columns, shape)
     # int32 halves the memory traffic, and is the index dtype declared in the regions' programs.
-    arrays = (None, found.pos), (None, found.crd)
-    pattern = Pattern.of_arrays(CSR, (shape[0], shape[1]), *arrays, len(found.crd))
-    pattern.note_longest(found.longest)
+    arrays = (None, edges.pos), (None, edges.crd)
+    pattern = Pattern.of_arrays(CSR, (shape[0], shape[1]), *arrays, len(edges.crd))
+    pattern.note_longest(edges.longest)
     if not are_told:
-        return Aligned(pattern, joined=found.joined)
-    return stored_as(Aligned(pattern, found.edges, others=found.others, shared=found.shared), form)
+        return Aligned(pattern, joined=edges.joined)
+    return stored_as(Aligned(pattern, edges.edges, others=edges.others, shared=edges.shared), form)
 
 
 def stored_as(aligned: Aligned, form: Format) -> Aligned:
     """A pattern with one slot per coordinate, converted to another format."""
     if form == aligned.pattern.format:
         return aligned
-    pattern, moved = aligned.pattern.twin(form)
+    pattern, moved = aligned.pattern.converted(form)
     is_padded = bool((moved < 0).any())  # the padding of blocks comes from no entry
     if aligned.slots is None and aligned.others is None and not is_padded:
         return Aligned(pattern, moved if aligned.edges is None else aligned.edges[moved])
     count = aligned.pattern.nnz
-    kept = torch.nonzero(moved >= 0).squeeze(1)
-    target = torch.empty(count, dtype=torch.int64).index_copy_(0, moved[kept], kept)
+    filled = torch.nonzero(moved >= 0).squeeze(1)
+    target = torch.empty(count, dtype=torch.int64).index_copy_(0, moved[filled], filled)
     slots = _slots(aligned)
     return Aligned(pattern, slots=target if slots is None else target[slots])
 
@@ -171,11 +173,11 @@ def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[in
     if max(shape) >= 2**31:
         raise UnsupportedProgramError(f"a relation {list(shape)} needs wider coordinates")
     rows, columns = rows.cpu().long(), columns.cpu().long()
-    found = sort_edges(rows, columns, (shape[0], shape[2]), is_numbered=True)
-    require_edges(found, rows, columns, (shape[0], shape[2]))
-    numbers = torch.arange(len(rows), dtype=torch.int32) if found.edges is None else found.edges.int()
-    arrays = (None, found.pos, None), (None, numbers, found.crd)
-    return Aligned(Pattern(form, tuple(shape), *arrays, is_private=True).trusted(), found.edges)
+    edges = sort_edges(rows, columns, (shape[0], shape[2]), is_numbered=True)
+    require_edges(edges, rows, columns, (shape[0], shape[2]))
+    numbers = torch.arange(len(rows), dtype=torch.int32) if edges.edges is None else edges.edges.int()
+    arrays = (None, edges.pos, None), (None, numbers, edges.crd)
+    return Aligned(Pattern(form, tuple(shape), *arrays, is_private=True).trusted(), edges.edges)
 
 
 def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,14 +204,14 @@ def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
 
 
 def require_edges(
-    found: SortedEdges, rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int]
+    edges: SortedEdges, rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int]
 ) -> None:
     """Raises for an edge outside of its matrix.
 
     Raises:
         InvalidTensorError: names the edge and its row or column.
     """
-    if (edge := found.outside) is None:
+    if (edge := edges.outside) is None:
         return
     row, column = int(rows[edge]), int(columns[edge])
     if not 0 <= row < shape[0]:
@@ -270,7 +272,7 @@ class BagsOutput:
         ).trusted()
         return Aligned(pattern)
 
-    def made(self, aligned: Aligned, raw: Sequence[Any]) -> Any:
+    def build(self, aligned: Aligned, raw: Sequence[Any]) -> Any:
         """The bags, on the device of their indices, or their pattern if the caller passes the values."""
         if self.is_weighted:
             return aligned
@@ -283,13 +285,13 @@ def starts_of(offsets: torch.Tensor, count: int, has_last: bool) -> torch.Tensor
     Raises:
         InvalidTensorError: offsets that do not ascend from 0, or with a last end other than `count`.
     """
-    given = offsets.numpy()  # faster than torch for few bags, possibly new in every call
-    starts = given if has_last else np.empty(len(given) + 1, given.dtype)
+    numbers = offsets.numpy()  # faster than torch for few bags, possibly new in every call
+    starts = numbers if has_last else np.empty(len(numbers) + 1, numbers.dtype)
     if len(starts) < 2:
         return offsets.new_zeros(1)
     if not has_last:
-        starts[:-1], starts[-1] = given, count
-    first, last = int(given[0]), int(given[-1])
+        starts[:-1], starts[-1] = numbers, count
+    first, last = int(numbers[0]), int(numbers[-1])
     if first == 0 and starts[-1] == count and (starts[1:] >= starts[:-1]).all():
         return offsets.contiguous() if has_last else torch.from_numpy(starts)
     if first != 0:
@@ -298,5 +300,5 @@ def starts_of(offsets: torch.Tensor, count: int, has_last: bool) -> torch.Tensor
         complaint = f"end with {last}, there are {count} indices"
     else:
         complaint = "do not ascend"
-    whole = "the number of indices" if has_last else "at most the number of indices"
-    raise InvalidTensorError(f"the offsets of bags {complaint}", f"they ascend from 0 to {whole}")
+    last_end = "the number of indices" if has_last else "at most the number of indices"
+    raise InvalidTensorError(f"the offsets of bags {complaint}", f"they ascend from 0 to {last_end}")

@@ -97,15 +97,15 @@ class MatrixOutput:
             operand: existing operand of the weight, if any.
             mask: stored entries, if some may be 0.
         """
-        found = self.operand(self.stored(dense), mask) if operand is None else plain(operand)
-        return found.permute(1, 0) if self.transposed else found
+        result = self.operand(self.stored(dense), mask) if operand is None else plain(operand)
+        return result.permute(1, 0) if self.transposed else result
 
     def operand(self, stored: torch.Tensor, mask: torch.Tensor | None = None) -> SparseTensor:
         """The operand of a dense weight with values in the stored dtype."""
-        turned = stored.t() if self.transposed else stored
-        decides = turned if mask is None else mask.t() if self.transposed else mask
-        made = align_entries(decides, self.format).pattern
-        return plain(SparseTensor(made, values_at(turned, made)))
+        oriented = stored.t() if self.transposed else stored
+        decides = oriented if mask is None else mask.t() if self.transposed else mask
+        pattern = align_entries(decides, self.format).pattern
+        return plain(SparseTensor(pattern, values_at(oriented, pattern)))
 
     def holds(self, weight: SparseTensor) -> bool:
         """Whether a weight has the format of `packed`."""
@@ -128,7 +128,7 @@ class PatternOutput:
     rows: int
     columns: int
 
-    def made(self, raw: Sequence[Any]) -> SparseTensor:
+    def build(self, raw: Sequence[Any]) -> SparseTensor:
         """The mask for the lengths in `raw`."""
         return self.spec.mask(int(raw[self.rows]), int(raw[self.columns]))
 
@@ -174,9 +174,9 @@ class Structure:
         self.weight, self.trained = weight_of(self.outputs), trained_of(self.outputs)
         self.memory: Memo[Remembered] = Memo(most, static, is_frozen or self.weight is not None)
         self.is_frozen = is_frozen
-        self.beside: Memo[SparseTensor] = Memo(are_weights=True)
+        self.second_formats: Memo[SparseTensor] = Memo(are_weights=True)
         # The last format that held a weight: comparing equal formats takes as long as a small kernel.
-        self._held: Format | None = None
+        self._weight_format: Format | None = None
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
         """The results for `leaves`; a matrix with values from the caller is `Aligned`."""
@@ -198,7 +198,7 @@ class Structure:
         if not self.has_matrices:
             return self.differentiable(leaves, [])
         if self.is_made_anew(leaves):
-            return self.stored_anew(leaves).results
+            return self.recomputed(leaves).results
         return self.differentiable(leaves, self.remembered(leaves).aligned)
 
     def packed_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
@@ -207,15 +207,15 @@ class Structure:
         Other formats are for calls with far more, or far fewer, rows. Structures with the same format share `beside`.
         """
         form = weight._pattern.format
-        if form is self._held or spec.holds(weight):
-            self._held = form
+        if form is self._weight_format or spec.holds(weight):
+            self._weight_format = form
             return weight.permute(1, 0) if spec.transposed else weight
 
         def make() -> SparseTensor:
             with torch.inference_mode(False), torch.no_grad():
                 return spec.operand(weight.detach().to_dense())
 
-        return self.beside.get((weight._vals, weight._pattern), make)
+        return self.second_formats.get((weight._vals, weight._pattern), make)
 
     @property
     def holds_weight(self) -> bool:
@@ -226,14 +226,14 @@ class Structure:
         """The operand of a sparse parameter, differentiable; as for a packed weight without gradients."""
         if not (torch.is_grad_enabled() and needs_gradient(weight)):
             return self.packed_operand(spec, weight)
-        turned = weight.permute(1, 0) if spec.transposed else weight
-        return turned if spec.holds(weight) else turned.to(format=spec.format)
+        oriented = weight.permute(1, 0) if spec.transposed else weight
+        return oriented if spec.holds(weight) else oriented.to(format=spec.format)
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for some leaves, computed if not memoized."""
         if self.is_made_anew(leaves):
-            return self.stored_anew(leaves)
-        masks = trained_masks.known(
+            return self.recomputed(leaves)
+        masks = trained_masks.masks_of(
             leaves
         )  # a zero grown by training changes the pattern and not the entries
         return self.memory.get((*leaves, *masks), partial(self.compute, leaves))
@@ -242,7 +242,7 @@ class Structure:
         """Whether the dense tensors are computed anew in each call, without a memo."""
         return not self.memory.most and self.are_dense and runs_natively(leaves)
 
-    def stored_anew(self, leaves: tuple[Any, ...]) -> Remembered:
+    def recomputed(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for dense tensors computed anew in each call: a kernel writes the nonzeros.
 
         Differentiable in the nonzeros.
@@ -250,12 +250,12 @@ class Structure:
         from sparsify.sparsification.rules.streaming import KeepAll
 
         raw = self.module(*leaves)
-        made = [
+        stored = [
             KeepAll().store(raw[spec.dense], spec.format)
             for spec in self.outputs
             if isinstance(spec, MatrixOutput) and spec.dense is not None
         ]
-        return Remembered([None] * len(made), list(made))
+        return Remembered([None] * len(stored), list(stored))
 
     def compute(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for some leaves."""
@@ -277,7 +277,7 @@ class Structure:
             results = [self.result(spec, raw, at) for spec, at in zip(self.outputs, aligned, strict=True)]
         if self.weight is not None or self.is_frozen:  # no gradients: the patterns suffice
             aligned = [None] * len(results)
-            results = [plain(found) if isinstance(found, SparseTensor) else found for found in results]
+            results = [plain(result) if isinstance(result, SparseTensor) else result for result in results]
         self.note_bytes(raw, results)
         self.entry.count += 1
         self.entry.total_us += (time.perf_counter() - started) * 1e6
@@ -285,29 +285,31 @@ class Structure:
 
     def operand_of(self, weight: torch.Tensor) -> SparseTensor | None:
         """The memoized operand of a frozen weight, `None` without one."""
-        found = self.memory.known((weight,))
-        return None if found is None else found.results[0]
+        entry = self.memory.cached((weight,))
+        return None if entry is None else entry.results[0]
 
     def dense_weight(self, leaves: tuple[Any, ...]) -> torch.Tensor:
         """The dense tensor of a packed weight, or of a sparse parameter."""
         spec = self.weight or self.trained
         assert spec is not None, "only weights are packed"
         scale = leaves[1] if spec.has_scales else None
-        found: torch.Tensor = leaves[0].to_dense()
-        return widened(found, scale, spec.rounds or found.dtype)
+        dense: torch.Tensor = leaves[0].to_dense()
+        return widened(dense, scale, spec.rounds or dense.dtype)
 
     def note_bytes(self, raw: Sequence[Any], results: Sequence[Any]) -> None:
         """Reports the bytes of dense operands, before and after packing."""
-        made = [
+        packed = [
             (raw[spec.dense], result)
             for spec, result in zip(self.outputs, results, strict=True)
             if isinstance(spec, MatrixOutput) and spec.dense is not None
         ]
-        if not made:
+        if not packed:
             return
-        self.entry.bytes_before = sum(dense.nbytes for dense, _ in made)
+        self.entry.bytes_before = sum(dense.nbytes for dense, _ in packed)
         self.entry.bytes_after = sum(
-            array.nbytes for _, result in made for array in (*result._pattern.arrays_in_place(), result._vals)
+            array.nbytes
+            for _, result in packed
+            for array in (*result._pattern.arrays_in_place(), result._vals)
         )
         if self.weight is not None and self.weight.has_scales:
             scales = [spec for spec in self.outputs if isinstance(spec, int)]
@@ -316,8 +318,8 @@ class Structure:
     def differentiable(self, leaves: tuple[Any, ...], aligned: Sequence[Aligned | None]) -> list[Any]:
         """The results with values computed anew under autograd, on known patterns."""
         raw = self.module(*leaves)
-        known = aligned or [None] * len(self.outputs)
-        return [self.result(spec, raw, at) for spec, at in zip(self.outputs, known, strict=True)]
+        alignments = aligned or [None] * len(self.outputs)
+        return [self.result(spec, raw, at) for spec, at in zip(self.outputs, alignments, strict=True)]
 
     def align(self, spec: MatrixOutput | BagsOutput, raw: Sequence[Any]) -> Aligned:
         """The pattern of a matrix and the slots of its edges."""
@@ -342,10 +344,10 @@ class Structure:
         if isinstance(spec, int):
             return raw[spec]
         if isinstance(spec, PatternOutput):
-            return spec.made(raw)
+            return spec.build(raw)
         assert aligned is not None, "a matrix is aligned"
         if isinstance(spec, BagsOutput):
-            return spec.made(aligned, raw)
+            return spec.build(aligned, raw)
         if spec.values == -1:
             return aligned
         if spec.dense is not None:
@@ -369,9 +371,10 @@ class Structure:
 
 def plain(operand: SparseTensor) -> SparseTensor:
     """An operand without the data derived from its pattern during construction."""
-    made = operand._pattern
+    pattern = operand._pattern
     return SparseTensor(
-        Pattern(made.format, made.shape, made._pos, made._crd, is_private=True).trusted(), operand._vals
+        Pattern(pattern.format, pattern.shape, pattern._pos, pattern._crd, is_private=True).trusted(),
+        operand._vals,
     )
 
 

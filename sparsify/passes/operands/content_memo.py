@@ -65,9 +65,9 @@ Told = Fingerprint | Identity | Unread
 
 def fingerprint(tensor: torch.Tensor) -> Told:
     """The fingerprint of a tensor's present entries; identity for a private tensor."""
-    told = _told_unread(tensor, fingerprint)
-    if told is not None:
-        return told
+    identity = _identity_without_read(tensor, fingerprint)
+    if identity is not None:
+        return identity
     if tensor.is_contiguous():
         return Fingerprint((digest(tensor), tensor.dtype, tensor.shape))
     return Fingerprint((digest(tensor), tensor.dtype, tensor.shape, tensor.stride()))
@@ -75,16 +75,16 @@ def fingerprint(tensor: torch.Tensor) -> Told:
 
 def sampled(tensor: torch.Tensor) -> Told:
     """The fingerprint of a frozen weight: a sample of its entries, its address and version."""
-    told = _told_unread(tensor, sampled)
-    if told is not None:
-        return told
+    identity = _identity_without_read(tensor, sampled)
+    if identity is not None:
+        return identity
     version = 0 if tensor.is_inference() else tensor._version
     return Fingerprint(
         (sample(tensor), version, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
     )
 
 
-def _told_unread(tensor: torch.Tensor, read: Callable[[torch.Tensor], Told]) -> Told | None:
+def _identity_without_read(tensor: torch.Tensor, read: Callable[[torch.Tensor], Told]) -> Told | None:
     """The fingerprint of a private, sparse or device tensor; `None` where entries in memory decide."""
     private: Identity | None = getattr(tensor, "_identity", None)
     if private is not None:
@@ -113,7 +113,7 @@ def keep_private(tensor: torch.Tensor) -> torch.Tensor:
 class _Read(threading.local):
     """The fingerprints of tensors in this thread's present model call, `None` outside of calls."""
 
-    known: dict[int, tuple[torch.Tensor, int, Told]] | None = None
+    fingerprints: dict[int, tuple[torch.Tensor, int, Told]] | None = None
 
 
 _read: Final = _Read()
@@ -121,24 +121,24 @@ _read: Final = _Read()
 
 def reading_once(run: Callable[..., T], tensors: Sequence[torch.Tensor]) -> T:
     """The result of `run` for tensors; each tensor is read once, unless torch counts a write in between."""
-    before, _read.known = _read.known, {}
+    before, _read.fingerprints = _read.fingerprints, {}
     try:
         return run(*tensors)
     finally:
-        _read.known = before
+        _read.fingerprints = before
 
 
 def _fingerprint_once(tensor: torch.Tensor) -> Told:
     """`fingerprint`, known within a call from the first time."""
-    known = _read.known
-    if known is not None:
-        found = known.get(id(tensor))
-        if found is not None and found[0] is tensor and found[1] == tensor._version:
-            return found[2]
-    made = fingerprint(tensor)
-    if known is not None and not tensor.is_inference():  # inference tensors have no version counter
-        known[id(tensor)] = tensor, tensor._version, made
-    return made
+    table = _read.fingerprints
+    if table is not None:
+        cached = table.get(id(tensor))
+        if cached is not None and cached[0] is tensor and cached[1] == tensor._version:
+            return cached[2]
+    result = fingerprint(tensor)
+    if table is not None and not tensor.is_inference():  # inference tensors have no version counter
+        table[id(tensor)] = tensor, tensor._version, result
+    return result
 
 
 def key_of(
@@ -172,7 +172,7 @@ class Entry(Generic[T]):
 
     key: Key
     tensors: tuple["weakref.ref[torch.Tensor]", ...]
-    made: T
+    result: T
 
     def is_alive(self) -> bool:
         """Whether all referenced tensors are alive."""
@@ -205,7 +205,9 @@ class Memo(Generic[T]):
         self, most: int = REMEMBERED, static: Collection[int] = (), are_weights: bool = False
     ) -> None:
         self.most, self.static = most, frozenset(static)
-        self.read, self.read_again = (sampled, sampled) if are_weights else (_fingerprint_once, fingerprint)
+        self.read, self.read_confirming = (
+            (sampled, sampled) if are_weights else (_fingerprint_once, fingerprint)
+        )
         self.entries: list[Entry[T]] = []
 
     def get(
@@ -227,23 +229,23 @@ class Memo(Generic[T]):
             return make()
         key = key_of(leaves, self.static, self.read)
         for entry in self.entries:
-            if entry.key == key and (accepts is None or accepts(entry.made)):
-                return entry.made
-        made = make()
+            if entry.key == key and (accepts is None or accepts(entry.result)):
+                return entry.result
+        result = make()
         # Another thread or process may have written while `make` read.
-        if self.most and key_of(leaves, self.static, self.read_again) == key:
+        if self.most and key_of(leaves, self.static, self.read_confirming) == key:
             tensors = (
                 [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] if owner is None else [owner]
             )
-            entry = Entry(key, tuple([weakref.ref(tensor) for tensor in tensors]), made)
-            kept = [known for known in self.entries if known.is_alive() and not entry.replaces(known)]
-            self.entries = [entry, *kept[: self.most - 1]]
-        return made
+            entry = Entry(key, tuple([weakref.ref(tensor) for tensor in tensors]), result)
+            others = [other for other in self.entries if other.is_alive() and not entry.replaces(other)]
+            self.entries = [entry, *others[: self.most - 1]]
+        return result
 
-    def known(self, leaves: Sequence[Any]) -> T | None:
+    def cached(self, leaves: Sequence[Any]) -> T | None:
         """The memoized result for leaves with some entries, None if missing."""
         key = key_of(leaves, self.static, self.read)
-        return next((entry.made for entry in self.entries if entry.key == key), None)
+        return next((entry.result for entry in self.entries if entry.key == key), None)
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -253,7 +255,7 @@ class Memo(Generic[T]):
         return len(self.entries)
 
     def __iter__(self) -> Iterator[T]:
-        return iter([entry.made for entry in self.entries])
+        return iter([entry.result for entry in self.entries])
 
 
 class SparseInputs:
@@ -271,9 +273,9 @@ class SparseInputs:
         """The parts of `matrix`; split anew for values with gradients or after a change."""
         if torch.is_grad_enabled() and needs_gradient(matrix):
             return self.parts(matrix)
-        return self.memo.get(arrays_of(matrix), partial(self.made, matrix), owner=matrix)
+        return self.memo.get(arrays_of(matrix), partial(self.compute, matrix), owner=matrix)
 
-    def made(self, matrix: torch.Tensor) -> Sequence[torch.Tensor]:
+    def compute(self, matrix: torch.Tensor) -> Sequence[torch.Tensor]:
         """The parts of `matrix`, without the memo."""
         with torch.inference_mode(False), torch.no_grad():  # memoized parts may be read in any mode later
             return [keep_private(part.detach()) for part in self.parts(matrix)]

@@ -62,10 +62,10 @@ class Placed:
     def __call__(self, weight: SparseTensor, grid: Grid) -> SparseTensor:
         """W[o,k] of a packed weight [o, c, ...]."""
         if not self.most:
-            return self.made(weight, grid)
-        return self.memory.get((weight._vals, weight._pattern, grid), partial(self.made, weight, grid))
+            return self.compute(weight, grid)
+        return self.memory.get((weight._vals, weight._pattern, grid), partial(self.compute, weight, grid))
 
-    def made(self, weight: SparseTensor, grid: Grid) -> SparseTensor:
+    def compute(self, weight: SparseTensor, grid: Grid) -> SparseTensor:
         """W[o,k] of a packed weight, computed without the memo."""
         with torch.inference_mode(False), torch.no_grad():
             return grid.matrix(weight)
@@ -73,10 +73,10 @@ class Placed:
     def make_room(self, weight: SparseTensor, grids: Iterable[Grid], most: int) -> None:
         """Extends the memo to images of all sizes in `grids`, if within `most` bytes."""
         sizes = dict.fromkeys(grids)
-        if self.most and sum(grid.bytes_beside(weight) for grid in sizes) <= most:
+        if self.most and sum(grid.extra_bytes(weight) for grid in sizes) <= most:
             self.memory.most = max(self.most, len(sizes))
 
-    def kept(self, grids: Iterable[Grid]) -> list[Grid]:
+    def stored_grids(self, grids: Iterable[Grid]) -> list[Grid]:
         """The image sizes with kept offsets."""
         return list(dict.fromkeys(grids))[: self.most]
 
@@ -124,38 +124,40 @@ class FlatImages:
         extents = tuple(image.shape[-len(self.windows) :])
         if any(type(extent) is not int for extent in extents):
             return Grid(self.windows, extents)  # of a traced graph
-        found = self.grids.get(extents)
-        if found is None:
-            found = Grid(self.windows, extents)
-            self.grids = {**latest(self.grids), extents: found}
-        return found
+        sized = self.grids.get(extents)
+        if sized is None:
+            sized = Grid(self.windows, extents)
+            self.grids = {**latest(self.grids), extents: sized}
+        return sized
 
-    def run(self, kernel: Kernel, program: Program, options: Options, given: Sequence[Any]) -> Tensor:
+    def run(self, kernel: Kernel, program: Program, options: Options, arguments: Sequence[Any]) -> Tensor:
         """The result for the operands of the nodes, by the kernel or one for the image size."""
-        grid = self.grid(given[self.places.image])
+        grid = self.grid(arguments[self.places.image])
         if grid.count != self.example.count:
-            sizes = self.sizes(program, len(given[self.places.image]), given[self.places.weight], grid)
+            sizes = self.sizes(
+                program, len(arguments[self.places.image]), arguments[self.places.weight], grid
+            )
             kernel = self.kernel_for(grid, program, options, sizes)
-        found = grid.shown(kernel(*self.operands(given, grid)))
-        return found.squeeze(0) if self.is_single else found
+        result = grid.shown(kernel(*self.operands(arguments, grid)))
+        return result.squeeze(0) if self.is_single else result
 
     def kernel_for(self, grid: Grid, program: Program, options: Options, sizes: Sizes) -> Kernel:
         """The kernel for images of another size than the example's."""
-        found = self.others.get(grid.count)
-        if found is None:
-            known = {**dict(program.extents), "p": grid.count}
-            found = plan(replace(program, extents=tuple(known.items())), options=options, sizes=sizes)
-            self.others = {**latest(self.others), grid.count: found}
-        return found
+        kernel = self.others.get(grid.count)
+        if kernel is None:
+            extents = {**dict(program.extents), "p": grid.count}
+            kernel = plan(replace(program, extents=tuple(extents.items())), options=options, sizes=sizes)
+            self.others = {**latest(self.others), grid.count: kernel}
+        return kernel
 
-    def operands(self, given: Sequence[Any], grid: Grid | None = None) -> list[Any]:
+    def operands(self, arguments: Sequence[Any], grid: Grid | None = None) -> list[Any]:
         """The operands F, W, s, b and Z of the program, as far as present."""
         places = self.places
-        grid = grid or self.grid(given[places.image])
-        vectors = () if self.by_row is None else self.by_output(tuple([given[at] for at in places.rows]))
-        weight = self.placed(given[places.weight], grid)
-        added = [grid.flat(self.batch(given[at])) for at in places.added]
-        return [grid.image(self.batch(given[places.image])), weight, *vectors, *added]
+        grid = grid or self.grid(arguments[places.image])
+        vectors = () if self.by_row is None else self.by_output(tuple([arguments[at] for at in places.rows]))
+        weight = self.placed(arguments[places.weight], grid)
+        added = [grid.flat(self.batch(arguments[at])) for at in places.added]
+        return [grid.image(self.batch(arguments[places.image])), weight, *vectors, *added]
 
     def batch(self, images: Tensor) -> Tensor:
         """Images [n, ...], also for a single image without a batch."""
@@ -176,9 +178,9 @@ class FlatImages:
 
     def without_weight(self, arguments: Sequence[Any]) -> list[Any]:
         """The arguments with the weight detached."""
-        found = list(arguments)
-        found[self.places.weight] = found[self.places.weight].detach()
-        return found
+        result = list(arguments)
+        result[self.places.weight] = result[self.places.weight].detach()
+        return result
 
     def shape(self, arguments: Sequence[Any]) -> list[Any]:
         """The shape of the result."""
@@ -197,9 +199,9 @@ class FlatImages:
         return Sizes({**extents, flat: columns}, {"W": stored})
 
 
-def latest(known: dict[K, V]) -> dict[K, V]:
+def latest(table: dict[K, V]) -> dict[K, V]:
     """The last entries, as many as leave a place for one more."""
-    return dict(list(known.items())[1 - SIZES :])
+    return dict(list(table.items())[1 - SIZES :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Window:
 
     @property
     def phases(self) -> int:
-        """The number of kept remainders of offsets modulo the stride: those of entries, from 0 on.
+        """The number of kept remainders modulo the stride: the remainders of entry offsets, starting at 0.
 
         >>> Window(3, stride=2).phases, Window(1, stride=2).phases
         (2, 1)
@@ -135,16 +135,16 @@ class Grid:
     def offsets(self, channels: int) -> Tensor:
         """The place in an image of each entry of a kernel [channels, ...], in order."""
         sizes = [window.size for window in self.windows]
-        found = [self._offset(at) for at in product(*map(range, sizes))]
-        return (torch.arange(channels).unsqueeze(1) * self.places + torch.tensor(found)).flatten()
+        entry_offsets = [self._offset(at) for at in product(*map(range, sizes))]
+        return (torch.arange(channels).unsqueeze(1) * self.places + torch.tensor(entry_offsets)).flatten()
 
     def _offset(self, at: Sequence[int]) -> int:
         """The offset of one entry in its channel."""
         phase, within = 0, 0
         for entry, window, step in zip(at, self.windows, self.steps, strict=True):
-            place, rest = divmod(entry * window.dilation, window.stride)
+            step_count, rest = divmod(entry * window.dilation, window.stride)
             phase = phase * window.phases + rest
-            within += place * step
+            within += step_count * step
         return phase * prod(self.widths) + within
 
     def matrix(self, weight: SparseTensor) -> SparseTensor:
@@ -170,7 +170,7 @@ class Grid:
         aligned = align_edges(rows, columns, shape, CSR)
         return SparseTensor(aligned.pattern, aligned.values(weight._vals))
 
-    def bytes_beside(self, weight: SparseTensor) -> int:
+    def extra_bytes(self, weight: SparseTensor) -> int:
         """The bytes of `matrix` of a packed weight, in addition to the weight."""
         return self.bytes_of_places(weight.nnz, len(weight), weight.itemsize)
 
@@ -185,15 +185,15 @@ class Grid:
         if self.is_plain:
             return x.flatten(1)
         phases = [window.phases for window in self.windows]
-        made = recycled((*x.shape[:2], *phases, *self.widths), x)
+        images = recycled((*x.shape[:2], *phases, *self.widths), x)
         for phase in product(*map(range, phases)):
-            part = made
+            part = images
             for number in phase:
                 part = part.select(2, number)
             self._fill(part, x, phase)
-        return made.flatten(1)
+        return images.flatten(1)
 
-    def _fill(self, made: Tensor, x: Tensor, phase: Sequence[int]) -> None:
+    def _fill(self, images: Tensor, x: Tensor, phase: Sequence[int]) -> None:
         """Writes one phase of images, with zeros outside of an image."""
         read = [slice(None)] * 2
         for mode, (window, extent, width) in enumerate(
@@ -203,13 +203,13 @@ class Grid:
             first = min(-(-max(0, -rest) // window.stride), width)
             end = max(first, min(-(-(extent - rest) // window.stride), width))
             if first:
-                made.narrow(mode, 0, first).zero_()
+                images.narrow(mode, 0, first).zero_()
             if end < width:
-                made.narrow(mode, end, width - end).zero_()
+                images.narrow(mode, end, width - end).zero_()
             begin = first * window.stride + rest
             read.append(slice(begin, begin + (end - first) * window.stride, window.stride))
-            made = made.narrow(mode, first, end - first)
-        made.copy_(x[tuple(read)])
+            images = images.narrow(mode, first, end - first)
+        images.copy_(x[tuple(read)])
 
     def flat(self, result: Tensor) -> Tensor:
         """A tensor of the result's shape, [n, o, ...], as [n, o, count]; only without gaps between rows."""

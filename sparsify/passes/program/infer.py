@@ -59,19 +59,19 @@ def infer(program: ModelProgram, leaves: Mapping[str, Operand], densities: Mappi
         densities: of sparse leaves.
     """
     storage = Storage(program, leaves)
-    known, expected = storage.declarations, dict(densities)
+    declarations, expected = storage.declarations, dict(densities)
     extents = {name: number_of(size) for name, size in program.extents.items()}
     for name, statement in program.statements.items():
         read = program.reads(name)
         for leaf in read:
-            if leaf not in known:
-                known[leaf] = leaf_declaration(program, leaf, leaves.get(leaf))
-        given = tuple((known[tensor], expected.get(tensor)) for tensor in read)
+            if leaf not in declarations:
+                declarations[leaf] = leaf_declaration(program, leaf, leaves.get(leaf))
+        operands = tuple((declarations[tensor], expected.get(tensor)) for tensor in read)
         before = program.inferred.get(name)
-        if before is None or before[0] is not statement or before[1] != given:
+        if before is None or before[0] is not statement or before[1] != operands:
             declared = declaration_of(storage, statement, expected, extents)
-            before = program.inferred[name] = (statement, given, *declared)
-        *_, known[name], share = before
+            before = program.inferred[name] = (statement, operands, *declared)
+        *_, declarations[name], share = before
         if share is not None:
             expected[name] = share
     return storage
@@ -81,13 +81,13 @@ def declaration_of(
     storage: Storage, statement: Assign, expected: Mapping[str, float], extents: Mapping[str, int]
 ) -> tuple[Declaration, float | None]:
     """The declaration of a statement's target, and the expected density of a newly found pattern."""
-    name, known = statement.target.tensor, storage.declarations
+    name, declarations = statement.target.tensor, storage.declarations
     indices = tuple(str(index) for index in statement.target.indices)
     if not any(storage.is_sparse(tensor) for tensor in storage.program.reads(name)):
         return Declaration(name, indices, dense_format(len(indices)), storage.program.dtypes[name]), None
-    share = expected_density(statement.value, known, expected, extents)
-    found = declare_result([statement], indices, known, density=share)
-    return found, share if found.pattern_of is None else None
+    share = expected_density(statement.value, declarations, expected, extents)
+    declaration = declare_result([statement], indices, declarations, density=share)
+    return declaration, share if declaration.pattern_of is None else None
 
 
 def leaf_declaration(program: ModelProgram, name: str, operand: Operand | None) -> Declaration:

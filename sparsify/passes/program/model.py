@@ -129,12 +129,12 @@ class ModelProgram:
 
     def unite(self, first: Size, second: Size) -> None:
         """Records that two extents are equal whenever the operator is valid."""
-        first, second = self.known(first), self.known(second)
+        first, second = self.representative(first), self.representative(second)
         if first != second:
             symbol, other = (first, second) if isinstance(second, int) else (second, first)
             self.equal[symbol] = other
 
-    def known(self, extent: Size) -> Size:
+    def representative(self, extent: Size) -> Size:
         """The representative of all extents equal to a given one."""
         while extent in self.equal:
             extent = self.equal[extent]
@@ -156,11 +156,11 @@ class ModelProgram:
     def reads(self, name: str) -> list[str]:
         """The tensors read by a statement, each once."""
         statement = self.statements[name]
-        known = self._reads.get(name)
-        if known is None or known[0] is not statement:
+        cached = self._reads.get(name)
+        if cached is None or cached[0] is not statement:
             read = list(dict.fromkeys(access.tensor for access in find(statement.value, Access)))
-            known = self._reads[name] = statement, read
-        return known[1]
+            cached = self._reads[name] = statement, read
+        return cached[1]
 
     def inputs_of(self, name: str) -> list[str]:
         """The tensors read by a statement, or the inputs of a node without a statement."""
@@ -178,11 +178,11 @@ class ModelProgram:
 
     def readers(self) -> dict[str, set[str]]:
         """The present readers of each tensor, by tensor."""
-        found: dict[str, set[str]] = {}
+        readers_of: dict[str, set[str]] = {}
         for name in self.statements:
             for read in self.reads(name):
-                found.setdefault(read, set()).add(name)
-        return found
+                readers_of.setdefault(read, set()).add(name)
+        return readers_of
 
     def reads_weight(self, expr: Expr) -> bool:
         """Whether an expression has a sum over the entries of a sparse parameter with at most two modes."""
@@ -240,12 +240,14 @@ def require_extents(program: ModelProgram, statement: Assign) -> None:
         if len(sizes) != len(access.indices):
             raise Refusal(f"{access} has {len(access.indices)} indices, {access.tensor} {len(sizes)} modes")
         for index, size in zip(access.indices, sizes, strict=True):
-            if isinstance(index, Index) and program.known(program.extents[index.name]) != program.known(size):
-                own = program.extents[index.name]
-                if is_of_data(own) and is_of_data(size):
-                    program.unite(own, size)
+            if isinstance(index, Index) and program.representative(
+                program.extents[index.name]
+            ) != program.representative(size):
+                variable_extent = program.extents[index.name]
+                if is_of_data(variable_extent) and is_of_data(size):
+                    program.unite(variable_extent, size)
                     continue
-                raise Refusal(f"{index} of {access} has {own} coordinates, the mode {size}")
+                raise Refusal(f"{index} of {access} has {variable_extent} coordinates, the mode {size}")
 
 
 def is_of_data(size: Size) -> bool:

@@ -61,10 +61,10 @@ class OperatorView:
         Raises:
             Refusal: a node computes the argument.
         """
-        found = self.get(name, default=default)
-        if isinstance(found, fx.Node | torch.SymInt | torch.SymFloat):
+        value = self.get(name, default=default)
+        if isinstance(value, fx.Node | torch.SymInt | torch.SymFloat):
             raise Refusal(f"{name} is computed")
-        return found
+        return value
 
     @staticmethod
     def shape(tensor: fx.Node) -> tuple[Size, ...]:
@@ -108,11 +108,11 @@ class OperatorView:
         if not isinstance(tensor, fx.Node) or not isinstance(tensor.meta.get("val"), torch.Tensor):
             raise Refusal(f"{tensor} is no tensor")
         name, shape = self.program.leaf(tensor), self.shape(tensor)
-        given = list(self.out if names is None else names)[-len(shape) or len(self.out) :]
-        if len(given) < len(shape):
+        indices = list(self.out if names is None else names)[-len(shape) or len(self.out) :]
+        if len(indices) < len(shape):
             raise Refusal(f"{name} has more modes than the result")
-        kept = [index for index, size in zip(given, shape, strict=True) if size != 1]
-        return f"{name}[{', '.join(kept)}]" if kept else name
+        long_indices = [index for index, size in zip(indices, shape, strict=True) if size != 1]
+        return f"{name}[{', '.join(long_indices)}]" if long_indices else name
 
     def at_entry(self, argument: Any) -> str:
         """An operand of an entrywise operator; records that extents not broadcast are equal."""
@@ -123,12 +123,14 @@ class OperatorView:
 
     def let(self, suffix: str, names: Sequence[str], text: str) -> str:
         """Adds an auxiliary statement before the result and returns its access."""
-        kept = tuple([name for name in names if self.program.extents[name] != 1])
+        long_names = tuple([name for name in names if self.program.extents[name] != 1])
         name = f"{self.result.name}_{suffix}"
         while name in self.program.source:
             name += "_"
-        self.program.assign(name, kept, parse_expression(text, indices=self.program.extents), self.result)
-        return f"{name}[{', '.join(kept)}]" if kept else name
+        self.program.assign(
+            name, long_names, parse_expression(text, indices=self.program.extents), self.result
+        )
+        return f"{name}[{', '.join(long_names)}]" if long_names else name
 
     def call(self, tensor: Any, letter: str) -> None:
         """Sets the textbook letter of a tensor, of the base tensor for a view."""
@@ -142,8 +144,8 @@ class OperatorView:
 
     def reduce(self, monoid: str, names: Sequence[str], text: str) -> str:
         """`monoid(names, text)` over the index variables with more than one coordinate."""
-        kept = [name for name in names if self.program.extents[name] != 1]
-        return f"{monoid}({', '.join(kept)}, {text})" if kept else text
+        long_names = [name for name in names if self.program.extents[name] != 1]
+        return f"{monoid}({', '.join(long_names)}, {text})" if long_names else text
 
     def count(self, names: Sequence[str]) -> str:
         """The number of coordinates of some index variables together, `extent(i) * extent(j)`.
@@ -151,10 +153,10 @@ class OperatorView:
         Raises:
             Refusal: the count is 0: a mean of nothing is NaN, a sum of nothing the fill.
         """
-        kept = [name for name in names if self.program.extents[name] != 1]
-        if any(self.program.extents[name] == 0 for name in kept):
+        long_names = [name for name in names if self.program.extents[name] != 1]
+        if any(self.program.extents[name] == 0 for name in long_names):
             raise Refusal("a mean of no entries")
-        return " * ".join(f"extent({name})" for name in kept) or "1"
+        return " * ".join(f"extent({name})" for name in long_names) or "1"
 
     def expression(self, text: str) -> Expr:
         """A text as a node."""
@@ -171,9 +173,9 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
     if not isinstance(target, torch._ops.OpOverload):
         return dict(enumerate(node.args)) | dict(node.kwargs)  # type: ignore[return-value]
     schema = target._schema.arguments
-    found = {item.name: item.default_value for item in schema if item.has_default_value()}
-    found |= {item.name: value for item, value in zip(schema, node.args, strict=False)}
-    return found | dict(node.kwargs)
+    arguments = {item.name: item.default_value for item in schema if item.has_default_value()}
+    arguments |= {item.name: value for item, value in zip(schema, node.args, strict=False)}
+    return arguments | dict(node.kwargs)
 
 
 def literal(value: float | bool) -> str:

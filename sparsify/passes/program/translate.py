@@ -29,11 +29,11 @@ DTYPES = (
 )
 
 
-def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
+def translate(graph: fx.Graph, opaque: Collection[fx.Node] = ()) -> ModelProgram:
     """The program of a graph.
 
     Args:
-        apart: nodes that are opaque.
+        opaque: nodes that are opaque.
     """
     program = ModelProgram(graph)
     for extent, number in fixed_extents(graph):
@@ -44,7 +44,7 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
             continue
         before = dict(program.statements)
         reason = (
-            "computed by another region" if node in apart else reason_against(program, node, declarations)
+            "computed by another region" if node in opaque else reason_against(program, node, declarations)
         )
         if reason:
             program.statements = before
@@ -79,24 +79,28 @@ def reason_against(
     if value.dtype not in DTYPES:
         return f"{name}: statements of {value.dtype} are not supported yet"
     view = OperatorView(program, call, value, node)
-    known = len(program.statements)
+    count_before = len(program.statements)
     try:
-        found = row.translate(view)
+        translation = row.translate(view)
     except Refusal as refusal:
         return f"{name}: {refusal}"
-    expr = parse_expression(found, indices=program.extents) if isinstance(found, str) else found
-    kept = tuple([index for index, size in zip(view.out, view.sizes, strict=True) if size != 1])
-    program.assign(node.name, kept, expr, node)
+    expr = (
+        parse_expression(translation, indices=program.extents)
+        if isinstance(translation, str)
+        else translation
+    )
+    indices = tuple([index for index, size in zip(view.out, view.sizes, strict=True) if size != 1])
+    program.assign(node.name, indices, expr, node)
     try:
-        for statement in list(program.statements.values())[known:]:
+        for statement in list(program.statements.values())[count_before:]:
             require_extents(program, statement)
             note_dtype(program, statement, declarations)
     except (EinsumError, Refusal) as error:
         return f"{name}: {error}"
-    wanted = name_of(value.dtype)
-    if declarations[node.name].dtype != wanted:
-        program.assign(node.name, kept, Cast(wanted, expr), node)
-        declarations[node.name] = declaration(node.name, kept, wanted)
+    dtype = name_of(value.dtype)
+    if declarations[node.name].dtype != dtype:
+        program.assign(node.name, indices, Cast(dtype, expr), node)
+        declarations[node.name] = declaration(node.name, indices, dtype)
     return ""
 
 
@@ -105,9 +109,9 @@ def note_dtype(program: ModelProgram, statement: Assign, declarations: dict[str,
     for name in program.reads(statement.target.tensor):
         if name not in declarations:
             declarations[name] = leaf_declaration(program, name)
-    found = infer_dtype([statement], declarations)
+    dtype = infer_dtype([statement], declarations)
     indices = tuple(str(index) for index in statement.target.indices)
-    declarations[statement.target.tensor] = declaration(statement.target.tensor, indices, found)
+    declarations[statement.target.tensor] = declaration(statement.target.tensor, indices, dtype)
 
 
 def infer_dtypes(program: ModelProgram) -> None:

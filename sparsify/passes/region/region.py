@@ -81,9 +81,9 @@ class Region:
     @property
     def shown(self) -> fx.Node:
         """The node shown for the region in reports."""
-        found = info(self.output).shown or self.output
-        assert isinstance(found, fx.Node)
-        return found
+        node = info(self.output).shown or self.output
+        assert isinstance(node, fx.Node)
+        return node
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
@@ -93,11 +93,11 @@ class Region:
     @property
     def inputs(self) -> list[fx.Node]:
         """The input nodes of the region."""
-        found: list[fx.Node | None] = []
+        nodes: list[fx.Node | None] = []
         for operand in self.operands.values():
             if isinstance(operand, Matrix):
                 extents = [extent for extent in operand.extents or () if isinstance(extent, fx.Node)]
-                found += [
+                nodes += [
                     operand.rows,
                     *operand.between,
                     operand.columns,
@@ -106,12 +106,12 @@ class Region:
                     *extents,
                 ]
             elif isinstance(operand, PatternOperand):
-                found += operand.size_nodes
+                nodes += operand.size_nodes
             elif isinstance(operand, Bags):
-                found += operand.inputs
+                nodes += operand.inputs
             else:
-                found.append(operand)
-        return [node for node in dict.fromkeys(found) if node is not None]
+                nodes.append(operand)
+        return [node for node in dict.fromkeys(nodes) if node is not None]
 
     @property
     def read(self) -> list[fx.Node]:
@@ -124,7 +124,7 @@ class Region:
         return [operand for operand in self.operands.values() if isinstance(operand, Matrix)]
 
 
-def place(expr: Expr, indices: Mapping[str, Expr]) -> Expr:
+def substitute(expr: Expr, indices: Mapping[str, Expr]) -> Expr:
     """`expr` with index variables replaced."""
 
     def visit(node: Node) -> Node:
@@ -164,13 +164,13 @@ def declare_equations(
     Args:
         outputs: dtype of each result by name: half-precision products of weights in another dtype are rounded.
     """
-    found = declare(statements, operands, [*outputs], sizes=sizes)
-    sparse = [name for name in outputs if not found.declaration(name).format.is_dense]
-    formats = {name: dense_format(len(found.declaration(name).extents)) for name in sparse}
+    program = declare(statements, operands, [*outputs], sizes=sizes)
+    sparse = [name for name in outputs if not program.declaration(name).format.is_dense]
+    formats = {name: dense_format(len(program.declaration(name).extents)) for name in sparse}
     if sparse:
-        found = declare(statements, operands, [*outputs], sizes=sizes, formats=formats)
-    typed = [changed(d, dtype=outputs.get(d.name, d.dtype)) for d in found.declarations]
-    return changed(found, declarations=tuple(typed))
+        program = declare(statements, operands, [*outputs], sizes=sizes, formats=formats)
+    typed = [changed(d, dtype=outputs.get(d.name, d.dtype)) for d in program.declarations]
+    return changed(program, declarations=tuple(typed))
 
 
 def rename(node: N, tensors: Mapping[str, str], indices: Mapping[str, str]) -> N:

@@ -204,25 +204,27 @@ def declared_sparse(node: Any) -> Matrix | None:
     return Matrix(name, None, None, None, None, base, transposed, dtype, mark, scales=scales)
 
 
-def row_scales(weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """The scales of a dense weight; `kept` holds the scales of a packed weight."""
+def row_scales(weight: torch.Tensor, packed_scales: torch.Tensor) -> torch.Tensor:
+    """The scales of a dense weight; `packed_scales` holds the scales of a packed weight."""
     return scales(weight)
 
 
 def scales_of(weight: fx.Node, value: torch.Tensor) -> fx.Node:
     """The node for the scales of a weight."""
-    known = next((user for user in weight.users if user.target is row_scales), None)
-    if known is not None:
-        return known
+    existing = next((user for user in weight.users if user.target is row_scales), None)
+    if existing is not None:
+        return existing
     name = f"{weight.target}{SCALES}"
-    made = value.new_empty(value.shape[:1], dtype=scale_dtype(value.dtype))
-    kept = next((node for node in weight.graph.find_nodes(op="get_attr") if node.target == name), None)
-    if kept is None:
-        kept = weight.graph.create_node("get_attr", name, name=name.replace(".", "_"))
-    weight.append(kept)
-    with weight.graph.inserting_after(kept):
-        node = weight.graph.call_function(row_scales, (weight, kept))
-    kept.meta["val"] = node.meta["val"] = made
+    fake = value.new_empty(value.shape[:1], dtype=scale_dtype(value.dtype))
+    packed_scales = next(
+        (node for node in weight.graph.find_nodes(op="get_attr") if node.target == name), None
+    )
+    if packed_scales is None:
+        packed_scales = weight.graph.create_node("get_attr", name, name=name.replace(".", "_"))
+    weight.append(packed_scales)
+    with weight.graph.inserting_after(packed_scales):
+        node = weight.graph.call_function(row_scales, (weight, packed_scales))
+    packed_scales.meta["val"] = node.meta["val"] = fake
     return node
 
 

@@ -35,9 +35,9 @@ class GatherScatter:
     @property
     def features(self) -> fx.Node:
         """The gathered tensor, [nodes, features]."""
-        found = self.gather.args[0]
-        assert isinstance(found, fx.Node), "rows are those of tensors"
-        return found
+        tensor = self.gather.args[0]
+        assert isinstance(tensor, fx.Node), "rows are those of tensors"
+        return tensor
 
 
 def recognise(node: fx.Node) -> GatherScatter | None:

@@ -47,7 +47,7 @@ def degree(pattern: "scipy.sparse.csr_array") -> torch.Tensor:
 
 
 def metis(pattern: "scipy.sparse.csr_array") -> torch.Tensor:
-    """Parts with few edges between them, one after the other."""
+    """Parts connected by few edges, one after the other."""
     import pymetis
 
     rows, parts = pattern.shape[0], max(2, -(-pattern.shape[0] // NODES_OF_A_PART))
@@ -69,8 +69,8 @@ def neighbours(rows: torch.Tensor, columns: torch.Tensor, nodes: int) -> "scipy.
     """The undirected graph of some edges, without loops."""
     import scipy.sparse
 
-    apart = rows != columns
-    there, back = rows[apart].int().numpy(), columns[apart].int().numpy()
+    is_no_loop = rows != columns
+    there, back = rows[is_no_loop].int().numpy(), columns[is_no_loop].int().numpy()
     ones = torch.ones(len(there), dtype=torch.int8).bool().numpy()
     directed = scipy.sparse.coo_array((ones, (there, back)), shape=(nodes, nodes)).tocsr()
     both: scipy.sparse.csr_array = (directed + directed.T).tocsr()
@@ -118,7 +118,7 @@ class NodeOrder:
         """The shapes of both, of the number of nodes and leaves."""
         return [[arguments[0]], [arguments[0]]]
 
-    def read_of(self, results: Sequence[torch.Tensor], wanted: tuple[int, ...]) -> Known:
+    def read_of(self, results: Sequence[torch.Tensor], gradients: tuple[int, ...]) -> Known:
         """No results: orders have no gradients."""
         return [None] * len(results)
 
@@ -139,11 +139,14 @@ class NodeOrder:
         require_inside(rows, nodes, "row")
         require_inside(columns, nodes, "column")
         order = self.method(neighbours(rows, columns, nodes)) if nodes > 1 else torch.arange(nodes)
-        place = torch.empty_like(order).index_copy_(0, order, torch.arange(nodes))
+        position_of = torch.empty_like(order).index_copy_(0, order, torch.arange(nodes))
         self.entry.seconds = time.perf_counter() - started
-        self.entry.distances = (distance(rows, columns), distance(place[rows.long()], place[columns.long()]))
+        self.entry.distances = (
+            distance(rows, columns),
+            distance(position_of[rows.long()], position_of[columns.long()]),
+        )
         self.entry.gather_us = gather_us(order, sum(self.entry.columns))
-        return [order, place]
+        return [order, position_of]
 
 
 def distance(rows: torch.Tensor, columns: torch.Tensor) -> float:
@@ -165,5 +168,5 @@ def node_order(handle: int, which: int, nodes: Any, *leaves: Any) -> torch.Tenso
     if torch.compiler.is_compiling() and is_traced():
         traced: torch.Tensor = torch.ops.sparsify.region(handle, *parted((nodes, *leaves)), "")[which]
         return traced
-    found: torch.Tensor = find(handle).orders(leaves)[which]
-    return found
+    result: torch.Tensor = find(handle).orders(leaves)[which]
+    return result

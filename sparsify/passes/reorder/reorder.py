@@ -65,17 +65,19 @@ def reorder(draft: Draft) -> Draft:
         RecipeError: no message passing to reorder, an adjacency not square or not static, or a missing package for the
             method.
     """
-    wanted = {rule.id or f"rule {at + 1}": rule for at, rule in enumerate(draft.recipe.rules)}
-    wanted = {label: rule for label, rule in wanted.items() if rule.reorder != "none"}
-    if not wanted:
+    rules = {rule.id or f"rule {at + 1}": rule for at, rule in enumerate(draft.recipe.rules)}
+    rules = {label: rule for label, rule in rules.items() if rule.reorder != "none"}
+    if not rules:
         return draft
     groups = list(groups_of(draft))
-    for label, rule in wanted.items():
+    for label, rule in rules.items():
         require_possible(draft, label, rule, [group for group in groups if group.mark.rule == label])
     for group in groups:
-        again = [gather_scatter.recognise(match.node) for match in group.matches]  # as left by earlier groups
-        group.matches = [match for match in again if match is not None]
-        complete(draft, wanted[group.mark.rule], group)
+        matches = [
+            gather_scatter.recognise(match.node) for match in group.matches
+        ]  # as left by earlier groups
+        group.matches = [match for match in matches if match is not None]
+        complete(draft, rules[group.mark.rule], group)
         put_in_order(draft, group)
     canonicalize.merge_repetitions(draft.graph)
     canonicalize.remove_unused(draft.graph)
@@ -84,14 +86,14 @@ def reorder(draft: Draft) -> Draft:
 
 def groups_of(draft: Draft) -> Iterator[Group]:
     """The steps with a requested order, grouped by edges."""
-    found: dict[Any, Group] = {}
+    groups: dict[Any, Group] = {}
     for node in draft.graph.nodes:
         match = gather_scatter.recognise(node)
         mark = None if match is None else adjacency_mark(match)
         if match is not None and mark is not None:
             key = (mark.rule, match.rows, match.columns)
-            found.setdefault(key, Group(mark, [])).matches.append(match)
-    yield from found.values()
+            groups.setdefault(key, Group(mark, [])).matches.append(match)
+    yield from groups.values()
 
 
 def require_possible(draft: Draft, label: str, rule: Rule, groups: Sequence[Group]) -> None:
@@ -124,8 +126,10 @@ def complete(draft: Draft, rule: Rule, group: Group) -> None:
     group.rows, group.extents = set(sizes), [extent for extent, _ in sizes.values()]
     problem = ""
     if len({size for _, size in sizes.values()}) > 1:
-        found = " by ".join(str(size) for _, size in sizes.values())
-        problem = f"an adjacency whose rows and columns are the same nodes, and {{}} is {found}; leave it out"
+        extents = " by ".join(str(size) for _, size in sizes.values())
+        problem = (
+            f"an adjacency whose rows and columns are the same nodes, and {{}} is {extents}; leave it out"
+        )
     problem = problem or why_unknown(draft, group)
     if problem:
         name = f"that of {group.matches[0].node.name}"
@@ -171,46 +175,46 @@ def put_in_order(draft: Draft, group: Group) -> None:
     graph = draft.graph
     program = translate(graph)
     operands = {
-        node: found
+        node: operands_of_node
         for node in graph.nodes
-        if (found := row_operands(program, node, group.is_rows)) is not None
-        and not any(declared_sparse(operand) for operand in found)
+        if (operands_of_node := row_operands(program, node, group.is_rows)) is not None
+        and not any(declared_sparse(operand) for operand in operands_of_node)
     }
     chosen = cheapest(draft, group, operands)
     columns = permuted_columns(group, operands, chosen)
-    order, place = ask_for_order(draft, group, columns)
+    order, position_of = ask_for_order(draft, group, columns)
     # Tensors that cross between the orders, in their other order.
-    turned: dict[fx.Node, fx.Node] = {}
+    reordered: dict[fx.Node, fx.Node] = {}
     gathers = group.gathers()
-    for source, user, wanted in crossings(graph, group, operands, chosen):
-        if source not in turned:
-            anchor = source if place < source else place
+    for source, user, is_permuted in crossings(graph, group, operands, chosen):
+        if source not in reordered:
+            anchor = source if position_of < source else position_of
             with graph.inserting_after(anchor):
-                turned[source] = graph.call_function(
-                    aten.index_select.default, (source, 0, order if wanted else place)
+                reordered[source] = graph.call_function(
+                    aten.index_select.default, (source, 0, order if is_permuted else position_of)
                 )
-            turned[source].meta["val"] = source.meta["val"]
+            reordered[source].meta["val"] = source.meta["val"]
         if user not in gathers:
-            user.replace_input_with(source, turned[source])
+            user.replace_input_with(source, reordered[source])
     for match in group.matches:
         gather = match.gather
         features = (
-            turned.get(match.features, match.features) if match.features not in chosen else match.features
+            reordered.get(match.features, match.features) if match.features not in chosen else match.features
         )
         with graph.inserting_before(gather):
-            index = placed(place, match.columns)
+            index = placed(position_of, match.columns)
         gather.target, gather.kwargs = aten.index_select.default, {}
         gather.args = (features, 0, index)
         base, _, messages = gather_scatter.scatter_parts(match.node) or (None, None, None)
         with graph.inserting_before(match.node):
-            index = placed(place, match.rows)
+            index = placed(position_of, match.rows)
         match.node.target, match.node.kwargs = aten.index_add.default, {}
         match.node.args = (base, 0, index, messages)
 
 
-def placed(place: fx.Node, coordinates: fx.Node) -> fx.Node:
+def placed(position_of: fx.Node, coordinates: fx.Node) -> fx.Node:
     """Places of the nodes of edges in the order."""
-    index = place.graph.call_function(aten.index_select.default, (place, 0, coordinates))
+    index = position_of.graph.call_function(aten.index_select.default, (position_of, 0, coordinates))
     index.meta["val"] = tensor_value(coordinates).to(torch.int64)  # type: ignore[union-attr]
     return index
 
@@ -219,12 +223,12 @@ def crossings(
     graph: fx.Graph, group: Group, operands: dict[fx.Node, list[fx.Node]], chosen: set[fx.Node]
 ) -> list[tuple[fx.Node, fx.Node, bool]]:
     """(tensor, user, whether the user needs the new order) for each tensor that nodes read in another order."""
-    found = []
-    for source, user, wanted in reads(graph, group, operands):
-        wants = wanted is True or (wanted is None and user in chosen)
+    result = []
+    for source, user, is_permuted in reads(graph, group, operands):
+        wants = is_permuted is True or (is_permuted is None and user in chosen)
         if wants != (source in chosen):
-            found.append((source, user, wants))
-    return found
+            result.append((source, user, wants))
+    return result
 
 
 def reads(
@@ -238,10 +242,10 @@ def reads(
         for user in source.users:
             if is_size(user):
                 continue
-            wanted: bool | None = True
+            is_permuted: bool | None = True
             if gathers.get(user) is not source:
-                wanted = None if source in operands.get(user, ()) else False
-            yield source, user, wanted
+                is_permuted = None if source in operands.get(user, ()) else False
+            yield source, user, is_permuted
 
 
 def permuted_columns(
@@ -258,10 +262,10 @@ def width(node: fx.Node) -> int:
     """The number of numbers a tensor has for each node, in the example."""
     value = tensor_value(node)
     assert value is not None, "tensors of all nodes have shapes"
-    found = 1
+    count = 1
     for extent in value.shape[1:]:
-        found *= known_size(extent) or 1
-    return found
+        count *= known_size(extent) or 1
+    return count
 
 
 def cheapest(draft: Draft, group: Group, operands: dict[fx.Node, list[fx.Node]]) -> set[fx.Node]:
@@ -282,13 +286,13 @@ def cheapest(draft: Draft, group: Group, operands: dict[fx.Node, list[fx.Node]])
     endless = 2**30
     edges: dict[tuple[int, int], int] = {}
     steps = {match.node for match in group.matches}
-    for source, user, wanted in reads(draft.graph, group, operands):
-        own = vertex(source)
-        other = start if wanted is True else end if wanted is False else vertex(user)
+    for source, user, is_permuted in reads(draft.graph, group, operands):
+        source_vertex = vertex(source)
+        other = start if is_permuted is True else end if is_permuted is False else vertex(user)
         into, back = vertex((source, "in")), vertex((source, "out"))
-        edges |= {(other, into): endless, (into, own): width(source)}
-        edges |= {(own, back): width(source), (back, other): endless}
-        for node, at in [(source, own)] + ([(user, other)] if wanted is None else []):
+        edges |= {(other, into): endless, (into, source_vertex): width(source)}
+        edges |= {(source_vertex, back): width(source), (back, other): endless}
+        for node, at in [(source, source_vertex)] + ([(user, other)] if is_permuted is None else []):
             if node in steps:
                 edges[start, at] = endless
             elif node not in operands:
@@ -300,8 +304,8 @@ def cheapest(draft: Draft, group: Group, operands: dict[fx.Node, list[fx.Node]])
     rest = (network - maximum_flow(network, start, end).flow).tocsr()
     rest.eliminate_zeros()
     # Of equal cuts the last: operators after a step, such as a bias, may join its region.
-    kept = set(breadth_first_order(rest.T.tocsr(), end, return_predecessors=False).tolist())
-    return {key for key, at in vertices.items() if isinstance(key, fx.Node) and at not in kept} | steps
+    end_side = set(breadth_first_order(rest.T.tocsr(), end, return_predecessors=False).tolist())
+    return {key for key, at in vertices.items() if isinstance(key, fx.Node) and at not in end_side} | steps
 
 
 def ask_for_order(draft: Draft, group: Group, columns: tuple[int, int]) -> tuple[fx.Node, fx.Node]:
@@ -320,17 +324,17 @@ def ask_for_order(draft: Draft, group: Group, columns: tuple[int, int]) -> tuple
     entry = OrderEntry(steps, group.mark.reorder, sources, columns=columns)
     draft.report.conversions.append(moved)
     draft.report.orders.append(entry)
-    made = NodeOrder(edges, group.mark.reorder, moved, entry)
+    order = NodeOrder(edges, group.mark.reorder, moved, entry)
     extent = group.extents[0]
     symbol = extent.meta["val"] if isinstance(extent, fx.Node) else extent
-    found = []
+    nodes = []
     for which in (PLACE_TO_NODE, NODE_TO_PLACE):
         with graph.inserting_after(last):
-            last = graph.call_function(node_order, (made.handle, which, extent, *leaves))
+            last = graph.call_function(node_order, (order.handle, which, extent, *leaves))
         last.meta["val"] = tensor_value(match.rows).new_empty((symbol,), dtype=torch.int64)  # type: ignore[union-attr]
-        set_info(last, order=made)
-        found.append(last)
-    return found[0], found[1]
+        set_info(last, order=order)
+        nodes.append(last)
+    return nodes[0], nodes[1]
 
 
 def adjacency_mark(match: GatherScatter) -> Mark | None:

@@ -16,7 +16,7 @@ from sparsify.passes.graph.operators import is_dropout
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.rewrite.inline import placed
 from sparsify.passes.rewrite.simplify import exchanged, factors
-from sparsify.passes.rewrite.sinks import LETTERS, beside, cut_off, sink_of, sums_beside
+from sparsify.passes.rewrite.sinks import LETTERS, cut_off, sink_of, with_sink, write_softmax_with_sink
 
 # Index variables of batch and heads, the innermost last.
 OUTER = ("a", "b", "h")
@@ -57,8 +57,8 @@ class Attention:
     @property
     def values(self) -> Access:
         """The values, at the index variables of their mean."""
-        (found,) = [a for a in find(self.mean, Access) if a.tensor not in (self.softmax, *self.path)]
-        return found
+        (access,) = [a for a in find(self.mean, Access) if a.tensor not in (self.softmax, *self.path)]
+        return access
 
     @property
     def factors(self) -> tuple[Access, Access]:
@@ -70,7 +70,7 @@ class Attention:
 class Product:
     """`sum(d, left[..,i,d] * right[..,j,d])`."""
 
-    whole: Reduce
+    reduction: Reduce
     factors: tuple[Access, Access]
 
 
@@ -86,10 +86,10 @@ def attention_of(program: ModelProgram, softmax: str) -> Attention | str:
     readers = all_readers(program)
     if readers[scores] != {f"{softmax}_max", f"{softmax}_exp"}:
         return NO_PRODUCT
-    known = beside(program, scores) if any(is_cut(program, name) for name in path) else ([scores], None)
-    if known is None or any(len(readers[name]) > 1 for name in known[0][1:]):
+    operands = with_sink(program, scores) if any(is_cut(program, name) for name in path) else ([scores], None)
+    if operands is None or any(len(readers[name]) > 1 for name in operands[0][1:]):
         return NO_PRODUCT
-    names, sink = known
+    names, sink = operands
     scores = names[-1]
     chain = scores_chain(program, scores, readers)
     if not chain:
@@ -111,8 +111,8 @@ def attention_of(program: ModelProgram, softmax: str) -> Attention | str:
     (values,) = [a for a in find(mean, Access) if a.tensor not in (softmax, *path)]
     stored = exchanged(mean, values, read_stored(program, values, Index(mean.indices[0])))
     assert isinstance(stored, Reduce), "its values are read elsewhere"
-    beside_keys = None if sink is None else sink_of(program, sink, statement)
-    return Attention(softmax, scores, (*names[:-1], *chain), path, value, stored, beside_keys)
+    sink_access = None if sink is None else sink_of(program, sink, statement)
+    return Attention(softmax, scores, (*names[:-1], *chain), path, value, stored, sink_access)
 
 
 def is_cut(program: ModelProgram, name: str) -> bool:
@@ -123,36 +123,36 @@ def is_cut(program: ModelProgram, name: str) -> bool:
 
 def with_read_extents(program: ModelProgram, value: Expr) -> Expr:
     """`extent(e) -> extent(d)` for the summed index variable d of equal extent."""
-    found = value
+    result = value
     for part in find(value, Extent):
-        size = program.known(program.extents[part.name])
-        (d,) = product_of(value).whole.indices
-        if part.name != d and program.known(program.extents[d]) == size:
-            found = exchanged(found, part, Extent(d))
-    return found
+        size = program.representative(program.extents[part.name])
+        (d,) = product_of(value).reduction.indices
+        if part.name != d and program.representative(program.extents[d]) == size:
+            result = exchanged(result, part, Extent(d))
+    return result
 
 
 def all_readers(program: ModelProgram) -> dict[str, set[str]]:
     """The readers of each tensor, by tensor: statements, and nodes without statements."""
-    found = program.readers()
+    readers = program.readers()
     for node in program.graph.nodes:
         if node.name not in program.statements and (node.op == "output" or node.name in program.opaque):
             for read in node.all_input_nodes:
-                found.setdefault(read.name, set()).add(node.name)
-    return found
+                readers.setdefault(read.name, set()).add(node.name)
+    return readers
 
 
 def weighted_mean(program: ModelProgram, softmax: str, readers: dict[str, set[str]]) -> tuple[str, ...] | str:
     """The names from the weights' reader to the product with values, or the refusal."""
     name, path, is_dropped = softmax, list[str](), False
     while True:
-        known = sorted(readers.get(name, ()))
-        if len(known) != 1:
-            names = ", ".join(known)
+        consumers = sorted(readers.get(name, ()))
+        if len(consumers) != 1:
+            names = ", ".join(consumers)
             return (
                 f"its weights are read by {names}: attention is one product with values that alone reads them"
             )
-        (reader,) = known
+        (reader,) = consumers
         path.append(reader)
         statement = program.statements.get(reader)
         if statement is None:
@@ -169,12 +169,12 @@ def weighted_mean(program: ModelProgram, softmax: str, readers: dict[str, set[st
 
 def is_same_or_dropped(statement: Assign, weights: str) -> bool:
     """Whether a statement equals the weights, or `p[i,j] * where(uniform(seed, i, j) < rate, 0, c)`."""
-    own = Access(weights, statement.target.indices)
+    entry = Access(weights, statement.target.indices)
     match without_casts(statement.value):
         case Call("mul", (access, Call("where", (Call("lt", (Call("uniform", _), _)), _, _)))):
-            return access == own
+            return access == entry
         case value:
-            return value == own
+            return value == entry
 
 
 def is_mean(program: ModelProgram, statement: Assign, weights: str) -> bool:
@@ -184,12 +184,14 @@ def is_mean(program: ModelProgram, statement: Assign, weights: str) -> bool:
             access, values = (left, right) if left.tensor == weights else (right, left)
             if access.tensor != weights or values.tensor == weights or len(access.indices) < 2:
                 return False
-            own = access.indices[-1] == Index(j) and Index(j) in values.indices
+            is_over_weights = access.indices[-1] == Index(j) and Index(j) in values.indices
             rows = access.indices[-2]
             is_all = set(access.indices[:-1]) <= set(statement.target.indices)
             columns = [index for index in statement.target.indices if index not in access.indices]
             is_plain = all(isinstance(index, Index) for index in (*access.indices, *values.indices))
-            return own and is_all and is_plain and rows not in values.indices and len(columns) == 1
+            return (
+                is_over_weights and is_all and is_plain and rows not in values.indices and len(columns) == 1
+            )
     return False
 
 
@@ -203,19 +205,19 @@ def without_shift(program: ModelProgram, name: str, readers: dict[str, set[str]]
         return
     j = statement.target.indices[-1]
     match statement.value:
-        case Call("sub" | "add", (whole, term)) if is_shift(program, term, whole, j):
-            program.statements[name] = statement = replace(statement, value=whole)
-        case Call("add", (term, whole)) if is_shift(program, term, whole, j):
-            program.statements[name] = statement = replace(statement, value=whole)
+        case Call("sub" | "add", (rest, term)) if is_shift(program, term, rest, j):
+            program.statements[name] = statement = replace(statement, value=rest)
+        case Call("add", (term, rest)) if is_shift(program, term, rest, j):
+            program.statements[name] = statement = replace(statement, value=rest)
     for access in terms_of(statement.value):
         if access.indices == statement.target.indices and readers.get(access.tensor) == {name}:
             without_shift(program, access.tensor, readers)
 
 
-def is_shift(program: ModelProgram, term: Expr, whole: Expr, j: Expr) -> bool:
+def is_shift(program: ModelProgram, term: Expr, rest: Expr, j: Expr) -> bool:
     """Whether a term of scores lacks j, and depends on the remaining terms alone."""
-    read = {access.tensor for access in find(whole, Access)}
-    return j not in indices_of(term) and j in indices_of(whole) and follows_from(program, term, read)
+    read = {access.tensor for access in find(rest, Access)}
+    return j not in indices_of(term) and j in indices_of(rest) and follows_from(program, term, read)
 
 
 def follows_from(program: ModelProgram, value: Expr, tensors: set[str]) -> bool:
@@ -268,8 +270,8 @@ def scores_chain(program: ModelProgram, name: str, readers: dict[str, set[str]])
 
 def is_product(statement: Assign) -> bool:
     """Whether a statement has a product of matrices, with one of the target's modes in one factor alone."""
-    (found,) = find(statement.value, Reduce)
-    match without_casts(found):
+    (reduction,) = find(statement.value, Reduce)
+    match without_casts(reduction):
         case Reduce("sum", (_,), Call("mul", (Access(), Access()))):
             return len(statement.target.indices) > 1
     return False
@@ -277,23 +279,23 @@ def is_product(statement: Assign) -> bool:
 
 def product_of(value: Expr) -> Product:
     """The product of queries and keys of scores."""
-    (found,) = find(value, Reduce)
-    left, right = factors(found.body)
+    (reduction,) = find(value, Reduce)
+    left, right = factors(reduction.body)
     assert isinstance(left, Access) and isinstance(right, Access), "a product of two tensors"
-    return Product(found, (left, right))
+    return Product(reduction, (left, right))
 
 
 def is_of_rows(statement: Assign, value: Expr) -> bool:
     """Whether scores are of queries at the last mode but one, and of keys at the last."""
     i, j = statement.target.indices[-2:]
     product = product_of(value)
-    (d,) = product.whole.indices
+    (d,) = product.reduction.indices
     left, right = (set(factor.indices) for factor in product.factors)
     if j in left:
         left, right = right, left
     is_plain = all(isinstance(index, Index) for factor in product.factors for index in factor.indices)
-    is_apart = i in left and j in right and i not in right and j not in left and Index(d) in left & right
-    return is_plain and is_apart and set(statement.target.indices) <= left | right
+    is_separated = i in left and j in right and i not in right and j not in left and Index(d) in left & right
+    return is_plain and is_separated and set(statement.target.indices) <= left | right
 
 
 def without_casts(value: Expr) -> Expr:
@@ -303,9 +305,9 @@ def without_casts(value: Expr) -> Expr:
         node = map_children(node, visit)
         return node.value if isinstance(node, Cast) and node.dtype.startswith(("float", "bfloat")) else node
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result
 
 
 def scaled_first(value: Expr) -> Expr:
@@ -320,9 +322,9 @@ def scaled_first(value: Expr) -> Expr:
                 return scaled(c, x)
         return node
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result
 
 
 def scaled(c: float, value: Expr) -> Expr:
@@ -333,91 +335,95 @@ def scaled(c: float, value: Expr) -> Expr:
     return value if c == 1 else Call("mul", (Const(float(c)), value))
 
 
-def put_in_form(program: ModelProgram, found: Attention) -> list[str]:
+def put_in_form(program: ModelProgram, attention: Attention) -> list[str]:
     """Writes the statements of attention in textbook form, in place; returns their names."""
-    names = [*write_scores(program, found), found.result]
-    scores = program.statements[found.scores]
-    if found.sink is not None:
-        sums_beside(program, found.softmax, scores, found.sink)
-    weights = program.statements[found.path[-2]] if len(found.path) > 1 else program.statements[found.softmax]
-    numerator, dropped = write_dropped(program, found)
-    write_mean(program, found, replace(weights, value=numerator))
+    names = [*write_scores(program, attention), attention.result]
+    scores = program.statements[attention.scores]
+    if attention.sink is not None:
+        write_softmax_with_sink(program, attention.softmax, scores, attention.sink)
+    weights = (
+        program.statements[attention.path[-2]]
+        if len(attention.path) > 1
+        else program.statements[attention.softmax]
+    )
+    numerator, dropped = write_dropped(program, attention)
+    write_mean(program, attention, replace(weights, value=numerator))
     for suffix, letter in LETTERS.items():
-        if f"{found.softmax}_{suffix}" in program.statements:
-            names.append(f"{found.softmax}_{suffix}")
+        if f"{attention.softmax}_{suffix}" in program.statements:
+            names.append(f"{attention.softmax}_{suffix}")
             program.letters[names[-1]] = letter
-    left, right = found.factors
+    left, right = attention.factors
     query, key = (left, right) if scores.target.indices[-2] in left.indices else (right, left)
-    values = found.values
+    values = attention.values
     program.letters |= {query.tensor: "Q", key.tensor: "K", values.tensor: "V"}
-    if found.sink is not None:
-        program.letters[found.sink.tensor] = "Z"
+    if attention.sink is not None:
+        program.letters[attention.sink.tensor] = "Z"
     return [*names, *dropped]
 
 
-def write_scores(program: ModelProgram, found: Attention) -> list[str]:
+def write_scores(program: ModelProgram, attention: Attention) -> list[str]:
     """Writes the statement of scores, with a separate statement for a bound, whose result gradients read."""
-    scores, value, names = program.statements[found.scores], found.value, [found.scores]
+    scores, value, names = program.statements[attention.scores], attention.value, [attention.scores]
     bounds = [c for c in find(value, Call) if c.function not in ARITHMETIC and find(c, Reduce)]
     if bounds:
-        names.append(f"{found.softmax}_capped")
+        names.append(f"{attention.softmax}_capped")
         indices = scores.target.indices
-        program.assign(names[-1], tuple(map(str, indices)), bounds[0], program.nodes[found.softmax])
+        program.assign(names[-1], tuple(map(str, indices)), bounds[0], program.nodes[attention.softmax])
         value = exchanged(value, bounds[0], Access(names[-1], indices))
         program.letters[names[-1]] = "C"
-    program.statements[found.scores] = replace(scores, value=value)
-    program.letters[found.scores] = "S"
+    program.statements[attention.scores] = replace(scores, value=value)
+    program.letters[attention.scores] = "S"
     return names
 
 
-def write_dropped(program: ModelProgram, found: Attention) -> tuple[Expr, list[str]]:
+def write_dropped(program: ModelProgram, attention: Attention) -> tuple[Expr, list[str]]:
     """The numerator of the weights in the product with values, at the index variables of its statement.
 
     Dropped weights become a separate statement: each is drawn once, regardless of the width of the values.
     """
-    weights, path, dropped = program.statements[found.softmax], found.path[:-1], list[str]()
-    if found.sink is not None:
+    weights, path, dropped = program.statements[attention.softmax], attention.path[:-1], list[str]()
+    if attention.sink is not None:
         weights, path = program.statements[path[0]], path[1:]
-        known = replace(weights, value=Access(f"{found.softmax}_exp", weights.target.indices))
+        numerator = replace(weights, value=Access(f"{attention.softmax}_exp", weights.target.indices))
     else:
-        known = replace(weights, value=quotient(weights)[0])
+        numerator = replace(weights, value=quotient(weights)[0])
     for name in path:
         statement = program.statements[name]
-        value = without_casts(placed(program, statement.value, known))
-        known = replace(statement, value=value)
+        value = without_casts(placed(program, statement.value, numerator))
+        numerator = replace(statement, value=value)
         if not isinstance(value, Access):
-            program.statements[name], program.letters[name] = known, "D"
+            program.statements[name], program.letters[name] = numerator, "D"
             dropped.append(name)
-            known = replace(statement, value=statement.target)
-    return known.value, dropped
+            numerator = replace(statement, value=statement.target)
+    return numerator.value, dropped
 
 
-def write_mean(program: ModelProgram, found: Attention, weights: Assign) -> None:
+def write_mean(program: ModelProgram, attention: Attention, weights: Assign) -> None:
     """`sum(j, p[i,j] * v[j,l]) -> sum(j, e[i,j] * v[j,l] / d[i])`, p = e / d; with a sink scaled afterwards.
 
     Args:
         weights: e at the index variables of p.
     """
-    result = program.statements[found.result]
-    (access,) = [a for a in find(found.mean, Access) if a != found.values]
-    product: Expr = Call("mul", (placed(program, access, weights), found.values))
-    if found.sink is None:
-        known = program.statements[found.softmax]
-        total = replace(known, value=quotient(known)[1])
-        product = Call("div", (product, placed(program, Access(found.softmax, access.indices), total)))
-        value: Expr = Reduce("sum", found.mean.indices, product)
+    result = program.statements[attention.result]
+    (access,) = [a for a in find(attention.mean, Access) if a != attention.values]
+    product: Expr = Call("mul", (placed(program, access, weights), attention.values))
+    if attention.sink is None:
+        statement = program.statements[attention.softmax]
+        total = replace(statement, value=quotient(statement)[1])
+        product = Call("div", (product, placed(program, Access(attention.softmax, access.indices), total)))
+        value: Expr = Reduce("sum", attention.mean.indices, product)
     else:
-        mean = f"{found.softmax}_mean"
+        mean = f"{attention.softmax}_mean"
         indices = tuple(map(str, result.target.indices))
         program.assign(
-            mean, indices, Reduce("sum", found.mean.indices, product), program.nodes[found.softmax]
+            mean, indices, Reduce("sum", attention.mean.indices, product), program.nodes[attention.softmax]
         )
-        shrink, whole = (
-            Access(f"{found.softmax}_{name}", access.indices[:-1]) for name in ("shrink", "whole")
+        shrink, denominator = (
+            Access(f"{attention.softmax}_{name}", access.indices[:-1]) for name in ("shrink", "whole")
         )
         scaled_mean = Call("mul", (Access(mean, result.target.indices), shrink))
-        value = Call("div", (scaled_mean, whole))
-    program.statements[found.result] = replace(result, value=value)
+        value = Call("div", (scaled_mean, denominator))
+    program.statements[attention.result] = replace(result, value=value)
 
 
 def quotient(weights: Assign) -> tuple[Expr, Expr]:
@@ -428,13 +434,13 @@ def quotient(weights: Assign) -> tuple[Expr, Expr]:
     raise AssertionError(f"{weights} is no softmax")
 
 
-def name_as_textbooks(program: ModelProgram, found: Attention) -> None:
+def name_as_textbooks(program: ModelProgram, attention: Attention) -> None:
     """Assigns the textbook names of the index variables of attention."""
-    scores, result = program.statements[found.scores], program.statements[found.result]
+    scores, result = program.statements[attention.scores], program.statements[attention.result]
     *lead, i, j = scores.target.indices
     sums = [
         r
-        for name in (f"{found.softmax}_capped", found.scores)
+        for name in (f"{attention.softmax}_capped", attention.scores)
         if name in program.statements
         for r in find(program.statements[name].value, Reduce)
     ]
@@ -443,9 +449,9 @@ def name_as_textbooks(program: ModelProgram, found: Attention) -> None:
         j: "j",
         Index(sums[0].indices[0]): "k",
     }
-    (access,) = [a for a in find(found.mean, Access) if a != found.values]
-    own = set(found.values.indices) - set(access.indices)
-    columns = [index for index in result.target.indices if index in own]
+    (access,) = [a for a in find(attention.mean, Access) if a != attention.values]
+    value_indices = set(attention.values.indices) - set(access.indices)
+    columns = [index for index in result.target.indices if index in value_indices]
     program.letters |= {str(index): letter for index, letter in named.items()}
     program.letters |= {str(index): "l" for index in columns}
 
@@ -456,7 +462,7 @@ def read_stored(program: ModelProgram, access: Access, rows: Index) -> Access:
     Args:
         rows: index variable of rows; the other one of the factor's matrix becomes the last.
     """
-    found = access
+    stored_access = access
     while (statement := program.statements.get(access.tensor)) is not None:
         match without_casts(statement.value):
             case Access(tensor, indices) if all(isinstance(index, Index) for index in indices):
@@ -466,7 +472,7 @@ def read_stored(program: ModelProgram, access: Access, rows: Index) -> Access:
                 read = placed(program, access, replace(statement, value=Access(tensor, indices)))
                 assert isinstance(read, Access), "a view is of a tensor"
                 access = read
-                found = found if is_by_rows and is_once and not is_widened else access
+                stored_access = stored_access if is_by_rows and is_once and not is_widened else access
             case _:
                 break
-    return found
+    return stored_access

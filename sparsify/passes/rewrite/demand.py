@@ -1,4 +1,4 @@
-"""Backward sparsity: a dense tensor read only at stored coordinates of a pattern is computed only there.
+"""Backward sparsity: a dense tensor read only at stored coordinates of a pattern is computed only at these coordinates.
 
 `y[i,j] = g[i,j] * t[i,j]`, `where(g[i,j], t[i,j], c)` and `m[i,j] + t[i,j]` with unstored entries -inf in m read t only
 at stored coordinates of g or m: `t[i,j] = f -> t[i,j] = where(stored(g[i,j]), f, 0)`. Sampled products, masked
@@ -19,16 +19,16 @@ from sparsify.passes.program.model import ModelProgram
 Pattern = tuple[str, tuple[Expr, ...]]
 
 
-def demand(program: ModelProgram, storage: Storage, kept: Collection[str]) -> bool:
+def demand(program: ModelProgram, storage: Storage, outside_reads: Collection[str]) -> bool:
     """Restricts the last statement needed only under a pattern; returns whether one was found.
 
     Args:
-        kept: tensors read by opaque operators or the caller, in all entries.
+        outside_reads: tensors read by opaque operators or the caller, in all entries.
     """
     readers = program.readers()
     for name in reversed(program.statements):
         statement = program.statements[name]
-        if name in kept or storage.is_sparse(name) or not find(statement.value, Access):
+        if name in outside_reads or storage.is_sparse(name) or not find(statement.value, Access):
             continue
         consumers = [program.statements[reader] for reader in readers.get(name, ())]
         if any(program.reads_weight(consumer.value) for consumer in consumers):
@@ -48,31 +48,31 @@ def demand(program: ModelProgram, storage: Storage, kept: Collection[str]) -> bo
 
 def follows(program: ModelProgram, tensor: str, other: str) -> bool:
     """Whether a tensor is computed from another one."""
-    seen, waiting = set(), [tensor]
+    visited, waiting = set(), [tensor]
     while waiting:
         name = waiting.pop()
         if name == other:
             return True
-        if name not in seen:
-            seen.add(name)
+        if name not in visited:
+            visited.add(name)
             waiting += program.inputs_of(name)
     return False
 
 
 def guards(consumer: Assign, producer: Assign, storage: Storage) -> set[Pattern]:
     """The patterns, in the producer's index variables, outside of which a consumer ignores the producer."""
-    name, own = producer.target.tensor, producer.target.indices
-    found: list[set[Pattern]] = []
+    name, target_indices = producer.target.tensor, producer.target.indices
+    by_access: list[set[Pattern]] = []
 
     def visit(expr: Expr, active: frozenset[Pattern]) -> None:
         match expr:
             case Access(tensor, indices) if tensor == name:
-                back = dict(zip(indices, own, strict=True))
+                back = dict(zip(indices, target_indices, strict=True))
                 if len(back) == len(indices) and all(isinstance(index, Index) for index in indices):
                     fitting = [p for p in active if all(index in back for index in p[1])]
-                    found.append({(p[0], tuple([back[index] for index in p[1]])) for p in fitting})
+                    by_access.append({(p[0], tuple([back[index] for index in p[1]])) for p in fitting})
                 else:
-                    found.append(set())
+                    by_access.append(set())
             case Access() | Const() | Stored():
                 return
             case Reduce(monoid, _, body) if monoid != "sum" and not is_choice(body):
@@ -96,7 +96,7 @@ def guards(consumer: Assign, producer: Assign, storage: Storage) -> set[Pattern]
                         visit(child, active)
 
     visit(consumer.value, frozenset())
-    return set.intersection(*found) if found else set()
+    return set.intersection(*by_access) if by_access else set()
 
 
 def is_choice(expr: Expr) -> bool:
@@ -106,10 +106,10 @@ def is_choice(expr: Expr) -> bool:
 
 def stored_where(expr: Expr, storage: Storage) -> frozenset[Pattern]:
     """The patterns outside of which an expression is 0 or False."""
-    found = pattern_of(storage.sparsity(expr), (0, False))
-    if not found and isinstance(expr, Call) and expr.function in ("mul", "logical_and"):
+    patterns = pattern_of(storage.sparsity(expr), (0, False))
+    if not patterns and isinstance(expr, Call) and expr.function in ("mul", "logical_and"):
         return stored_where(expr.args[0], storage) | stored_where(expr.args[1], storage)
-    return found
+    return patterns
 
 
 def pattern_of(sparsity: Sparsity, fills: Collection[float | bool]) -> frozenset[Pattern]:

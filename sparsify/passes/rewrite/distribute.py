@@ -17,7 +17,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Ex
 from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage, number_of
 from sparsify.passes.program.model import ModelProgram
-from sparsify.passes.region.region import place
+from sparsify.passes.region.region import substitute
 from sparsify.passes.rewrite.inline import placed
 from sparsify.passes.rewrite.simplify import factors, is_multilinear, join_sums, renamed, simplify
 
@@ -27,29 +27,31 @@ Term = tuple[int, Expr]
 MOST: Final = 4
 
 
-def distribute(program: ModelProgram, storage: Storage, apart: Collection[str]) -> None:
+def distribute(program: ModelProgram, storage: Storage, outside_reads: Collection[str]) -> None:
     """Sums the terms of dense tensors with sparse terms one by one, in place.
 
     Args:
         storage: storage of tensors.
-        apart: tensors read by opaque operators or the caller.
+        outside_reads: tensors read by opaque operators or the caller.
     """
     changed = set[str]()
     # Products with weights are separate regions.
-    layers = {name for name, made in program.statements.items() if program.reads_weight(made.value)}
+    layers = {name for name, other in program.statements.items() if program.reads_weight(other.value)}
     for name in list(program.statements):
         if (
             name in layers
-            or name in apart
+            or name in outside_reads
             or name not in program.statements
             or is_zero_outside(storage, name)
         ):
             continue
-        statement = with_products(program, name, {*apart, *layers})
+        statement = with_products(program, name, {*outside_reads, *layers})
         if not is_split(storage, statement):
             continue
         readers = program.readers().get(name, set())
-        if not readers or not all(is_summed(program, name, reader, apart, layers) for reader in readers):
+        if not readers or not all(
+            is_summed(program, name, reader, outside_reads, layers) for reader in readers
+        ):
             continue
         for reader in readers:
             consumer = program.statements[reader]
@@ -63,12 +65,12 @@ def distribute(program: ModelProgram, storage: Storage, apart: Collection[str]) 
         program.order()
 
 
-def with_products(program: ModelProgram, name: str, apart: Collection[str]) -> Assign:
-    """A statement with those of its terms inlined that are matrix products without other readers."""
+def with_products(program: ModelProgram, name: str, outside_reads: Collection[str]) -> Assign:
+    """A statement with inlined terms, where a term is a matrix product without other readers."""
     statement, readers = program.statements[name], program.readers()
     for read in program.reads(name):
         producer = program.statements.get(read)
-        is_own = read not in apart and readers[read] == {name}
+        is_own = read not in outside_reads and readers[read] == {name}
         if (
             producer is not None
             and is_own
@@ -80,15 +82,16 @@ def with_products(program: ModelProgram, name: str, apart: Collection[str]) -> A
 
 
 def is_split(storage: Storage, statement: Assign) -> bool:
-    """Whether a tensor is a sum of terms, each cheaper to sum than the tensor, at least one of them sparse."""
-    own = set(map(str, statement.target.indices))
+    """Whether a tensor is a sum of terms, each cheaper to sum than the tensor, and at least one sparse."""
+    target_names = set(map(str, statement.target.indices))
     terms = list(summands(storage, statement.value))
     kinds = [is_sparse(storage, term) or bool(diagonals(term)) for _, term in terms]
     return (
         (1 < len(terms) <= MOST or bool(diagonals(terms[0][1])))
         and any(kinds)
         and all(
-            kind or is_separable(storage, term, own) for kind, (_, term) in zip(kinds, terms, strict=True)
+            kind or is_separable(storage, term, target_names)
+            for kind, (_, term) in zip(kinds, terms, strict=True)
         )
     )
 
@@ -100,8 +103,8 @@ def is_zero_outside(storage: Storage, name: str) -> bool:
 
 def is_sparse(storage: Storage, expr: Expr) -> bool:
     """Whether an expression is 0 outside of a pattern."""
-    found = storage.sparsity(expr)
-    return found.fill is not None and not found.is_number and found.fill == 0
+    sparsity = storage.sparsity(expr)
+    return sparsity.fill is not None and not sparsity.is_number and sparsity.fill == 0
 
 
 def diagonals(expr: Expr) -> list[Expr]:
@@ -117,15 +120,15 @@ def ends_of(expr: Expr) -> tuple[str, str] | None:
     return None
 
 
-def is_separable(storage: Storage, term: Expr, own: set[str]) -> bool:
+def is_separable(storage: Storage, term: Expr, target_names: set[str]) -> bool:
     """Whether each factor of a term reads at most one mode, joined over at most half as many coordinates."""
     extents = storage.program.extents
     joined = [extents[name] for reduction in find(term, Reduce) for name in reduction.indices]
-    sizes = [number_of(extents[name]) for name in own]
+    sizes = [number_of(extents[name]) for name in target_names]
     parts = list(factors(term))
     return (
         all(isinstance(part, Access | Const) or is_multilinear(part) for part in parts)
-        and all(len(own & {str(index) for index in a.indices}) < 2 for a in find(term, Access))
+        and all(len(target_names & {str(index) for index in a.indices}) < 2 for a in find(term, Access))
         and all(isinstance(size, int) for size in joined)
         and (not joined or 2 * prod(joined) <= min(sizes, default=0))
     )
@@ -135,30 +138,30 @@ def summands(storage: Storage, expr: Expr, sign: int = 1) -> Iterator[Term]:
     """The terms of an expression; sums without a sparse or diagonal term are one."""
     match expr:
         case Call("add", (left, right)):
-            found = [*summands(storage, left, sign), *summands(storage, right, sign)]
+            terms = [*summands(storage, left, sign), *summands(storage, right, sign)]
         case Call("sub", (left, right)):
-            found = [*summands(storage, left, sign), *summands(storage, right, -sign)]
+            terms = [*summands(storage, left, sign), *summands(storage, right, -sign)]
         case Call("neg", (value,)):
-            found = list(summands(storage, value, -sign))
+            terms = list(summands(storage, value, -sign))
         case Call("div", (value, divisor)):
-            found = [(s, Call("div", (term, divisor))) for s, term in summands(storage, value, sign)]
+            terms = [(s, Call("div", (term, divisor))) for s, term in summands(storage, value, sign)]
         case Call("mul", (left, right)):
             others = list(summands(storage, right))
-            found = [
+            terms = [
                 (s * t, Call("mul", (first, second)))
                 for s, first in summands(storage, left, sign)
                 for t, second in others
             ]
         case _:
-            found = [(sign, expr)]
-    if any(is_sparse(storage, term) or diagonals(term) for _, term in found):
-        yield from found
+            terms = [(sign, expr)]
+    if any(is_sparse(storage, term) or diagonals(term) for _, term in terms):
+        yield from terms
     else:
         yield sign, expr
 
 
 def is_summed(
-    program: ModelProgram, name: str, reader: str, apart: Collection[str], layers: Collection[str]
+    program: ModelProgram, name: str, reader: str, outside_reads: Collection[str], layers: Collection[str]
 ) -> bool:
     """Whether a statement has a tensor as a factor of its sums, directly or through linear statements."""
     value = program.statements[reader].value
@@ -168,8 +171,8 @@ def is_summed(
     if sums:
         return all(part.monoid == "sum" for part in sums)
     readers = program.readers().get(reader, set())
-    return reader not in apart and bool(readers) and all(
-        is_summed(program, reader, further, apart, layers) for further in readers
+    return reader not in outside_reads and bool(readers) and all(
+        is_summed(program, reader, further, outside_reads, layers) for further in readers
     )  # fmt: skip
 
 
@@ -223,26 +226,26 @@ def summed(program: ModelProgram, storage: Storage, name: str, reduction: Reduce
     mixed = [term for _, term in terms if diagonals(term) or not is_sparse(storage, term)]
     if not mixed or not any(is_sparse(storage, term) or diagonals(term) for _, term in terms):
         return reduction
-    found: list[Term] = []
+    sums: list[Term] = []
     sparse = [(sign, term) for sign, term in terms if term not in mixed]
     if sparse:
         sign = max(sign for sign, _ in sparse)
-        body = total([(sign * own, term) for own, term in sparse])
-        found.append((sign, Reduce("sum", reduction.indices, body)))
+        body = total([(sign * term_sign, term) for term_sign, term in sparse])
+        sums.append((sign, Reduce("sum", reduction.indices, body)))
     for sign, term in terms:
         if term in mixed:
             fresh = {bound: program.index(program.extents[bound]) for bound in reduction.indices}
-            found.append((sign, one_sum(program, name, tuple(fresh.values()), renamed(term, fresh))))
-    return total(found)
+            sums.append((sign, one_sum(program, name, tuple(fresh.values()), renamed(term, fresh))))
+    return total(sums)
 
 
 def total(terms: Sequence[Term]) -> Expr:
     """The sum of some terms."""
-    (sign, found), *rest = sorted(terms, key=lambda term: -term[0])
-    found = Call("neg", (found,)) if sign < 0 else found
+    (sign, result), *rest = sorted(terms, key=lambda term: -term[0])
+    result = Call("neg", (result,)) if sign < 0 else result
     for sign, term in rest:
-        found = Call("add" if sign > 0 else "sub", (found, term))
-    return found
+        result = Call("add" if sign > 0 else "sub", (result, term))
+    return result
 
 
 def one_sum(program: ModelProgram, name: str, bound: Sequence[str], term: Expr) -> Expr:
@@ -255,10 +258,12 @@ def one_sum(program: ModelProgram, name: str, bound: Sequence[str], term: Expr) 
             continue
         first, second = (at.get(end, end) for end in ends)
         taken = second if second in left else first
-        kept = first if taken == second else second
-        if taken in left and program.known(program.extents[taken]) == program.known(program.extents[kept]):
+        other = first if taken == second else second
+        if taken in left and program.representative(program.extents[taken]) == program.representative(
+            program.extents[other]
+        ):
             left.remove(taken)
-            at = {old: kept if new == taken else new for old, new in at.items()} | {taken: kept}
+            at = {old: other if new == taken else new for old, new in at.items()} | {taken: other}
             assert isinstance(part, Call), "it is a choice"
             parts[place_of] = part.args[1]
     parts = [placed_at(part, at) for part in parts]
@@ -274,7 +279,7 @@ def one_sum(program: ModelProgram, name: str, bound: Sequence[str], term: Expr) 
 
 def placed_at(expr: Expr, at: dict[str, str]) -> Expr:
     """An expression with other index variables in place of some."""
-    return place(expr, {old: Index(new) for old, new in at.items()}) if at else expr
+    return substitute(expr, {old: Index(new) for old, new in at.items()}) if at else expr
 
 
 def hoisted(program: ModelProgram, name: str, reduction: Reduce) -> Expr:
@@ -298,7 +303,7 @@ def bound_in(expr: Expr) -> set[str]:
 
 def product(parts: Sequence[Expr]) -> Expr:
     """The product of some factors."""
-    found: Expr = parts[0] if parts else Const(1)
+    result: Expr = parts[0] if parts else Const(1)
     for part in parts[1:]:
-        found = Call("mul", (found, part))
-    return found
+        result = Call("mul", (result, part))
+    return result

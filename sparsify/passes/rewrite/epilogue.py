@@ -29,7 +29,7 @@ def epilogue(
     node: fx.Node,
     at: tuple[Expr, ...],
     read: Read,
-    apart: Collection[str],
+    unfused: Collection[str],
     taken: Collection[fx.Node],
 ) -> dict[fx.Node, Expr]:
     """The nodes fused after a node, in order, and the value of each; the last one is the result.
@@ -37,23 +37,27 @@ def epilogue(
     Args:
         at: indices of an entry.
         read: function that replaces accesses to other tensors.
-        apart: tensors that must not be fused with their readers.
+        unfused: tensors that must not be fused with their readers.
         taken: nodes of other regions.
     """
     inside: dict[fx.Node, Expr] = {}
-    whole: dict[fx.Node, Expr] = {}
+    closed: dict[fx.Node, Expr] = {}
     behind, levels = set[fx.Node](), 1
     following = node.next
     while following.op != "output" and levels < DEEPEST:
         reads = set(following.all_input_nodes)
-        own = reads & {node, *inside}
-        if own or reads & behind:
+        fused_reads = reads & {node, *inside}
+        if fused_reads or reads & behind:
             value = None
-            if following not in taken and not reads & behind and not any(n.name in apart for n in own):
-                value = entrywise(program, following, node, {n.name for n in own}, at, read)
+            if (
+                following not in taken
+                and not reads & behind
+                and not any(n.name in unfused for n in fused_reads)
+            ):
+                value = entrywise(program, following, node, {n.name for n in fused_reads}, at, read)
             if value is None:
                 behind.add(following)
-                if own:
+                if fused_reads:
                     break  # reads a fused node, whose value later nodes would lack
             else:
                 inside[following] = value
@@ -61,16 +65,16 @@ def epilogue(
                 within = {node, *inside}
                 is_last = all(n is following or within.issuperset(n.users) for n in within)
                 is_same = following.meta["val"].dtype == node.meta["val"].dtype
-                whole = dict(inside) if is_last and is_same else whole
+                closed = dict(inside) if is_last and is_same else closed
         following = following.next
-    return whole
+    return closed
 
 
 def entrywise(
     program: ModelProgram,
     node: fx.Node,
     like: fx.Node,
-    own: Collection[str],
+    fused: Collection[str],
     at: tuple[Expr, ...],
     read: Read,
 ) -> Expr | None:
@@ -78,7 +82,7 @@ def entrywise(
 
     Args:
         like: node of the same shape.
-        own: tensors accessed at the entry itself.
+        fused: tensors accessed at the entry itself.
         at: indices of the entry.
         read: function that replaces accesses to other tensors.
     """
@@ -90,7 +94,7 @@ def entrywise(
 
     def visit(part: Node) -> Node:
         match part:
-            case Access(tensor, indices) if tensor in own:
+            case Access(tensor, indices) if tensor in fused:
                 if indices != statement.target.indices:
                     raise Refusal(f"{part} is another entry")
                 return Access(tensor, at)
@@ -103,11 +107,11 @@ def entrywise(
         raise Refusal(f"{part} is no function of one entry")
 
     try:
-        found = visit(statement.value)
+        result = visit(statement.value)
     except Refusal:
         return None
-    assert isinstance(found, Expr)
-    return found
+    assert isinstance(result, Expr)
+    return result
 
 
 def joined(values: dict[str, Expr], last: str) -> dict[str, Expr]:
@@ -117,14 +121,14 @@ def joined(values: dict[str, Expr], last: str) -> dict[str, Expr]:
         values: value of each tensor; accesses among the tensors are entrywise.
         last: the result.
     """
-    found = dict(values)
+    result = dict(values)
     while True:
-        counts = Counter(a.tensor for value in found.values() for a in find(value, Access))
-        name = next((n for n in found if n != last and counts[n] < 2), None)
+        counts = Counter(a.tensor for value in result.values() for a in find(value, Access))
+        name = next((n for n in result if n != last and counts[n] < 2), None)
         if name is None:
-            return found
-        value = found.pop(name)
-        for reader, other in found.items():
+            return result
+        value = result.pop(name)
+        for reader, other in result.items():
             for access in find(other, Access):
                 if access.tensor == name:
-                    found[reader] = simplify(exchanged(other, access, value))
+                    result[reader] = simplify(exchanged(other, access, value))

@@ -21,7 +21,7 @@ from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram, Size
-from sparsify.passes.region.region import place
+from sparsify.passes.region.region import substitute
 from sparsify.passes.rewrite.inline import placed
 from sparsify.passes.rewrite.simplify import factors, is_multilinear, join_sums, simplify
 
@@ -30,17 +30,17 @@ aten: Final = torch.ops.aten
 
 def restricted(program: ModelProgram, storage: Storage, gates: Collection[str]) -> dict[str, tuple[int, ...]]:
     """The gates, and the statements computed only at a gate's stored coordinates, with the gate's modes."""
-    found = {name: tuple(range(len(program.sizes[name]))) for name in gates if name in program.sizes}
+    modes_of = {name: tuple(range(len(program.sizes[name]))) for name in gates if name in program.sizes}
     for name, statement in program.statements.items():
-        if not storage.is_sparse(name) or sums_choices(statement, found):
+        if not storage.is_sparse(name) or sums_choices(statement, modes_of):
             continue
-        place = {index: mode for mode, index in enumerate(statement.target.indices)}
+        mode_of = {index: mode for mode, index in enumerate(statement.target.indices)}
         for access in find(statement.value, Access):
-            modes = [place.get(access.indices[mode]) for mode in found.get(access.tensor, ())]
+            modes = [mode_of.get(access.indices[mode]) for mode in modes_of.get(access.tensor, ())]
             if modes and all(mode is not None for mode in modes):
-                found[name] = tuple(mode for mode in modes if mode is not None)
+                modes_of[name] = tuple(mode for mode in modes if mode is not None)
                 break
-    return found
+    return modes_of
 
 
 def sums_choices(statement: Assign, restricted: Mapping[str, tuple[int, ...]]) -> bool:
@@ -52,8 +52,8 @@ def sums_choices(statement: Assign, restricted: Mapping[str, tuple[int, ...]]) -
 
 def results_of(program: ModelProgram, storage: Storage, gates: Collection[str]) -> set[str]:
     """The results of mixtures: sums over tensors restricted by gates."""
-    known = restricted(program, storage, gates)
-    return {name for name, statement in program.statements.items() if sums_choices(statement, known)}
+    modes_of = restricted(program, storage, gates)
+    return {name for name, statement in program.statements.items() if sums_choices(statement, modes_of)}
 
 
 def split_biases(program: ModelProgram, gates: Collection[str]) -> set[fx.Node]:
@@ -62,11 +62,11 @@ def split_biases(program: ModelProgram, gates: Collection[str]) -> set[fx.Node]:
     The second sum has one number per expert where the first one has rows and matrices: torch computes the second sum
     for all tokens at once.
     """
-    readers, made = program.readers(), set[fx.Node]()
+    readers, bias_sums = program.readers(), set[fx.Node]()
     for name, statement in list(program.statements.items()):
         match statement.value:
             case Reduce("sum", (expert,), Access(product, indices)) if product in program.statements:
-                weighted = place(
+                weighted = substitute(
                     program.statements[product].value,
                     dict(zip(map(str, program.statements[product].target.indices), indices, strict=True)),
                 )
@@ -85,11 +85,11 @@ def split_biases(program: ModelProgram, gates: Collection[str]) -> set[fx.Node]:
         if inner is None or len(readers[summed]) != 1 or not isinstance(inner.value, Call):
             continue
         names = dict(zip(map(str, inner.target.indices), at, strict=True))
-        match place(inner.value, names):
+        match substitute(inner.value, names):
             case Call("add", (Access() as left, Access() as right)):
-                whole = put_biases_behind(program, name, chosen, (left, right), expert)
-                made |= {whole} if whole is not None else set()
-    return made
+                bias_sum = put_biases_behind(program, name, chosen, (left, right), expert)
+                bias_sums |= {bias_sum} if bias_sum is not None else set()
+    return bias_sums
 
 
 def put_biases_behind(
@@ -101,40 +101,42 @@ def put_biases_behind(
         return None
     products, bias = terms if terms[0] is sums_of[0] else terms[::-1]
     tokens = {index for index in gate.indices if index != Index(expert)}
-    node, known = program.nodes.get(name), program.nodes
+    node, nodes = program.nodes.get(name), program.nodes
     is_bias = tokens.isdisjoint(bias.indices) and {Index(expert), *tokens} <= set(products.indices)
     if node is None or not is_bias or not all(isinstance(index, Index) for index in bias.indices):
         return None
-    if not {products.tensor, bias.tensor, gate.tensor} <= known.keys():
+    if not {products.tensor, bias.tensor, gate.tensor} <= nodes.keys():
         return None
     target = program.statements[name].target
-    given = [known[gate.tensor], known[products.tensor], node]
-    shapes = [n.meta["val"].shape for n in given]
+    operands = [nodes[gate.tensor], nodes[products.tensor], node]
+    shapes = [n.meta["val"].shape for n in operands]
     last = gate.indices[-1], target.indices[-1]
     *groups, experts = shapes[0]
     channels = shapes[2][-1]
-    wanted = [[*groups, experts], [*groups, experts, channels], [*groups, channels]]
+    expected_shapes = [[*groups, experts], [*groups, experts, channels], [*groups, channels]]
     is_last = products.indices[-2:] == last
-    if not is_last or [[*map(str, shape)] for shape in shapes] != [[*map(str, shape)] for shape in wanted]:
+    if not is_last or [[*map(str, shape)] for shape in shapes] != [
+        [*map(str, shape)] for shape in expected_shapes
+    ]:
         return None
     modes = dict(zip(last, (experts, channels), strict=True))
     t = "abcdefghijklm"[: len(groups)]
     with node.graph.inserting_before(node):
-        sums = call(aten.einsum.default, f"{t}y,{t}yz->{t}z", given[:2])
+        sums = call(aten.einsum.default, f"{t}y,{t}yz->{t}z", operands[:2])
         matrix = call(
             aten.reshape.default,
-            known[bias.tensor],
+            nodes[bias.tensor],
             [n if i in bias.indices else 1 for i, n in modes.items()],
         )
         matrix = call(aten.expand.default, matrix, list(modes.values()))
         if len(groups) == 1:
-            added = whole = call(aten.addmm.default, sums, given[0], matrix)
+            added = total = call(aten.addmm.default, sums, operands[0], matrix)
         else:
-            added = call(aten.matmul.default, given[0], matrix)
-            whole = call(aten.add.Tensor, sums, added)
-    for made in (sums, whole):
-        made.meta.update({key: node.meta[key] for key in ("nn_module_stack",) if key in node.meta})
-    node.replace_all_uses_with(whole)
+            added = call(aten.matmul.default, operands[0], matrix)
+            total = call(aten.add.Tensor, sums, added)
+    for result in (sums, total):
+        result.meta.update({key: node.meta[key] for key in ("nn_module_stack",) if key in node.meta})
+    node.replace_all_uses_with(total)
     erase(node)
     return added
 
@@ -156,10 +158,10 @@ def erase(node: fx.Node) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """`x[8 * place + h]`, or `x[count * h + place]` for alternating parts, of a mode with `count` parts."""
+    """`x[8 * number + h]`, or `x[count * h + number]` for alternating parts, of a mode with `count` parts."""
 
     index: Index
-    place: int
+    number: int
     count: int
     alternates: bool
 
@@ -175,24 +177,29 @@ def part_of(program: ModelProgram, index: Expr, extent: Size) -> Part | None:
             step = 1
         case _:
             return None
-    own = program.known(program.extents[name])
-    if not isinstance(own, int) or not isinstance(extent, int) or own < 1 or extent % own:
+    part_extent = program.representative(program.extents[name])
+    if (
+        not isinstance(part_extent, int)
+        or not isinstance(extent, int)
+        or part_extent < 1
+        or extent % part_extent
+    ):
         return None
-    count = extent // own
-    place, rest = (start, 0) if step > 1 else divmod(start, own)
-    if rest or step not in (1, count) or not 0 <= place < count:
+    count = extent // part_extent
+    number, rest = (start, 0) if step > 1 else divmod(start, part_extent)
+    if rest or step not in (1, count) or not 0 <= number < count:
         return None
-    return Part(Index(name), place, count, step > 1)
+    return Part(Index(name), number, count, step > 1)
 
 
-def inline_parts(program: ModelProgram, storage: Storage, kept: Collection[str]) -> None:
+def inline_parts(program: ModelProgram, storage: Storage, outside_reads: Collection[str]) -> None:
     """`u[t,e,c] = f(c); r[t,e,h] = where(stored(g), u[t,e,h+0] * u[t,e,h+8], 0) -> .. f(h+0) * f(h+8) ..`, in place.
 
     Each entry of u is read at most once.
     """
     for name in reversed(list(program.statements)):
         readers = sorted(program.readers().get(name, ()))
-        if name in kept or storage.is_sparse(name) or not readers:
+        if name in outside_reads or storage.is_sparse(name) or not readers:
             continue
         read = [a for r in readers for a in find(program.statements[r].value, Access) if a.tensor == name]
         if not all(is_restricted(program.statements[reader]) for reader in readers):
@@ -216,7 +223,7 @@ def is_restricted(statement: Assign) -> bool:
 
 def are_parts(program: ModelProgram, name: str, read: list[Access]) -> bool:
     """Whether accesses read different parts of one mode of a tensor, and all other modes whole."""
-    found = set[tuple[int, int, bool, int]]()
+    parts = set[tuple[int, int, bool, int]]()
     for access in read:
         split = [mode for mode, index in enumerate(access.indices) if not isinstance(index, Index)]
         if len(split) != 1:
@@ -224,11 +231,11 @@ def are_parts(program: ModelProgram, name: str, read: list[Access]) -> bool:
         part = part_of(program, access.indices[split[0]], program.sizes[name][split[0]])
         if part is None:
             return False
-        found.add((split[0], part.count, part.alternates, part.place))
-    return len(found) == len(read) and len({part[:3] for part in found}) == 1
+        parts.add((split[0], part.count, part.alternates, part.number))
+    return len(parts) == len(read) and len({part[:3] for part in parts}) == 1
 
 
-def absorb(program: ModelProgram, name: str, gates: Collection[str], kept: Collection[str]) -> None:
+def absorb(program: ModelProgram, name: str, gates: Collection[str], outside_reads: Collection[str]) -> None:
     """`r = where(stored(g), f, 0); y = sum(e, h, g * r * v) -> r = g * f; y = sum(e, h, r * v)`, in place."""
     for product in find(program.statements[name].value, Reduce):
         parts = list(factors(product.body))
@@ -236,18 +243,22 @@ def absorb(program: ModelProgram, name: str, gates: Collection[str], kept: Colle
         if not is_multilinear(product) or gate is None:
             continue
         for rows in parts:
-            if not isinstance(rows, Access) or rows.tensor not in program.statements or rows.tensor in kept:
+            if (
+                not isinstance(rows, Access)
+                or rows.tensor not in program.statements
+                or rows.tensor in outside_reads
+            ):
                 continue
-            own = program.statements[rows.tensor]
+            producer = program.statements[rows.tensor]
             if program.readers()[rows.tensor] != {name}:
                 continue
-            back = dict(zip(rows.indices, own.target.indices, strict=True))
-            match own.value:
+            back = dict(zip(rows.indices, producer.target.indices, strict=True))
+            match producer.value:
                 case Call("where", (Stored(Access(tensor, at)), value, Const(0))) if (
                     tensor == gate.tensor and at == tuple(back.get(index) for index in gate.indices)
                 ):
                     program.statements[rows.tensor] = replace(
-                        own, value=Call("mul", (Access(tensor, at), value))
+                        producer, value=Call("mul", (Access(tensor, at), value))
                     )
                     rest = [part for part in parts if part is not gate]
                     replaced(program, name, product, product_of(product, rest))
@@ -273,7 +284,7 @@ def replaced(program: ModelProgram, name: str, old: Expr, new: Expr) -> None:
     program.statements[name] = replace(program.statements[name], value=value)
 
 
-def join(program: ModelProgram, name: str, kept: Collection[str]) -> None:
+def join(program: ModelProgram, name: str, outside_reads: Collection[str]) -> None:
     """`sum(e, g * where(stored(g), sum(h, r * v), 0)) -> sum(e, h, g * r * v)`, in place."""
 
     def visit(node: Node) -> Node:
@@ -283,7 +294,12 @@ def join(program: ModelProgram, name: str, kept: Collection[str]) -> None:
     value: Node = statement.value
     for read in program.reads(name):
         producer = program.statements.get(read)
-        if producer is None or read in kept or readers[read] != {name} or not is_product(producer.value):
+        if (
+            producer is None
+            or read in outside_reads
+            or readers[read] != {name}
+            or not is_product(producer.value)
+        ):
             continue
         value = placed(program, value, producer)  # type: ignore[arg-type]
         del program.statements[read]
@@ -323,7 +339,7 @@ def read_parts(program: ModelProgram, names: Collection[str]) -> None:
                 if part is not None and part.count > 1:
                     view = parts_of(program.source[node.tensor], mode, part)
                     program.nodes[view.name] = view
-                    read = (Const(part.place), part.index)
+                    read = (Const(part.number), part.index)
                     at = (
                         *node.indices[:mode],
                         *(read[::-1] if part.alternates else read),
@@ -340,15 +356,17 @@ def read_parts(program: ModelProgram, names: Collection[str]) -> None:
 def parts_of(node: fx.Node, mode: int, part: Part) -> fx.Node:
     """A view of a tensor with a mode split into parts; alternating parts are the last mode, others the first."""
     value = node.meta["val"]
-    whole = [place for place, extent in enumerate(value.shape) if type(extent) is not int or extent != 1]
-    mode = whole[mode]  # programs leave out modes of extent 1
+    program_modes = [
+        number for number, extent in enumerate(value.shape) if type(extent) is not int or extent != 1
+    ]
+    mode = program_modes[mode]  # programs leave out modes of extent 1
     parts = part.count, value.shape[mode] // part.count
     shape = [
         *value.shape[:mode], *(parts[::-1] if part.alternates else parts), *value.shape[mode + 1 :]
     ]  # fmt: skip
-    known = next((u for u in node.users if operator_name(u) == "view" and info(u).parts == shape), None)
-    if known is not None:
-        return known
+    view_of = next((u for u in node.users if operator_name(u) == "view" and info(u).parts == shape), None)
+    if view_of is not None:
+        return view_of
     with node.graph.inserting_after(node):
         view = call(torch.ops.aten.reshape.default, node, shape)
     set_info(view, parts=shape)

@@ -26,7 +26,7 @@ from sparsify.compiler.einsum.nodes import (
 from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import MATRIX, ModelProgram
-from sparsify.passes.region.region import place
+from sparsify.passes.region.region import substitute
 from sparsify.passes.rewrite.simplify import (
     depth,
     enclosing,
@@ -53,29 +53,31 @@ DEEPEST: Final = 60
 def inline(
     program: ModelProgram,
     storage: Storage,
-    kept: Collection[str],
+    outside_reads: Collection[str],
     which: Callable[[Assign], bool] = lambda statement: True,
 ) -> None:
     """Inlines statements of a program, in place, until no rule applies.
 
     Args:
         storage: storage of tensors.
-        kept: tensors read by opaque operators or the caller.
+        outside_reads: tensors read by opaque operators or the caller.
         which: predicate of statements that may be inlined.
     """
     readers = program.readers()
     waiting = list(program.statements)[::-1]  # producers first: a sampled product joins its scaling
     while waiting:
         name = waiting.pop()
-        known = sorted(readers.get(name, ())) if name in program.statements else []
-        if not known or not which(program.statements[name]):
+        consumers = sorted(readers.get(name, ())) if name in program.statements else []
+        if not consumers or not which(program.statements[name]):
             continue
-        statement, own = program.statements[name], program.reads(name)
+        statement, inputs = program.statements[name], program.reads(name)
         count = sum(
-            access.tensor == name for r in known for access in find(program.statements[r].value, Access)
+            access.tensor == name for r in consumers for access in find(program.statements[r].value, Access)
         )
-        fitting = [r for r in known if may_inline(program, storage, name, r, count, name in kept)]
-        if len(fitting) < len(known) and not is_view(statement):
+        fitting = [
+            r for r in consumers if may_inline(program, storage, name, r, count, name in outside_reads)
+        ]
+        if len(fitting) < len(consumers) and not is_view(statement):
             continue
         for reader in fitting:
             consumer, before = program.statements[reader], program.reads(reader)
@@ -86,9 +88,9 @@ def inline(
             for tensor in program.reads(reader):
                 readers.setdefault(tensor, set()).add(reader)
                 waiting += [tensor] if tensor in program.statements else []
-        if len(fitting) == len(known) and name not in kept:
+        if len(fitting) == len(consumers) and name not in outside_reads:
             del program.statements[name]
-            for tensor in own:
+            for tensor in inputs:
                 readers[tensor].discard(name)
 
 
@@ -160,11 +162,13 @@ def is_of_rows(storage: Storage, consumer: Assign, product: Access) -> bool:
 
     `relu(y[b,t,k] + z[k])`, but not `y[b,t,k] + z[t,k]` nor `y[t,b,k]`: kernels see all rows as one mode.
     """
-    own = consumer.target.indices
+    target_indices = consumer.target.indices
     others = [access for access in find(consumer.value, Access) if access != product]
-    if product.indices != own or any(storage.is_sparse(access.tensor) for access in others):
+    if product.indices != target_indices or any(storage.is_sparse(access.tensor) for access in others):
         return False
-    return len(own) <= MATRIX or all(access.indices in (own, own[-1:], ()) for access in others)
+    return len(target_indices) <= MATRIX or all(
+        access.indices in (target_indices, target_indices[-1:], ()) for access in others
+    )
 
 
 def is_sampled_vector(producer: Assign, access: Access, product: Reduce) -> bool:
@@ -175,8 +179,8 @@ def is_sampled_vector(producer: Assign, access: Access, product: Reduce) -> bool
     """
     match producer.value:
         case Call("where", (Stored(sampling), Reduce() as total, Const(0))) if is_multilinear(total):
-            own = dict(zip(map(str, producer.target.indices), access.indices, strict=True))
-            entry = place(sampling, own)
+            index_map = dict(zip(map(str, producer.target.indices), access.indices, strict=True))
+            entry = substitute(sampling, index_map)
             return entry in factors(product.body) and len(sampling.indices) < len(access.indices)
     return False
 
@@ -184,12 +188,12 @@ def is_sampled_vector(producer: Assign, access: Access, product: Reduce) -> bool
 def product_with(value: Expr, access: Access) -> Reduce | None:
     """The sum of products in an expression with an access as a factor."""
     sums = (part for part in find(value, Reduce) if is_multilinear(part))
-    return next((found for found in sums if access in factors(found.body)), None)
+    return next((total for total in sums if access in factors(total.body)), None)
 
 
 def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
     """`value` with each access to a statement's target replaced by the statement's value."""
-    own = [str(index) for index in producer.target.indices]
+    target_names = [str(index) for index in producer.target.indices]
     bound = {name for reduction in find(producer.value, Reduce) for name in reduction.indices}
 
     def visit(node: Node) -> Node:
@@ -200,13 +204,15 @@ def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
                 if is_view(producer) and isinstance(producer.value, Cast)
                 else producer.value
             )
-            value = place_extents(renamed(value, fresh), dict(zip(own, node.indices, strict=True)))
-            return place(value, dict(zip(own, node.indices, strict=True)))
+            value = substitute_extents(
+                renamed(value, fresh), dict(zip(target_names, node.indices, strict=True))
+            )
+            return substitute(value, dict(zip(target_names, node.indices, strict=True)))
         return join_sums(map_children(node, visit))
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result
 
 
 def joined(value: Expr) -> Expr:
@@ -215,12 +221,12 @@ def joined(value: Expr) -> Expr:
     def visit(node: Node) -> Node:
         return join_sums(map_children(node, visit))
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result
 
 
-def place_extents(value: Expr, indices: Mapping[str, Expr]) -> Expr:
+def substitute_extents(value: Expr, indices: Mapping[str, Expr]) -> Expr:
     """`extent(i) -> extent(j)` for replaced index variables."""
 
     def visit(node: Node) -> Node:
@@ -229,6 +235,6 @@ def place_extents(value: Expr, indices: Mapping[str, Expr]) -> Expr:
             return Extent(other.name) if isinstance(other, Index) else node
         return map_children(node, visit)
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result

@@ -24,7 +24,7 @@ MOST = 1
 def from_factors(
     program: ModelProgram,
     value: Expr,
-    kept: Collection[Access],
+    unchanged: Collection[Access],
     pair: tuple[Expr, Expr],
     along: Callable[[Access], Expr | None],
     true: Collection[Expr] = (),
@@ -33,7 +33,7 @@ def from_factors(
     """Scores with masks computed from their sources, if these are smaller.
 
     Args:
-        kept: accesses left unchanged.
+        unchanged: accesses left unchanged.
         pair: index variables of queries and keys.
         along: function from a mask of distances alone to its access by distance; None for other masks.
         true: conditions that always hold.
@@ -44,7 +44,7 @@ def from_factors(
 
     def visit(node: Node) -> Node:
         if isinstance(node, Access):
-            return node if node in kept or not is_of(pair, node) else smaller(node) or node
+            return node if node in unchanged or not is_of(pair, node) else smaller(node) or node
         return map_children(node, visit)
 
     def smaller(access: Access) -> Expr | None:
@@ -53,29 +53,30 @@ def from_factors(
             return by_distance
         if access.tensor in written:
             return None
-        made = known_values(program, access) or inlined(access)
-        if made is None:
+        expression = known_values(program, access) or inlined(access)
+        if expression is None:
             return None
-        parts = {part: smaller(part) for part in find(made, Access) if is_of(pair, part)}
-        left = [part for part, found in parts.items() if found is None]
-        is_all = len(left) == len(find(made, Access)) and not any(part.tensor in patterns for part in left)
-        if len(left) > MOST or (left and is_all):
+        parts = {part: smaller(part) for part in find(expression, Access) if is_of(pair, part)}
+        smaller_parts = {part: other for part, other in parts.items() if other is not None}
+        left = [part for part in parts if part not in smaller_parts]
+        is_all = len(left) == len(find(expression, Access))
+        if len(left) > MOST or (left and is_all and not any(part.tensor in patterns for part in left)):
             return None
-        return simplified(
-            exchanged_all(made, {part: found for part, found in parts.items() if found is not None})
-        )
+        return simplified(exchanged_all(expression, smaller_parts))
 
     def inlined(access: Access) -> Expr | None:
         statement = program.statements.get(access.tensor)
         if statement is None or find(statement.value, Reduce):
             return None
-        made = simplified(counted(program, placed(program, access, statement), written))
-        read = [part for part in find(made, Access) if program.dtypes.get(part.tensor, "bool") not in READ]
-        return None if read else made
+        expression = simplified(counted(program, placed(program, access, statement), written))
+        read = [
+            part for part in find(expression, Access) if program.dtypes.get(part.tensor, "bool") not in READ
+        ]
+        return None if read else expression
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return simplified(found, true)
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return simplified(result, true)
 
 
 def is_of(pair: tuple[Expr, Expr], access: Access) -> bool:
@@ -89,16 +90,16 @@ def counted(program: ModelProgram, value: Expr, written: Collection[str]) -> Exp
     def visit(node: Node) -> Node:
         if not isinstance(node, Access) or node.tensor in written:
             return node if isinstance(node, Access) else map_children(node, visit)
-        known = known_values(program, node)
+        constant = known_values(program, node)
         statement = program.statements.get(node.tensor)
-        if known is not None or statement is None or find(statement.value, Reduce):
-            return known or node
-        made = visit(placed(program, node, statement))
-        return node if find(made, Access) else made
+        if constant is not None or statement is None or find(statement.value, Reduce):
+            return constant or node
+        expression = visit(placed(program, node, statement))
+        return node if find(expression, Access) else expression
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result
 
 
 def known_values(program: ModelProgram, access: Access) -> Expr | None:
@@ -143,9 +144,9 @@ def simplified(value: Expr, true: Collection[Expr] = ()) -> Expr:
                 return other if c else Const(False)
         return node
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return simplify(found)
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return simplify(result)
 
 
 def in_order(pair: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
@@ -162,6 +163,6 @@ def exchanged_all(value: Expr, parts: dict[Access, Expr]) -> Expr:
             return parts.get(node, node)
         return map_children(node, visit)
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result

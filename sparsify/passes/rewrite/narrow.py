@@ -13,23 +13,23 @@ from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
 from sparsify.compiler.ir.node import find
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
-from sparsify.passes.region.region import place
+from sparsify.passes.region.region import substitute
 from sparsify.passes.rewrite.simplify import exchanged, is_multilinear
 
 
-def narrow_first(program: ModelProgram, storage: Storage, apart: Collection[str]) -> None:
+def narrow_first(program: ModelProgram, storage: Storage, outside_reads: Collection[str]) -> None:
     """Multiplies by dense matrices first, in place, if they have fewer columns than the summed tensor.
 
     Args:
-        apart: tensors with further readers.
+        outside_reads: tensors with further readers.
     """
     for name in list(program.statements):
         for product in find(program.statements[name].value, Reduce):
-            put_in_front(program, storage, apart, name, product)
+            put_in_front(program, storage, outside_reads, name, product)
 
 
 def put_in_front(
-    program: ModelProgram, storage: Storage, apart: Collection[str], name: str, product: Reduce
+    program: ModelProgram, storage: Storage, outside_reads: Collection[str], name: str, product: Reduce
 ) -> None:
     """Multiplies by a product's matrix first, if the other factor is a sum over neighbours."""
     match product:
@@ -42,7 +42,7 @@ def put_in_front(
     sums = program.statements.get(summed)
     if (
         sums is None
-        or summed in apart
+        or summed in outside_reads
         or program.readers()[summed] != {name}
         or storage.is_sparse(weight.tensor)
     ):
@@ -71,7 +71,7 @@ def put_in_front(
     narrowed = exchanged(sums.value, features, Access(first, (Index(j), Index(k))))
     program.statements[name] = replace(
         program.statements[name],
-        value=exchanged(program.statements[name].value, product, place(narrowed, {row: Index(i)})),
+        value=exchanged(program.statements[name].value, product, substitute(narrowed, {row: Index(i)})),
     )
     del program.statements[summed]
     program.order()
@@ -89,12 +89,12 @@ def is_scaled(value: Expr, total: Expr) -> bool:
 
 def is_narrower(program: ModelProgram, first: str, second: str) -> bool:
     """Whether an index variable has fewer coordinates than another one, as far as is known."""
-    sizes = [program.known(program.extents[name]) for name in (first, second)]
+    sizes = [program.representative(program.extents[name]) for name in (first, second)]
     return all(isinstance(size, int) for size in sizes) and sizes[0] < sizes[1]
 
 
 def renamed_to(access: Access, names: dict[str, str]) -> Access:
     """An access at other index variables."""
-    found = place(access, {old: Index(new) for old, new in names.items()})
-    assert isinstance(found, Access)
-    return found
+    result = substitute(access, {old: Index(new) for old, new in names.items()})
+    assert isinstance(result, Access)
+    return result

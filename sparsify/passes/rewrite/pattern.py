@@ -15,25 +15,25 @@ from sparsify.passes.rewrite.simplify import simplify
 
 
 def by_patterns(
-    program: ModelProgram, storage: Storage, patterns: Collection[str], whole: Collection[str]
+    program: ModelProgram, storage: Storage, patterns: Collection[str], full_patterns: Collection[str]
 ) -> None:
     """`t[i,j] = f -> t[i,j] = where(stored(m[i,j]), where(m[i,j], f, c), c)`, in place, if f is c outside m.
 
     Args:
         patterns: leaves that are patterns.
-        whole: patterns with all stored values True, whose values need no read.
+        full_patterns: patterns with all stored values True, whose values need no read.
     """
     for name, statement in program.statements.items():
         for access in find(statement.value, Access):
-            found = storage.sparsity(statement.value)
-            if access.tensor in patterns and found.pattern == (access.tensor, access.indices):
-                assert found.fill is not None, "what has a pattern has a fill"
-                value, fill = statement.value, Const(found.fill)
+            sparsity = storage.sparsity(statement.value)
+            if access.tensor in patterns and sparsity.pattern == (access.tensor, access.indices):
+                assert sparsity.fill is not None, "what has a pattern has a fill"
+                value, fill = statement.value, Const(sparsity.fill)
                 if program.dtypes[access.tensor] == "bool":
                     value = simplify(assumed(value, access))
-                    value = value if access.tensor in whole else Call("where", (access, value, fill))
-                kept = Call("where", (Stored(access), value, fill))
-                program.statements[name] = replace(statement, value=kept)
+                    value = value if access.tensor in full_patterns else Call("where", (access, value, fill))
+                restricted = Call("where", (Stored(access), value, fill))
+                program.statements[name] = replace(statement, value=restricted)
                 break
 
 
@@ -49,6 +49,6 @@ def assumed(value: Expr, condition: Expr) -> Expr:
                 return other
         return node
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result

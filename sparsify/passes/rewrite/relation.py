@@ -22,7 +22,7 @@ from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.graph.canonicalize import input_of_expression, number_of_expression
 from sparsify.passes.graph.operators import is_real, tensor_value
 from sparsify.passes.program.model import By, ModelProgram, Refusal, Relation, Size, index_names
-from sparsify.passes.region.region import place
+from sparsify.passes.region.region import substitute
 from sparsify.passes.rewrite.demand import follows
 from sparsify.passes.rewrite.inline import CHEAP
 from sparsify.passes.rewrite.simplify import functions_of, renamed, simplify
@@ -36,24 +36,24 @@ UNLIFTED: Final = "reads or writes at places that a tensor holds, and no scatter
 
 @dataclass(frozen=True)
 class Choice:
-    """`monoid(bound, where(places[e] == place, body, ..))`: entries chosen by an index tensor."""
+    """`monoid(bound, where(places[e] == node, body, ..))`: entries chosen by an index tensor."""
 
     monoid: str
     bound: tuple[str, ...]
     places: str
     edge: str
-    place: str
+    node: str
     body: Expr
 
     @property
     def is_gather(self) -> bool:
         """Whether one place is read for each edge."""
-        return self.bound == (self.place,)
+        return self.bound == (self.node,)
 
     @property
     def is_scatter(self) -> bool:
         """Whether the edges of an index are reduced."""
-        return self.edge in self.bound and self.place not in self.bound
+        return self.edge in self.bound and self.node not in self.bound
 
 
 def choice_of(expr: Node) -> Choice | None:
@@ -73,13 +73,13 @@ class Lifting:
     Attributes:
         relation: the adjacency.
         shared: statements over edges that become separate statements; others are inlined.
-        made: statement over the relation, by statement over edges.
+        lifted_names: statement over the relation, by statement over edges.
     """
 
     program: ModelProgram
     relation: Relation
     shared: set[str]
-    made: dict[str, str] = field(default_factory=dict)
+    lifted_names: dict[str, str] = field(default_factory=dict)
 
     def modes(self) -> list[str]:
         """New index variables for the modes of the relation."""
@@ -97,9 +97,9 @@ class Lifting:
             choice = choice_of(node)
             if choice is not None and choice.is_gather and choice.edge == edge:
                 at = ends.get(choice.places)
-                if at is None or not self.is_equal(at, choice.place):
+                if at is None or not self.is_equal(at, choice.node):
                     raise Refusal(f"{choice.places} names other nodes than the ends of edges")
-                return visit(self.of_edges(place(choice.body, {choice.place: Index(at)}), modes[0]))
+                return visit(self.of_edges(substitute(choice.body, {choice.node: Index(at)}), modes[0]))
             if isinstance(node, Access) and Index(edge) in node.indices:
                 return self.access(node, edge, modes)
             if node == Index(edge):  # the number of the edge
@@ -108,13 +108,15 @@ class Lifting:
                 return Index(modes[1])
             return map_children(node, visit)
 
-        found = visit(expr)
-        assert isinstance(found, Expr)
-        return found
+        result = visit(expr)
+        assert isinstance(result, Expr)
+        return result
 
     def is_equal(self, first: str, second: str) -> bool:
         """Whether two index variables have the same extent."""
-        first_size, second_size = (self.program.known(self.program.extents[name]) for name in (first, second))
+        first_size, second_size = (
+            self.program.representative(self.program.extents[name]) for name in (first, second)
+        )
         return bool(first_size == second_size)
 
     def of_edges(self, expr: Expr, receiver: str) -> Expr:
@@ -124,10 +126,10 @@ class Lifting:
         statement = self.program.statements.get(expr.tensor)
         match statement:
             case Assign(
-                target, _, Call("where", (Call("eq", (Access(count), Const(0))), _, Access() as kept))
+                target, _, Call("where", (Call("eq", (Access(count), Const(0))), _, Access() as divided))
             ):
                 if self.counts_edges(count) and all(isinstance(index, Index) for index in target.indices):
-                    return place(kept, dict(zip(map(str, target.indices), expr.indices, strict=True)))
+                    return substitute(divided, dict(zip(map(str, target.indices), expr.indices, strict=True)))
         return expr
 
     def counts_edges(self, name: str) -> bool:
@@ -152,17 +154,19 @@ class Lifting:
         if statement is None or self.is_other(statement, mode):
             if not self.relation.is_numbered:
                 raise Refusal(f"{name} is read at edges")
-            return place(access, {edge: Index(modes[1])})
-        own = [str(index) for index in statement.target.indices]
-        rest = [(o, index) for o, index in zip(own, access.indices, strict=True) if index != Index(edge)]
+            return substitute(access, {edge: Index(modes[1])})
+        target_names = [str(index) for index in statement.target.indices]
+        rest = [
+            (o, index) for o, index in zip(target_names, access.indices, strict=True) if index != Index(edge)
+        ]
         if name not in self.shared:
             bound = {b for reduction in find(statement.value, Reduce) for b in reduction.indices}
             fresh = {b: self.program.index(self.program.extents[b]) for b in bound}
-            value = place(renamed(statement.value, fresh), dict(rest))
-            return self.lifted(value, own[mode], modes)
-        if name not in self.made:
+            value = substitute(renamed(statement.value, fresh), dict(rest))
+            return self.lifted(value, target_names[mode], modes)
+        if name not in self.lifted_names:
             self.make(statement, mode)
-        return Access(self.made[name], (*map(Index, modes), *(index for _, index in rest)))
+        return Access(self.lifted_names[name], (*map(Index, modes), *(index for _, index in rest)))
 
     def is_other(self, statement: Assign, mode: int) -> bool:
         """Whether a statement reads nodes other than the edges' ends, or none, and is left to torch."""
@@ -178,31 +182,33 @@ class Lifting:
     def make(self, statement: Assign, mode: int) -> None:
         """Adds the statement over the relation of a statement over edges."""
         program, name = self.program, statement.target.tensor
-        own = [str(index) for index in statement.target.indices]
-        edge = own.pop(mode)
-        names = {old: program.index(program.extents[old]) for old in own}
+        target_names = [str(index) for index in statement.target.indices]
+        edge = target_names.pop(mode)
+        names = {old: program.index(program.extents[old]) for old in target_names}
         bound = {b for reduction in find(statement.value, Reduce) for b in reduction.indices}
         names |= {b: program.index(program.extents[b]) for b in bound}
         modes = self.modes()
         value = self.lifted(renamed(statement.value, names), edge, modes)
-        made = self.made[name] = f"{name}_over_{self.relation.name}"
+        lifted_name = self.lifted_names[name] = f"{name}_over_{self.relation.name}"
         chosen = Call("where", (Stored(self.entry(modes)), value, Const(0)))
-        program.assign(made, (*modes, *(names[old] for old in own)), chosen, program.source[name])
-        program.dtypes[made] = program.dtypes[name]
+        program.assign(
+            lifted_name, (*modes, *(names[old] for old in target_names)), chosen, program.source[name]
+        )
+        program.dtypes[lifted_name] = program.dtypes[name]
 
 
-def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) -> None:
+def relate(program: ModelProgram, is_selected: Callable[[str, set[str]], bool]) -> None:
     """Lifts the scatters selected by rules, in place; other gathers and scatters become opaque.
 
     Args:
-        is_wanted: whether a rule selects a scatter, by the name of its tensor and the names of its index tensors.
+        is_selected: whether a rule selects a scatter, by the name of its tensor and the names of its index tensors.
     """
     if not any(choices_in(statement.value) for statement in program.statements.values()):
         return
     narrow(program)
     for name in list(program.statements):
         for choice in scatters_of(program, name):
-            attempt(program, partial(weighted, program, name, choice, is_wanted))
+            attempt(program, partial(weighted, program, name, choice, is_selected))
     groups: dict[str, list[str]] = {}
     for name in list(program.statements):
         for choice in scatters_of(program, name):
@@ -210,7 +216,7 @@ def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) ->
     refused: dict[str, str] = {}
     for rows, names in groups.items():
         group = list(dict.fromkeys(names))
-        why = attempt(program, partial(lift_group, program, rows, group, is_wanted))
+        why = attempt(program, partial(lift_group, program, rows, group, is_selected))
         refused |= dict.fromkeys((program.source[name].name for name in group), why)
     drop_choices(program)
     for name, why in refused.items():
@@ -258,12 +264,12 @@ def narrow(program: ModelProgram) -> None:
             return map_children(node, narrowed)
 
         for reader in program.readers().get(name, ()):
-            found = program.statements[reader]
-            program.statements[reader] = replace(found, value=narrowed(found.value))  # type: ignore[arg-type]
+            consumer = program.statements[reader]
+            program.statements[reader] = replace(consumer, value=narrowed(consumer.value))  # type: ignore[arg-type]
 
 
 def weighted(
-    program: ModelProgram, name: str, choice: Choice, is_wanted: Callable[[str, set[str]], bool]
+    program: ModelProgram, name: str, choice: Choice, is_selected: Callable[[str, set[str]], bool]
 ) -> None:
     """`sum(e, where(r[e] == i, w[e] * sum(j, where(c[e] == j, x[j,k], 0)), 0)) -> sum(j, A[i,j] * x[j,k])`.
 
@@ -274,9 +280,9 @@ def weighted(
     if choice.monoid != "sum" or choice.bound != (choice.edge,) or len(numbers) != 1 or len(parts) < 2:
         return
     rest = [part for part in parts if part not in numbers]
-    places = Counter(place for part in rest for place in places_of(program, part, choice.edge))
-    columns = next((found for found in places if found != choice.places), None)
-    if columns is None or not is_wanted(name, {choice.places, columns}):
+    places = Counter(tensor for part in rest for tensor in places_of(program, part, choice.edge))
+    columns = next((candidate for candidate in places if candidate != choice.places), None)
+    if columns is None or not is_selected(name, {choice.places, columns}):
         return
     (number,) = numbers
     assert isinstance(number, Access), "numbers of edges are tensors"
@@ -309,24 +315,24 @@ def edge_factors(program: ModelProgram, expr: Expr, edge: str) -> list[Expr]:
 
 
 def lift_group(
-    program: ModelProgram, rows: str, group: list[str], is_wanted: Callable[[str, set[str]], bool]
+    program: ModelProgram, rows: str, group: list[str], is_selected: Callable[[str, set[str]], bool]
 ) -> None:
     """Lifts the scatters by one index tensor selected by rules, with the scatters that they depend on."""
     group = [name for name in group if name not in program.nodes or not is_structural(program, name)]
-    places = Counter(place for name in group for place in places_of_scatters(program, name, rows))
-    columns = next((found for found, _ in places.most_common() if found != rows), None)
+    places = Counter(tensor for name in group for tensor in places_of_scatters(program, name, rows))
+    columns = next((candidate for candidate, _ in places.most_common() if candidate != rows), None)
     ends = {rows} | ({columns} if columns is not None else set())
-    chosen = [name for name in group if is_wanted(name, ends)]
-    wanted = [
-        name for name in group if name in chosen or any(follows(program, found, name) for found in chosen)
+    chosen = [name for name in group if is_selected(name, ends)]
+    lifted_names = [
+        name
+        for name in group
+        if name in chosen or any(follows(program, candidate, name) for candidate in chosen)
     ]
     kinds: dict[tuple[Size, ...], list[str]] = {}
-    for name in sorted(wanted, key=lambda name: not sizes_read(program, name, rows, columns)):
+    for name in sorted(lifted_names, key=lambda name: not sizes_read(program, name, rows, columns)):
         kind = kind_of_nodes(program, name, rows, columns)
         # Edge counts read no sending node: any adjacency with the same number of receivers has them.
-        kinds.setdefault(next((known for known in kinds if known[: len(kind)] == kind), kind), []).append(
-            name
-        )
+        kinds.setdefault(next((key for key in kinds if key[: len(kind)] == kind), kind), []).append(name)
     for names in kinds.values():
         lift_kind(program, rows, columns, names, next((name for name in names if name in chosen), chosen[0]))
 
@@ -361,9 +367,13 @@ def lift_kind(program: ModelProgram, rows: str, columns: str | None, names: list
 def kind_of_nodes(program: ModelProgram, name: str, rows: str, columns: str | None) -> tuple[Size, ...]:
     """The numbers of receiving and of sending nodes (if read) of a statement's scatters.
 
-    Export may know one number of nodes by two names, one of them a number.
+    Export may have two names for one number of nodes, a symbol and a number.
     """
-    ends = {program.known(program.extents[c.place]) for c in scatters_of(program, name) if c.places == rows}
+    ends = {
+        program.representative(program.extents[c.node])
+        for c in scatters_of(program, name)
+        if c.places == rows
+    }
     read = sizes_read(program, name, rows, columns)
     return (*sorted(ends, key=str), *sorted(read, key=str))
 
@@ -371,7 +381,7 @@ def kind_of_nodes(program: ModelProgram, name: str, rows: str, columns: str | No
 def sizes_read(program: ModelProgram, name: str, rows: str, columns: str | None) -> set[Size]:
     """The numbers of sending nodes gathered by `columns` in the messages of a statement's scatters."""
     return {
-        program.known(program.extents[gather.place])
+        program.representative(program.extents[gather.node])
         for choice in scatters_of(program, name) if choice.places == rows
         for gather in walk_edges(program, choice.body, choice.edge)
         if isinstance(gather, Choice) and gather.places == columns
@@ -384,27 +394,27 @@ def put(program: ModelProgram, name: str, choice: Choice, lifting: Lifting, part
     modes = lifting.modes()
     if name not in program.nodes:  # an edge count, in the dtype of the relation
         program.dtypes[name] = lifting.relation.dtype
-    if not lifting.is_equal(choice.place, modes[0]):
+    if not lifting.is_equal(choice.node, modes[0]):
         raise Refusal("scatters by the same places to different numbers of nodes")
     if lifting.relation.by != "values" and program.dtypes[name] != lifting.relation.dtype:
         raise Refusal(
             f"{name} scatters by the same places in {program.dtypes[name]} and {lifting.relation.dtype}"
         )
-    modes[0] = choice.place
+    modes[0] = choice.node
     entry = lifting.entry(modes)
-    found = [lifting.lifted(part, choice.edge, modes) for part in parts]
+    lifted_parts = [lifting.lifted(part, choice.edge, modes) for part in parts]
     if choice.monoid == "sum":
         body: Expr = entry
-        for part in found:
+        for part in lifted_parts:
             body = body if part == Const(1.0) else Call("mul", (body, part))
     else:
-        body = Call("where", (Stored(entry), found[0], Const(EMPTY[choice.monoid])))
+        body = Call("where", (Stored(entry), lifted_parts[0], Const(EMPTY[choice.monoid])))
     bound = (*modes[1:], *(b for b in choice.bound if b != choice.edge))
-    made = Reduce(choice.monoid, bound, body)
+    reduction = Reduce(choice.monoid, bound, body)
 
     def visit(node: Node) -> Node:
         if isinstance(node, Reduce) and choice_of(node) == choice:
-            return made
+            return reduction
         node = map_children(node, visit)
         match node:
             case Call("add", (Const(0), Reduce() as total)):  # zeros of the same dtype
@@ -438,7 +448,7 @@ def relation_of(
     Raises:
         Refusal: the sending nodes have different numbers.
     """
-    receivers, edges = program.extents[choice.place], program.extents[choice.edge]
+    receivers, edges = program.extents[choice.node], program.extents[choice.edge]
     if len(read) != (columns is not None):
         raise Refusal("edges start from several kinds of nodes")
     bounds = program.bounds.get(choice.places)
@@ -454,11 +464,11 @@ def relation_of(
     while label in program.relations and program.sizes[label] != extents:
         label += "_"
     dtype = name_of(program.source[name].meta["val"].dtype) if values is None else dtype_of(program, values)
-    made = Relation(label, choice.places, columns, by if columns else "edges", dtype, values, bounds)
-    program.relations[label] = made
+    relation = Relation(label, choice.places, columns, by if columns else "edges", dtype, values, bounds)
+    program.relations[label] = relation
     program.sizes[label] = extents
     program.dtypes[label] = dtype
-    return made
+    return relation
 
 
 def is_computed(program: ModelProgram, size: Size) -> bool:
@@ -470,8 +480,8 @@ def is_computed(program: ModelProgram, size: Size) -> bool:
 
 def places_of_scatters(program: ModelProgram, name: str, rows: str) -> list[str]:
     """The index tensors of the gathers in scattered messages."""
-    found = (choice for choice in scatters_of(program, name) if choice.places == rows)
-    return [place for choice in found for place in places_of(program, choice.body, choice.edge)]
+    scatters = (choice for choice in scatters_of(program, name) if choice.places == rows)
+    return [tensor for choice in scatters for tensor in places_of(program, choice.body, choice.edge)]
 
 
 def places_of(program: ModelProgram, expr: Expr, edge: str) -> list[str]:
@@ -480,8 +490,8 @@ def places_of(program: ModelProgram, expr: Expr, edge: str) -> list[str]:
 
 
 def walk_edges(program: ModelProgram, expr: Expr, edge: str) -> Iterator[Choice | Assign]:
-    """The gathers of an expression over an edge, and the statements over edges in it, each once."""
-    seen: set[str] = set()
+    """The gathers of an expression over an edge, and the statements over edges in the expression, each once."""
+    visited: set[str] = set()
 
     def visit(expr: Expr, edge: str) -> Iterator[Choice | Assign]:
         for choice in choices_in(expr):
@@ -489,13 +499,13 @@ def walk_edges(program: ModelProgram, expr: Expr, edge: str) -> Iterator[Choice 
                 yield choice
         for access in find(expr, Access):
             statement = program.statements.get(access.tensor)
-            if statement is None or Index(edge) not in access.indices or access.tensor in seen:
+            if statement is None or Index(edge) not in access.indices or access.tensor in visited:
                 continue
-            own = str(statement.target.indices[access.indices.index(Index(edge))])
-            if not is_product(statement.value, own):
-                seen.add(access.tensor)
+            inner_edge = str(statement.target.indices[access.indices.index(Index(edge))])
+            if not is_product(statement.value, inner_edge):
+                visited.add(access.tensor)
                 yield statement
-                yield from visit(statement.value, own)
+                yield from visit(statement.value, inner_edge)
 
     yield from visit(expr, edge)
 
@@ -508,32 +518,32 @@ def shared_over_edges(
     for name in names:
         for choice in scatters_of(program, name):
             if choice.places == rows:
-                found = walk_edges(program, choice.body, choice.edge)
-                over |= {s.target.tensor: s for s in found if isinstance(s, Assign)}
+                inner = walk_edges(program, choice.body, choice.edge)
+                over |= {s.target.tensor: s for s in inner if isinstance(s, Assign)}
     readers = [*over.values(), *(program.statements[name] for name in names)]
     read = [[access.tensor for access in find(statement.value, Access)] for statement in readers]
 
     def is_shared(name: str, statement: Assign) -> bool:
         others = sum(name in tensors for tensors in read)
-        is_again = (
+        is_repeated = (
             max(tensors.count(name) for tensors in read) > 1 and not functions_of(statement.value) <= CHEAP
         )
         is_sum = len(find(statement.value, Reduce)) > len(choices_in(statement.value))
-        return choice_of(statement.value) is None and (others > 1 or is_again or is_sum)
+        return choice_of(statement.value) is None and (others > 1 or is_repeated or is_sum)
 
     return {name for name, statement in over.items() if is_shared(name, statement)}
 
 
 def reads_places(program: ModelProgram, expressions: Iterable[Expr], places: set[str]) -> bool:
     """Whether expressions over edges, or statements in them, use the node numbers of an edge as values."""
-    waiting, seen = [a.tensor for e in expressions for a in find(without_choices(e), Access)], set[str]()
+    waiting, visited = [a.tensor for e in expressions for a in find(without_choices(e), Access)], set[str]()
     while waiting:
         name = waiting.pop()
         if name in places:
             return True
-        if name not in seen and name in program.statements:
+        if name not in visited and name in program.statements:
             waiting += [a.tensor for a in find(without_choices(program.statements[name].value), Access)]
-        seen.add(name)
+        visited.add(name)
     return False
 
 
@@ -544,9 +554,9 @@ def without_choices(expr: Expr) -> Expr:
         choice = choice_of(node)
         return visit(choice.body) if choice is not None else map_children(node, visit)
 
-    found = visit(expr)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(expr)
+    assert isinstance(result, Expr)
+    return result
 
 
 def is_product(expr: Expr, edge: str) -> bool:
@@ -563,12 +573,12 @@ def is_product(expr: Expr, edge: str) -> bool:
 
 def is_structural(program: ModelProgram, name: str) -> bool:
     """Whether a tensor is computed from integers and numbers of edges alone, as the degrees of nodes are."""
-    seen: set[str] = set()
+    visited: set[str] = set()
 
     def visit(name: str) -> bool:
-        if name in seen:
+        if name in visited:
             return True
-        seen.add(name)
+        visited.add(name)
         if name not in program.statements:
             return is_given(program.nodes.get(name))
         value = program.statements[name].value
@@ -600,14 +610,14 @@ def dtype_of(program: ModelProgram, name: str) -> str:
 
 def merge_equal(program: ModelProgram) -> None:
     """`n[i] = sum(j, A[i,j]); m[i] = sum(j, A[i,j])`: merges equal auxiliary statements into the first."""
-    known: dict[Node, str] = {}
+    first_names: dict[Node, str] = {}
     same: dict[str, str] = {}
     for name, statement in list(program.statements.items()):
         if name in program.nodes:
             continue
         order = {index: f"at{number}" for number, index in enumerate(index_names(statement))}
         key = renamed(replace(statement, target=Access("", statement.target.indices)), order)
-        first = known.setdefault(key, name)
+        first = first_names.setdefault(key, name)
         if first != name:
             same[name] = first
             del program.statements[name]

@@ -51,7 +51,8 @@ class Affine:
     def times(self, factor: Expr) -> "Affine":
         """The product with a factor."""
         parts = [
-            tuple((one, multiplied(own, factor)) for one, own in part) for part in (self.terms, self.rows)
+            tuple((one, multiplied(coefficient, factor)) for one, coefficient in part)
+            for part in (self.terms, self.rows)
         ]
         return Affine(*parts)
 
@@ -102,9 +103,9 @@ class RowFactors:
         """An expression with the rule applied to its arguments; sums of products are unchanged."""
         if not isinstance(expr, Call | Cast):
             return expr
-        found = map_children(expr, self)  # type: ignore[arg-type]
-        assert isinstance(found, Expr)
-        return found
+        result = map_children(expr, self)  # type: ignore[arg-type]
+        assert isinstance(result, Expr)
+        return result
 
     def is_row(self, expr: Expr) -> bool:
         """Whether an expression follows from vectors and numbers alone."""
@@ -117,14 +118,14 @@ class RowFactors:
                 return all(map(self.is_row, args))
         return False
 
-    def written(self, found: Affine) -> Expr:
+    def written(self, affine: Affine) -> Expr:
         """Terms with named factors, grouped by factor; the shift follows the first term.
 
         Computed terms precede accesses, independent of the order of addition.
         """
         groups: dict[Expr, Expr | None] = {}
-        value, shift = None, found.shift
-        terms = sorted(found.terms, key=lambda one: isinstance(one[0], Access))
+        value, shift = None, affine.shift
+        terms = sorted(affine.terms, key=lambda one: isinstance(one[0], Access))
         for term, factor in terms:
             if factor in (ONE, MINUS_ONE):
                 continue
@@ -146,8 +147,8 @@ class RowFactors:
         if isinstance(expr, Const):
             return expr
         if expr not in self.vectors:
-            known = sum(name.startswith(letter) for name in self.vectors.values())
-            self.vectors[expr] = f"{letter}{known or ''}"
+            count = sum(name.startswith(letter) for name in self.vectors.values())
+            self.vectors[expr] = f"{letter}{count or ''}"
         return Access(self.vectors[expr], self.indices)
 
 
@@ -180,8 +181,8 @@ def of_numbers(left: Expr, right: Expr, function: Callable[[float, float], float
     """A function of two numbers; `None` for other expressions, or without a finite result."""
     if not (isinstance(left, Const) and isinstance(right, Const)):
         return None
-    found = function(left.value, right.value)
-    return Const(found) if isfinite(found) else None
+    number = function(left.value, right.value)
+    return Const(number) if isfinite(number) else None
 
 
 def is_zero(expr: Expr) -> bool:

@@ -19,22 +19,22 @@ def simplify(expr: Expr) -> Expr:
     `0 + x -> x`, `1 * x -> x`, `where(True, x, y) -> x`, `A * where(stored(A), x, 0) -> A * x`, and nested `where` with
     the same pattern; `x * sigmoid(a * x) -> silu(a * x) / a`, which reads x once.
     """
-    found = _simplified(expr, frozenset())
-    assert isinstance(found, Expr)
-    return found
+    result = _simplified(expr, frozenset())
+    assert isinstance(result, Expr)
+    return result
 
 
-def _simplified(node: Node, known: frozenset[Node]) -> Node:
+def _simplified(node: Node, assumed: frozenset[Node]) -> Node:
     match node:
         case Access():
             return node
         case Call("where", (Const(value), yes, no)):
-            return _simplified(yes if value else no, known)
-        case Call("where", (Stored() as pattern, yes, _)) if pattern in known:
-            return _simplified(yes, known)
+            return _simplified(yes if value else no, assumed)
+        case Call("where", (Stored() as pattern, yes, _)) if pattern in assumed:
+            return _simplified(yes, assumed)
         case Call("where", (Stored() as pattern, yes, no)):
-            return Call("where", (pattern, _expr(yes, known | {pattern}), _expr(no, known)))
-    node = map_children(node, lambda child: _simplified(child, known))
+            return Call("where", (pattern, _expr(yes, assumed | {pattern}), _expr(no, assumed)))
+    node = map_children(node, lambda child: _simplified(child, assumed))
     match node:
         case Call("add", (Const(value), other)) | Call("add", (other, Const(value))) if is_number(value, 0):
             return other
@@ -65,10 +65,10 @@ def swish(x: Expr, inside: Expr) -> Expr | None:
     return None
 
 
-def _expr(node: Node, known: frozenset[Node]) -> Expr:
-    found = _simplified(node, known)
-    assert isinstance(found, Expr)
-    return found
+def _expr(node: Node, assumed: frozenset[Node]) -> Expr:
+    result = _simplified(node, assumed)
+    assert isinstance(result, Expr)
+    return result
 
 
 def without_detach(expr: Expr) -> Expr:
@@ -78,14 +78,14 @@ def without_detach(expr: Expr) -> Expr:
         node = map_children(node, visit)
         return node.args[0] if isinstance(node, Call) and node.function == "detach" else node
 
-    found = visit(expr)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(expr)
+    assert isinstance(result, Expr)
+    return result
 
 
-def is_number(value: object, wanted: int) -> bool:
+def is_number(value: object, expected: int) -> bool:
     """Whether a constant is a given integer, which promotes no dtype."""
-    return type(value) is int and value == wanted
+    return type(value) is int and value == expected
 
 
 def factors(expr: Expr) -> Iterator[Expr]:
@@ -150,7 +150,7 @@ def enclosing(expr: Expr, tensor: str) -> frozenset[str]:
                 parts = args
             case Stored(access):
                 parts = (access,)
-        return next((found for part in parts if (found := visit(part, inside)) is not None), None)
+        return next((bound for part in parts if (bound := visit(part, inside)) is not None), None)
 
     return visit(expr, frozenset()) or frozenset()
 
@@ -171,6 +171,6 @@ def exchanged(value: Expr, part: Node, other: Expr) -> Expr:
     def visit(node: Node) -> Node:
         return other if node == part else map_children(node, visit)
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result

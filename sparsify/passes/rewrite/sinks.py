@@ -23,7 +23,7 @@ def cut_off(statement: Assign, weights: str) -> bool:
     return False
 
 
-def beside(program: ModelProgram, name: str) -> tuple[list[str], str] | None:
+def with_sink(program: ModelProgram, name: str) -> tuple[list[str], str] | None:
     """The names from a softmax's operand to a concatenation with one column, and the column; None otherwise."""
     names = [name]
     while operator_name(program.nodes[name]) != "cat":
@@ -47,23 +47,23 @@ def beside(program: ModelProgram, name: str) -> tuple[list[str], str] | None:
 def sink_of(program: ModelProgram, name: str, scores: Assign) -> Access:
     """The sink of each query, at the index variables of the query's scores."""
     sizes = sizes_of(program.nodes[name].meta["val"])
-    whole = sizes_of(program.nodes[scores.target.tensor].meta["val"])
+    score_sizes = sizes_of(program.nodes[scores.target.tensor].meta["val"])
     indices = iter(scores.target.indices)
-    at = [None if size == 1 else next(indices) for size in whole]
+    at = [None if size == 1 else next(indices) for size in score_sizes]
     read = [index for index, size in zip(at, sizes, strict=True) if size != 1 and index is not None]
     program.leaf(program.nodes[name])
     return Access(name, tuple(read))
 
 
-def sums_beside(program: ModelProgram, softmax: str, scores: Assign, sink: Access) -> None:
+def write_softmax_with_sink(program: ModelProgram, softmax: str, scores: Assign, sink: Access) -> None:
     """Writes the statements of a softmax with a sink in its total, in place, without the weighted mean."""
     *rows, j = map(str, scores.target.indices)
     at = {suffix: f"{softmax}_{suffix}[{', '.join(rows)}]" for suffix in LETTERS}
-    whole = f"{softmax}_exp[{', '.join([*rows, j])}]"
+    exponential = f"{softmax}_exp[{', '.join([*rows, j])}]"
     texts = {
         "max": f"max({j}, {scores.target})",
         "exp": f"exp({scores.target} - where({at['max']} == -inf, 0, {at['max']}))",
-        "sum": f"sum({j}, {whole})",
+        "sum": f"sum({j}, {exponential})",
         "larger": f"max({at['max']}, {sink})",
         "shrink": f"exp({at['max']} - {at['larger']})",
         "whole": f"{at['sum']} * {at['shrink']} + exp({sink} - {at['larger']})",

@@ -20,7 +20,7 @@ from torch import fx
 from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
 from sparsify.compiler.ir.node import Node, find, map_children
 from sparsify.passes.program.model import ModelProgram, Refusal, index_names, sizes_of
-from sparsify.passes.region.region import place
+from sparsify.passes.region.region import substitute
 from sparsify.passes.rewrite.simplify import renamed
 
 SUFFIX = "_of_tokens"
@@ -66,13 +66,13 @@ class Slots:
     Attributes:
         weighting: sum over slots.
         choice: access that sends tokens to slots, with its index variables by role.
-        made: token statement of each slot statement; the same one if constant over slots.
+        token_names: token statement of each slot statement; the same one if constant over slots.
     """
 
     program: ModelProgram
     weighting: Weighting
     choice: tuple[str, tuple[Role, ...]] | None = None
-    made: dict[str, str] = field(default_factory=dict)
+    token_names: dict[str, str] = field(default_factory=dict)
 
     @property
     def entry(self) -> set[Role]:
@@ -94,14 +94,14 @@ class Slots:
             sent = self.sent(node, roles)
             if sent is not None:
                 tokens, index = sent
-                return tokens if index is None or token is None else place(tokens, {index: Index(token)})
+                return tokens if index is None or token is None else substitute(tokens, {index: Index(token)})
             if not isinstance(node, Access):
                 return map_children(node, visit)
             return self.access(node, roles, token)
 
-        found = visit(expr)
-        assert isinstance(found, Expr)
-        return found
+        result = visit(expr)
+        assert isinstance(result, Expr)
+        return result
 
     def sent(self, node: Node, roles: Mapping[str, Role]) -> tuple[Access, str | None] | None:
         """The tokens of `sum(s, D[s,e,c] * x[s,m])`, and their index variable if any; `None` otherwise.
@@ -121,9 +121,9 @@ class Slots:
                 pass
             case _:
                 return None
-        known = dict(roles) if index is None else {**roles, index: TOKEN}
+        roles_inside = dict(roles) if index is None else {**roles, index: TOKEN}
         for choice, tokens in ((left, right), (right, left)):
-            at = tuple(known.get(str(name), "") for name in choice.indices)
+            at = tuple(roles_inside.get(str(name), "") for name in choice.indices)
             if set(at) != {*self.weighting.roles.values()} or {EXPERT, SLOT} & roles_in(tokens, roles):
                 continue
             if index is not None and Index(index) not in tokens.indices:
@@ -143,31 +143,33 @@ class Slots:
         name, read = access.tensor, roles_in(access, roles)
         if name in self.program.statements and self.entry <= read:
             at = tuple(roles.get(str(index), "") for index in access.indices)
-            made = self.make(name, at)
-            if made != name:
-                return Access(made, of_tokens(access.indices, at, None if token is None else Index(token)))
+            token_name = self.make(name, at)
+            if token_name != name:
+                return Access(
+                    token_name, of_tokens(access.indices, at, None if token is None else Index(token))
+                )
         if SLOT in read:
             raise Refusal(f"{name} depends on slots, not only on the tokens in them")
         return access
 
     def make(self, name: str, at: tuple[Role, ...]) -> str:
         """Adds the token statement of a slot statement with given mode roles; returns its name."""
-        if name in self.made:
-            return self.made[name]
+        if name in self.token_names:
+            return self.token_names[name]
         program, statement = self.program, self.program.statements[name]
         statement = renamed(statement, {i: program.index(program.extents[i]) for i in index_names(statement)})
-        own = [str(index) for index in statement.target.indices]
-        roles = {index: role for index, role in zip(own, at, strict=True) if role != ""}
-        known = self.weighting.token
-        token = None if known is None else program.index(program.extents[known])
+        target_names = [str(index) for index in statement.target.indices]
+        roles = {index: role for index, role in zip(target_names, at, strict=True) if role != ""}
+        slot_token = self.weighting.token
+        token = None if slot_token is None else program.index(program.extents[slot_token])
         value = self.lifted(statement.value, roles, token)
         if value == statement.value:
-            self.made[name] = name
+            self.token_names[name] = name
             return name
-        made = self.made[name] = f"{name}{SUFFIX}"
-        program.assign(made, of_tokens(own, at, token), value, program.source[name])
-        program.dtypes[made] = program.dtypes[name]
-        return made
+        token_name = self.token_names[name] = f"{name}{SUFFIX}"
+        program.assign(token_name, of_tokens(target_names, at, token), value, program.source[name])
+        program.dtypes[token_name] = program.dtypes[name]
+        return token_name
 
     def order(self, node: fx.Node, at: Sequence[Role]) -> list[int]:
         """The modes of C or D as [groups.., tokens, experts, slots]; unit modes are groups or missing roles.
@@ -177,24 +179,24 @@ class Slots:
         """
         sizes = sizes_of(node.meta["val"])
         ones = [mode for mode, size in enumerate(sizes) if size == 1]
-        whole = [mode for mode, size in enumerate(sizes) if size != 1]
-        known: dict[Role, int] = dict(zip(at, whole, strict=True))
-        missing: list[Role] = [role for role in (SLOT, TOKEN) if role not in known]
+        long_modes = [mode for mode, size in enumerate(sizes) if size != 1]
+        modes: dict[Role, int] = dict(zip(at, long_modes, strict=True))
+        missing: list[Role] = [role for role in (SLOT, TOKEN) if role not in modes]
         for role in missing:
             if not ones:
                 raise Refusal(f"{node.name} has no mode of {role}s")
-            known[role] = ones.pop()
-        groups = sorted(role for role in known if isinstance(role, int))
+            modes[role] = ones.pop()
+        groups = sorted(role for role in modes if isinstance(role, int))
         order: list[Role] = [*groups, TOKEN, EXPERT, SLOT]
-        return [*ones, *(known[role] for role in order)]
+        return [*ones, *(modes[role] for role in order)]
 
 
 def of_tokens(indices: Sequence[T], at: Sequence[Role], token: T | None) -> tuple[T, ...]:
     """Slot indices replaced by [groups.., token, ..]; without a token index for a single token."""
     named = list(zip(indices, at, strict=True))
-    groups = sorted((role, place) for place, (_, role) in enumerate(named) if isinstance(role, int))
+    groups = sorted((role, position) for position, (_, role) in enumerate(named) if isinstance(role, int))
     rest = (index for index, role in named if role != SLOT and not isinstance(role, int))
-    return (*(indices[place] for _, place in groups), *([] if token is None else [token]), *rest)
+    return (*(indices[position] for _, position in groups), *([] if token is None else [token]), *rest)
 
 
 def roles_in(access: Access, roles: Mapping[str, Role]) -> set[Role]:
@@ -210,11 +212,11 @@ def slots_of(program: ModelProgram, weights: str) -> Slots | str | None:
     """
     before, why = dict(program.statements), None
     for weighting in weightings(program, weights):
-        found = Slots(program, weighting)
+        slots = Slots(program, weighting)
         try:
-            found.access(weighting.rows, weighting.slots, weighting.token)
-            if found.choice is not None:
-                return found
+            slots.access(weighting.rows, weighting.slots, weighting.token)
+            if slots.choice is not None:
+                return slots
             refused = "what its experts read are no tokens that a sum sends to their slots"
         except Refusal as refusal:
             refused = str(refusal)
@@ -225,7 +227,7 @@ def slots_of(program: ModelProgram, weights: str) -> Slots | str | None:
 
 def weightings(program: ModelProgram, weights: str) -> list[Weighting]:
     """The sums over slots with given weights, with either of two modes as the experts'."""
-    found = []
+    result = []
     for name in program.readers().get(weights, ()):
         statement = program.statements[name]
         for product in find(statement.value, Reduce):
@@ -245,8 +247,8 @@ def weightings(program: ModelProgram, weights: str) -> list[Weighting]:
             groups: dict[str, Role] = {i: g for g, i in enumerate(i for i in free if i not in tokens)}
             for names in (bound, bound[::-1]) if len(bound) == 2 else (bound,):
                 roles = groups | dict.fromkeys(tokens, TOKEN) | dict(zip(names, (EXPERT, SLOT), strict=False))
-                found.append(Weighting(name, product, chosen, rows, roles))
-    return found
+                result.append(Weighting(name, product, chosen, rows, roles))
+    return result
 
 
 def send_back(program: ModelProgram, slots: Slots, gate: fx.Node) -> None:
@@ -257,10 +259,10 @@ def send_back(program: ModelProgram, slots: Slots, gate: fx.Node) -> None:
     groups = sorted(role for role in roles if isinstance(role, int))
     at = tuple(Index(roles[role]) for role in (*groups, TOKEN, EXPERT) if role in roles)
     rows = slots.access(weighting.rows, weighting.slots, weighting.token)
-    made = Reduce("sum", (roles[EXPERT],), Call("mul", (Access(program.leaf(gate), at), rows)))
+    weighted_sum = Reduce("sum", (roles[EXPERT],), Call("mul", (Access(program.leaf(gate), at), rows)))
 
     def visit(node: Node) -> Node:
-        return made if node == weighting.product else map_children(node, visit)
+        return weighted_sum if node == weighting.product else map_children(node, visit)
 
     statement = program.statements[weighting.result]
     value = visit(statement.value)

@@ -41,19 +41,19 @@ class Softmax:
     total: str
 
 
-def normalise(program: ModelProgram, apart: Set[str]) -> None:
+def normalise(program: ModelProgram, outside_reads: Set[str]) -> None:
     """Rewrites each softmax over a relation to canonical form, in place.
 
     Args:
-        apart: tensors with further readers.
+        outside_reads: tensors with further readers.
     """
     for relation in list(program.relations.values()):
         for name in list(program.statements):
-            found = softmax_of(program, relation, name)
-            if found is not None and apart.isdisjoint(
-                (found.scores, found.largest, found.powers, found.total)
+            softmax = softmax_of(program, relation, name)
+            if softmax is not None and outside_reads.isdisjoint(
+                (softmax.scores, softmax.largest, softmax.powers, softmax.total)
             ):
-                put_in_form(program, found)
+                put_in_form(program, softmax)
 
 
 def softmax_of(program: ModelProgram, relation: Relation, name: str) -> Softmax | None:
@@ -82,8 +82,8 @@ def softmax_of(program: ModelProgram, relation: Relation, name: str) -> Softmax 
         readers[largest] != {name} or not is_largest(program, largest, relation, scores)
     ):
         return None
-    found = Softmax(relation, scores, largest, name, totals[0])
-    return found if all(is_weighted_sum(program, found, r) for r in readers[name] - {totals[0]}) else None
+    softmax = Softmax(relation, scores, largest, name, totals[0])
+    return softmax if all(is_weighted_sum(program, softmax, r) for r in readers[name] - {totals[0]}) else None
 
 
 def is_over(program: ModelProgram, name: str, relation: Relation) -> bool:
@@ -157,18 +157,18 @@ def put_in_form(program: ModelProgram, softmax: Softmax) -> None:
     value = Call("add", (value, entry)) if relation.by == "logarithms" else value
     readers = {r: program.statements[r] for r in program.readers()[softmax.powers] - {softmax.total}}
     shift = Call("where", (Call("eq", (top, Const(-inf))), Const(0), top))
-    found = {
+    values = {
         scores: Call("where", (Stored(entry), value, Const(-inf))),
         top: Reduce("max", bound, scores),
         powers: Call("exp", (Call("sub", (scores, shift)),)),
         total: Reduce("sum", bound, powers),
     }
-    for target, made in found.items():
+    for target, expression in values.items():
         source = program.source[softmax.powers]
-        program.assign(target.tensor, tuple(map(str, target.indices)), made, source)
+        program.assign(target.tensor, tuple(map(str, target.indices)), expression, source)
         program.dtypes[target.tensor] = relation.dtype
-    for reader, known in readers.items():
-        program.statements[reader] = replace(known, value=weighted(known.value, softmax, width))
+    for reader, consumer in readers.items():
+        program.statements[reader] = replace(consumer, value=weighted(consumer.value, softmax, width))
 
 
 def weighted(value: Expr, softmax: Softmax, width: int) -> Expr:
@@ -189,9 +189,9 @@ def weighted(value: Expr, softmax: Softmax, width: int) -> Expr:
     def reads(node: Node) -> bool:
         return any(access.tensor == softmax.powers for access in find(node, Access))
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result
 
 
 def logarithms(program: ModelProgram, relation: Relation) -> Relation:
@@ -200,7 +200,7 @@ def logarithms(program: ModelProgram, relation: Relation) -> Relation:
         return relation
     ends = (relation.rows, relation.columns, "logarithms", relation.dtype)
     return next(
-        found
-        for found in program.relations.values()
-        if (found.rows, found.columns, found.by, found.dtype) == ends
+        candidate
+        for candidate in program.relations.values()
+        if (candidate.rows, candidate.columns, candidate.by, candidate.dtype) == ends
     )

@@ -38,8 +38,8 @@ class Joined:
     def read(self, access: Access, pair: Pair) -> Access:
         """The access to the base equivalent to an access to the tensor."""
         indices = access.indices
-        own = pair[:1] if self.is_repeated else pair
-        return Access(self.base.name, (*indices[: self.mode], *own, *indices[self.mode + 1 :]))
+        base_pair = pair[:1] if self.is_repeated else pair
+        return Access(self.base.name, (*indices[: self.mode], *base_pair, *indices[self.mode + 1 :]))
 
 
 def joined(node: fx.Node) -> Joined | None:
@@ -48,19 +48,22 @@ def joined(node: fx.Node) -> Joined | None:
     if operator_name(node) not in ("view", "flatten", "repeat_interleave"):
         return None
     base = copied(node.all_input_nodes[0])
-    whole, parts = (tuple(size for size in sizes_of(n.meta["val"]) if size != 1) for n in (node, base))
+    node_sizes, parts = (tuple(size for size in sizes_of(n.meta["val"]) if size != 1) for n in (node, base))
     if operator_name(node) == "repeat_interleave":
         count = argument(node, 1, "repeats")
-        modes = [mode for mode, pair in enumerate(zip(whole, parts, strict=False)) if pair[0] != pair[1]]
-        if len(whole) != len(parts) or len(modes) != 1 or not isinstance(count, int):
+        modes = [mode for mode, pair in enumerate(zip(node_sizes, parts, strict=False)) if pair[0] != pair[1]]
+        if len(node_sizes) != len(parts) or len(modes) != 1 or not isinstance(count, int):
             return None
         return Joined(base, modes[0], (parts[modes[0]], count), is_repeated=True)
-    if len(parts) != len(whole) + 1:
+    if len(parts) != len(node_sizes) + 1:
         return None
     mode = next(
-        (mode for mode, (a, b) in enumerate(zip(whole, parts, strict=False)) if a != b), len(whole) - 1
+        (mode for mode, (a, b) in enumerate(zip(node_sizes, parts, strict=False)) if a != b),
+        len(node_sizes) - 1,
     )
-    is_joined = parts[mode] * parts[mode + 1] == whole[mode] and parts[mode + 2 :] == whole[mode + 1 :]
+    is_joined = (
+        parts[mode] * parts[mode + 1] == node_sizes[mode] and parts[mode + 2 :] == node_sizes[mode + 1 :]
+    )
     return Joined(base, mode, (parts[mode], parts[mode + 1]), is_repeated=False) if is_joined else None
 
 
@@ -73,7 +76,7 @@ def copied(node: fx.Node) -> fx.Node:
 
 def split(
     program: ModelProgram,
-    own: Collection[str],
+    names: Collection[str],
     first: tuple[str, int],
     sizes: tuple[Size, Size],
     leaf: Callable[[Access, int, Pair], Access],
@@ -81,7 +84,7 @@ def split(
     """Replaces one mode by two in statements, in place.
 
     Args:
-        own: the statements.
+        names: the statements.
         first: one of their tensors and its mode.
         sizes: extents of the two modes.
         leaf: function from an access to another tensor, the mode's position and two index variables to a new access.
@@ -89,8 +92,8 @@ def split(
     Returns:
         the former position of the mode, by tensor.
     """
-    modes = spread_mode(program, own, first)
-    for name in own:
+    modes = spread_mode(program, names, first)
+    for name in names:
         statement = program.statements[name]
         read = [
             access for access in (statement.target, *find(statement.value, Access)) if access.tensor in modes
@@ -104,10 +107,10 @@ def split(
         def visit(node: Node, index: Expr = index, pair: Pair = pair) -> Node:
             if not isinstance(node, Access) or index not in node.indices:
                 return map_children(node, visit)
-            place = node.indices.index(index)
-            if node.tensor not in own:
-                return leaf(node, place, pair)
-            return Access(node.tensor, (*node.indices[:place], *pair, *node.indices[place + 1 :]))
+            position = node.indices.index(index)
+            if node.tensor not in names:
+                return leaf(node, position, pair)
+            return Access(node.tensor, (*node.indices[:position], *pair, *node.indices[position + 1 :]))
 
         target, value = visit(statement.target), visit(statement.value)
         assert isinstance(target, Access) and isinstance(value, Expr)
@@ -116,14 +119,14 @@ def split(
     return modes
 
 
-def spread_mode(program: ModelProgram, own: Collection[str], first: tuple[str, int]) -> dict[str, int]:
+def spread_mode(program: ModelProgram, names: Collection[str], first: tuple[str, int]) -> dict[str, int]:
     """The mode of each tensor that equals a mode of the first one, by tensor, as read by statements."""
     modes, count = dict([first]), 0
     while count < len(modes):
         count = len(modes)
-        for name in own:
+        for name in names:
             statement = program.statements[name]
-            every = [a for a in (statement.target, *find(statement.value, Access)) if a.tensor in own]
+            every = [a for a in (statement.target, *find(statement.value, Access)) if a.tensor in names]
             indices = {access.indices[modes[access.tensor]] for access in every if access.tensor in modes}
             for access in every:
                 for index in indices & set(access.indices):

@@ -37,12 +37,12 @@ class Lifting:
 
     Attributes:
         gate: gate of a single token, `g[e]`.
-        made: extended statement, by statement.
+        token_names: extended statement, by statement.
     """
 
     program: ModelProgram
     gate: str
-    made: dict[str, str] = field(default_factory=dict)
+    token_names: dict[str, str] = field(default_factory=dict)
 
     def lifted(self, expr: Node, expert: Index, token: Index) -> Expr:
         """An expression for a single token, extended to each token."""
@@ -58,24 +58,26 @@ class Lifting:
                 return Access(self.rows(node.tensor), (token, *node.indices))
             return node
 
-        found = visit(expr)
-        assert isinstance(found, Expr)
-        return found
+        result = visit(expr)
+        assert isinstance(result, Expr)
+        return result
 
     def make(self, name: str, mode: int) -> str:
         """Adds the statement of a tensor per token; returns its name."""
-        made = f"{name}{SUFFIX}"
-        if name not in self.made:
-            self.made[name] = made
+        extended = f"{name}{SUFFIX}"
+        if name not in self.token_names:
+            self.token_names[name] = extended
             program, statement = self.program, self.program.statements[name]
             names = {old: program.index(program.extents[old]) for old in index_names(statement)}
             statement, token = renamed(statement, names), program.index(one())
             expert = statement.target.indices[mode]
             assert isinstance(expert, Index), "targets have plain indices"
             value = self.lifted(statement.value, expert, Index(token))
-            program.assign(made, (token, *map(str, statement.target.indices)), value, program.source[name])
-            program.dtypes[made] = program.dtypes[name]
-        return made
+            program.assign(
+                extended, (token, *map(str, statement.target.indices)), value, program.source[name]
+            )
+            program.dtypes[extended] = program.dtypes[name]
+        return extended
 
     def is_of_tokens(self, name: str) -> bool:
         """Whether a tensor's leading modes are the gate's token modes, all of extent 1, before a larger mode."""
@@ -87,16 +89,16 @@ class Lifting:
 
     def rows(self, name: str) -> str:
         """A tensor with a token mode, as a separate leaf."""
-        made = self.made.get(name)
-        if made is None:
+        alias_name = self.token_names.get(name)
+        if alias_name is None:
             node = self.program.nodes[name]
             with node.graph.inserting_after(node):
                 alias = call(torch.ops.aten.alias.default, node)
             set_info(alias, rows_of=node)
-            made = self.made[name] = alias.name
-            self.program.nodes[made] = self.program.source[made] = alias
-            self.program.sizes[made] = (one(), *self.program.sizes[name])
-        return made
+            alias_name = self.token_names[name] = alias.name
+            self.program.nodes[alias_name] = self.program.source[alias_name] = alias
+            self.program.sizes[alias_name] = (one(), *self.program.sizes[name])
+        return alias_name
 
 
 def with_tokens(program: ModelProgram, gates: Collection[str]) -> None:
@@ -120,7 +122,7 @@ def with_tokens(program: ModelProgram, gates: Collection[str]) -> None:
 
 def sums_over(program: ModelProgram, gate: str) -> dict[str, str]:
     """The statements that sum products with a gate over its experts, with the expert index of each."""
-    modes, found = {gate: 0}, dict[str, str]()
+    modes, expert_index_of = {gate: 0}, dict[str, str]()
     for name, statement in program.statements.items():
         bound = {b for reduction in find(statement.value, Reduce) for b in reduction.indices}
         for access in find(statement.value, Access):
@@ -128,10 +130,10 @@ def sums_over(program: ModelProgram, gate: str) -> dict[str, str]:
                 continue
             index = access.indices[modes[access.tensor]]
             if isinstance(index, Index) and index.name in bound:
-                found[name] = index.name
+                expert_index_of[name] = index.name
             elif index in statement.target.indices:
                 modes[name] = statement.target.indices.index(index)
-    return found
+    return expert_index_of
 
 
 def of_first(value: Node, names: Collection[str]) -> Expr:
@@ -142,6 +144,6 @@ def of_first(value: Node, names: Collection[str]) -> Expr:
             return Access(node.tensor, (Const(0), *node.indices))
         return map_children(node, visit)
 
-    found = visit(value)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(value)
+    assert isinstance(result, Expr)
+    return result

@@ -30,11 +30,11 @@ def scale_rows(program: ModelProgram, weights: Mapping[str, Matrix]) -> None:
     for name in list(program.statements):
         read = [scaled for scaled in program.reads(name) if scaled in scales]
         for weight in read if name in program.statements else ():
-            known = scales[weight]
-            assert known is not None, "weights without scales were left out"
+            scale = scales[weight]
+            assert scale is not None, "weights without scales were left out"
             statement = program.statements[name]
-            value = each_sum(statement.value, scaled_by(weight, program.leaf(known)))
-            count = sum(access.tensor == known.name for access in find(value, Access))
+            value = each_sum(statement.value, scaled_by(weight, program.leaf(scale)))
+            count = sum(access.tensor == scale.name for access in find(value, Access))
             if count == sum(access.tensor == weight for access in find(statement.value, Access)):
                 program.statements[name] = replace(statement, value=value)
             else:
@@ -66,14 +66,14 @@ def gathered(program: ModelProgram, storage: Storage, weights: Collection[str]) 
 
     Co-iteration of a and w is slower.
     """
-    found = set[str]()
+    result = set[str]()
     for statement in program.statements.values():
         for total in find(statement.value, Reduce):
             read = find(total, Access) if is_multilinear(total) else []
             others = [a for a in read if storage.is_sparse(a.tensor) and is_input(program, a.tensor)]
             looked_up = {index for access in others for index in access.indices}
-            found |= {a.tensor for a in read if a.tensor in weights and looked_up & {*a.indices}}
-    return found
+            result |= {a.tensor for a in read if a.tensor in weights and looked_up & {*a.indices}}
+    return result
 
 
 def is_input(program: ModelProgram, name: str) -> bool:
@@ -88,6 +88,6 @@ def each_sum(expr: Expr, rule: Callable[[Reduce], Expr]) -> Expr:
         node = map_children(node, visit)
         return rule(node) if isinstance(node, Reduce) else node
 
-    found = visit(expr)
-    assert isinstance(found, Expr)
-    return found
+    result = visit(expr)
+    assert isinstance(result, Expr)
+    return result

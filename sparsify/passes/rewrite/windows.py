@@ -70,17 +70,17 @@ def windowed(program: ModelProgram, node: fx.Node, weight: fx.Node) -> Windowed 
         if [*x[: -rank - 1], w[0], w[1]] != [*y[: -rank - 1], y[-rank - 1], x[-rank - 1]]:
             return None
         places = iter(outside)
-        found = []
+        windows = []
         for mode in range(-rank, 0):
             extents = known_size(source.meta["val"].shape[mode]), known_size(node.meta["val"].shape[mode])
             size = int(weight.meta["val"].shape[mode])
-            place = x[mode]
-            if extents[0] == 1 and place is None:
-                place = next(places, None) if size > 1 else Const(0)
-            found.append(window(place, y[mode], w[mode], size, extents))
+            index = x[mode]
+            if extents[0] == 1 and index is None:
+                index = next(places, None) if size > 1 else Const(0)
+            windows.append(window(index, y[mode], w[mode], size, extents))
         if next(places, None) is not None:
             raise Refusal("its windows of one entry run over the padding of images of one entry")
-        return Windowed(total, source, tuple(found))
+        return Windowed(total, source, tuple(windows))
     return None
 
 
@@ -89,8 +89,8 @@ def without_conditions(image: Expr) -> tuple[Access, list[Expr]]:
     places: list[Expr] = []
     while True:
         match image:
-            case Call("where", (Call("eq", (place, Const())), inner, Const())):
-                places.insert(0, place)
+            case Call("where", (Call("eq", (index, Const())), inner, Const())):
+                places.insert(0, index)
                 image = inner
             case Access():
                 return image, places
@@ -100,12 +100,12 @@ def without_conditions(image: Expr) -> tuple[Access, list[Expr]]:
 
 def modes(sizes: Sequence[Size], indices: Sequence[Expr]) -> list[Expr | None]:
     """The index of each mode of a tensor, None for modes of extent 1."""
-    given: Iterator[Expr] = iter(indices)
-    return [None if size == 1 else next(given) for size in sizes]
+    remaining: Iterator[Expr] = iter(indices)
+    return [None if size == 1 else next(remaining) for size in sizes]
 
 
 def window(
-    place: Expr | None,
+    index: Expr | None,
     result: Expr | None,
     entry: Expr | None,
     size: int,
@@ -120,7 +120,7 @@ def window(
     Raises:
         Refusal: the index is no window.
     """
-    form = None if place is None else affine(place)
+    form = None if index is None else affine(index)
     if form is None or form.divisor != 1 or form.extents:
         raise Refusal("its windows have no stride")
     factors = dict(form.terms)
@@ -131,9 +131,9 @@ def window(
         stride = max(1, extents[0] + 2 * padding - dilation * (size - 1))
     if factors or min(stride, dilation) < 1 or padding < 0 or None in extents:
         raise Refusal("its windows have no stride")
-    found = Window(size, stride, padding, dilation)
-    if found.results(extents[0] or 0) != extents[1]:
+    result_window = Window(size, stride, padding, dilation)
+    if result_window.results(extents[0] or 0) != extents[1]:
         raise Refusal(
             "padding='same' of an even kernel, more behind images than before, is not supported; pad them before"
         )
-    return found
+    return result_window

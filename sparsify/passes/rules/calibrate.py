@@ -19,7 +19,7 @@ from sparsify.passes.capture.shell import in_modes, modes, shared_copy
 from sparsify.passes.capture.shell import replace as replace_parameter
 from sparsify.passes.rules.mark import rule_error
 from sparsify.passes.rules.product_weights import spelled_attention
-from sparsify.pruning.calibrate import Calibrated, Outcome, place, prune_by_calibration
+from sparsify.pruning.calibrate import Calibrated, Outcome, prune_by_calibration, put_parameter
 from sparsify.recipe import Calibration, Prune, Recipe, Rule
 from sparsify.report import CalibrationEntry
 from sparsify.warn import warn
@@ -54,36 +54,36 @@ def calibration_data(batches: Iterable[calls.Call], how: Calibration | None) -> 
         DataError: no data is left.
     """
     how = how or Calibration()
-    found: list[tuple[calls.Call, Tensor]] = []
+    selected: list[tuple[calls.Call, Tensor]] = []
     left = how.samples
     for batch in batches:
         if left is not None and how.seed is None and left <= 0:
             break
         if not any(isinstance(value, Tensor) for value in batch.values):
             raise DataError(
-                f"batch {len(found) + 1} of the calibration data holds no tensor", "inputs of the model"
+                f"batch {len(selected) + 1} of the calibration data holds no tensor", "inputs of the model"
             )
         count = rows_of(batch)
         chosen = range(count) if left is None or how.seed is not None else range(min(left, count))
-        found.append((batch, torch.tensor(chosen)))
+        selected.append((batch, torch.tensor(chosen)))
         left = None if left is None else left - len(chosen)
-    if how.seed is not None and how.samples is not None and found:
+    if how.seed is not None and how.samples is not None and selected:
         generator = torch.Generator().manual_seed(how.seed)
-        ends = torch.tensor([len(rows) for _, rows in found]).cumsum(0).tolist()
+        ends = torch.tensor([len(rows) for _, rows in selected]).cumsum(0).tolist()
         drawn = torch.randperm(ends[-1], generator=generator)[: how.samples].sort().values
         starts = [0, *ends[:-1]]
-        found = [
+        selected = [
             (batch, drawn[(drawn >= start) & (drawn < end)] - start)
-            for (batch, _), start, end in zip(found, starts, ends, strict=True)
+            for (batch, _), start, end in zip(selected, starts, ends, strict=True)
         ]
-    kept = tuple(cut(batch, rows, how.length) for batch, rows in found if len(rows))
-    samples = sum(map(rows_of, kept))
+    cut_batches = tuple(cut(batch, rows, how.length) for batch, rows in selected if len(rows))
+    samples = sum(map(rows_of, cut_batches))
     if not samples:
         raise DataError("the calibration data is empty", "give one batch of inputs or more")
     if how.samples is not None and samples < how.samples:
         warn(f"the recipe asks for {how.samples} calibration samples, the data has {samples}")
-    lengths = [first.shape[1] for batch in kept if (first := first_of(batch)).dim() > 1]
-    return CalibrationData(kept, samples, max(lengths, default=0), digest(kept))
+    lengths = [first.shape[1] for batch in cut_batches if (first := first_of(batch)).dim() > 1]
+    return CalibrationData(cut_batches, samples, max(lengths, default=0), digest(cut_batches))
 
 
 def first_of(batch: calls.Call) -> Tensor:
@@ -102,7 +102,7 @@ def cut(batch: calls.Call, rows: Tensor, length: int | None) -> calls.Call:
     first = first_of(batch)
     shape = first.shape
 
-    def own(value: Any) -> Any:
+    def cut_value(value: Any) -> Any:
         if not isinstance(value, Tensor) or calls.is_sparse(value) or not value.dim():
             return value
         if value.shape[0] == shape[0] and len(rows) < shape[0]:
@@ -111,19 +111,19 @@ def cut(batch: calls.Call, rows: Tensor, length: int | None) -> calls.Call:
             value = value[:, :length]
         return value
 
-    return replace(batch, values=[own(value) for value in batch.values])
+    return replace(batch, values=[cut_value(value) for value in batch.values])
 
 
 def digest(batches: Sequence[calls.Call]) -> str:
     """SHA-256 of the dtypes, shapes and numbers of the tensors of batches."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for batch in batches:
         for value in batch.values:
             if isinstance(value, Tensor):
                 dense = (value.to_dense() if calls.is_sparse(value) else value).detach().cpu().contiguous()
-                found.update(f"{dense.dtype} {tuple(dense.shape)} ".encode())
-                found.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+                sha256.update(f"{dense.dtype} {tuple(dense.shape)} ".encode())
+                sha256.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def flattened(
@@ -158,9 +158,11 @@ def flattened(
 
 def require_modes(call: calls.Call, example: calls.Call, number: int) -> None:
     """Raises where a tensor of a batch and of the example inputs differ in the number of modes."""
-    known = {leaf.name: value for leaf, value in zip(example.shape.leaves, example.values, strict=True)}
+    example_values = {
+        leaf.name: value for leaf, value in zip(example.shape.leaves, example.values, strict=True)
+    }
     for leaf, value in zip(call.shape.leaves, call.values, strict=True):
-        like = known.get(leaf.name)
+        like = example_values.get(leaf.name)
         if isinstance(value, Tensor) and isinstance(like, Tensor) and value.dim() != like.dim():
             hint = f"{leaf.name}[None] is a batch of one" if value.dim() == like.dim() - 1 else "like batches"
             raise DataError(
@@ -208,24 +210,24 @@ def calibrated(
         if by_name[name][1].ties == "share":
             replace_parameter(copy, old, nn.Parameter(weight, requires_grad=old.requires_grad))
         else:
-            place(copy, name, weight)
+            put_parameter(copy, name, weight)
 
     try:
-        found = run_outside(copy, jobs, data, put)
+        outcome = run_outside(copy, jobs, data, put)
     except DataError:
         raise
     except SparsifyError as error:
         raise rule_error(recipe, first, str(error)) from error
-    for name, reason in found.passed.items():
+    for name, reason in outcome.passed.items():
         pruning.passed.setdefault(by_name[name][0], {})[name] = reason
     how = recipe.calibration or Calibration()
     errors: dict[str, tuple[str, float | None]] = {
-        name: (jobs[name].method, done.error) for name, done in found.pruned.items()
+        name: (jobs[name].method, done.error) for name, done in outcome.pruned.items()
     }
     pruning.calibration = CalibrationEntry(
         data.digest, data.samples, data.length, how.split, "per layer", errors
     )
-    return found.pruned
+    return outcome.pruned
 
 
 def run_outside(

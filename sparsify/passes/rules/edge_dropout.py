@@ -34,18 +34,18 @@ def edge_dropout(draft: Draft) -> Draft:
 
 def dropouts(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
     """The dropout nodes on values of edges, each once, with the selected scatter that reduces them."""
-    seen: set[fx.Node] = set()
+    visited: set[fx.Node] = set()
     for node in graph.nodes:
         if operator_name(node) in SCATTERS and is_selected(node):
             waiting = [messages_of(node)]
             while waiting:
-                found = waiting.pop()
-                if found in seen or operator_name(found) in (*GATHERS, *SCATTERS):
+                candidate = waiting.pop()
+                if candidate in visited or operator_name(candidate) in (*GATHERS, *SCATTERS):
                     continue
-                seen.add(found)
-                if is_replaceable(found):
-                    yield found, node
-                waiting += found.all_input_nodes
+                visited.add(candidate)
+                if is_replaceable(candidate):
+                    yield candidate, node
+                waiting += candidate.all_input_nodes
 
 
 def is_selected(scatter: fx.Node) -> bool:
@@ -69,9 +69,9 @@ def draw(node: fx.Node, ends: Sequence[fx.Node]) -> None:
     seed = seeds(node, list(value.shape[1:]), value.new_empty(value.shape[1:]))
     rate = float(argument(node, 1, "p", 0.5))
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(dropped_edges, (node.args[0], seed, *ends), {"rate": rate})
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
+        draws = node.graph.call_function(dropped_edges, (node.args[0], seed, *ends), {"rate": rate})
+    draws.meta = dict(node.meta)
+    node.replace_all_uses_with(draws)
     node.graph.erase_node(node)
 
 
@@ -79,13 +79,13 @@ def ends_of(scatter: fx.Node) -> tuple[fx.Node, ...]:
     """Receiving and sending nodes of edges if the messages follow from node features; () otherwise."""
     rows = vector_of(places_of(scatter))
     count = str(rows.meta["val"].shape[0])
-    waiting, seen, columns = [messages_of(scatter)], set[fx.Node](), set[fx.Node]()
+    waiting, visited, columns = [messages_of(scatter)], set[fx.Node](), set[fx.Node]()
     while waiting:
         node = waiting.pop()
         value = tensor_value(node)
-        if node in seen or value is None or not value.is_floating_point():
+        if node in visited or value is None or not value.is_floating_point():
             continue
-        seen.add(node)
+        visited.add(node)
         if operator_name(node) in GATHERS:
             columns.add(vector_of(places_of(node)))
         elif node.op == "placeholder" and value.dim() > 0 and str(value.shape[0]) == count:
@@ -98,8 +98,8 @@ def ends_of(scatter: fx.Node) -> tuple[fx.Node, ...]:
 
 def places_of(node: fx.Node) -> fx.Node:
     """The tensor of places of a gather or a scatter."""
-    whole = (read for read in node.all_input_nodes if not is_real(read) and tensor_value(read) is not None)
-    return next(whole)
+    tensors = (read for read in node.all_input_nodes if not is_real(read) and tensor_value(read) is not None)
+    return next(tensors)
 
 
 def vector_of(places: fx.Node) -> fx.Node:

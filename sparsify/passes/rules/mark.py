@@ -62,16 +62,16 @@ def mark(draft: Draft) -> Draft:
     candidates = list(named(draft))
     for position, rule in enumerate(draft.recipe.rules):
         label = rule.id or f"rule {position + 1}"
-        passed = draft.asked.pruning.passed.get(position, {})
+        passed = draft.request.pruning.passed.get(position, {})
         selected = select(draft, rule, label, candidates, passed)
-        kept, notes = within_limits(draft, rule, selected)
+        chosen, notes = within_limits(draft, rule, selected)
         report_unread(draft, rule, candidates, passed)
-        masks = draft.asked.pruning.merged
-        notes += [f"{c.name} stores {masks[c.name]}" for c in kept if c.kind == "param" and c.name in masks]
-        for candidate in kept:
+        masks = draft.request.pruning.merged
+        notes += [f"{c.name} stores {masks[c.name]}" for c in chosen if c.kind == "param" and c.name in masks]
+        for candidate in chosen:
             put(draft, rule, label, candidate)
         draft.report.rules.append(
-            RuleEntry(label, where(draft.recipe, rule), [str(c) for c in kept], "; ".join(notes))
+            RuleEntry(label, where(draft.recipe, rule), [str(c) for c in chosen], "; ".join(notes))
         )
     return draft
 
@@ -126,7 +126,7 @@ def named_in_modules(draft: Draft) -> Iterator[Candidate]:
     The first `gelu` of `blocks.1` is `blocks.1.gelu`, although its name is `gelu_1` in the whole graph, in a module
     `blocks.1.1`.
     """
-    seen: dict[str, int] = {}
+    last_numbers: dict[str, int] = {}
     for node in draft.graph.nodes:
         scope = operators.scope(node)
         if node.op in ("placeholder", "get_attr", "output") or not scope:
@@ -135,7 +135,7 @@ def named_in_modules(draft: Draft) -> Iterator[Candidate]:
         modules = path.split(".")
         for length in range(1, len(modules) + 1):
             name = f"{'.'.join(modules[:length])}.{base}"
-            number = seen[name] = seen.get(name, -1) + 1
+            number = last_numbers[name] = last_numbers.get(name, -1) + 1
             yield Candidate("node", f"{name}_{number}" if number else name, node)
 
 
@@ -228,8 +228,8 @@ def type_of(draft: Draft, candidate: Candidate) -> str:
 def suggestion(target: str, candidates: list[Candidate]) -> str:
     """The three nearest names of the same kind; for message passing the refusals of the model's scatters."""
     if target == "op:message_passing":
-        known = ((c.node, reason_against(c.node)) for c in candidates if c.kind == "op")
-        reasons = [f"{node.name} {reason}" for node, reason in known if reason]
+        refusals = ((c.node, reason_against(c.node)) for c in candidates if c.kind == "op")
+        reasons = [f"{node.name} {reason}" for node, reason in refusals if reason]
         return f" ({'; '.join(dict.fromkeys(reasons)) or 'nothing is scattered'})"
     kind = target.partition(":")[0]
     names = sorted({str(c) for c in candidates if c.kind == kind or kind not in KINDS})
@@ -240,17 +240,17 @@ def within_limits(draft: Draft, rule: Rule, selected: list[Candidate]) -> tuple[
     """The candidates inside the rule's `when`, and a note on each other candidate."""
     if rule.when is None:
         return selected, []
-    kept, notes = [], []
+    inside, notes = [], []
     for candidate in selected:
         complaint = outside(draft, rule, candidate)
         if complaint is None:
-            kept.append(candidate)
+            inside.append(candidate)
         else:
             notes.append(f"{candidate} left dense: {complaint}")
             draft.report.left_dense(
                 candidate.node.name, candidate.kind, operators.scope(candidate.node), Choice(complaint)
             )
-    return kept, notes
+    return inside, notes
 
 
 def outside(draft: Draft, rule: Rule, candidate: Candidate) -> str | None:
@@ -290,7 +290,7 @@ def rank_of(draft: Draft, node: fx.Node) -> int:
 
 def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     """Writes the mark of a rule on a node."""
-    place = where(draft.recipe, rule)
+    location = where(draft.recipe, rule)
     recipe = draft.recipe
     if rule.origin == "prune" and candidate.kind != "param":
         raise rule_error(recipe, rule, f"`prune` makes zeros in parameters, and {candidate} is none")
@@ -306,9 +306,9 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     if mask is not None and mask.heads is not None:
         require_heads(recipe, rule, candidate, mask.heads)
     role = rule.role or ("attention_mask" if mask is not None else inferred_role(candidate))
-    made = Mark(
+    new_mark = Mark(
         label,
-        place,
+        location,
         role,
         text,
         rule.static,
@@ -318,7 +318,7 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
         outputs=outputs,
         gradients=gradients,
     )
-    set_info(candidate.node, mark=made)
+    set_info(candidate.node, mark=new_mark)
 
 
 def sparsified_parts(draft: Draft, rule: Rule, candidate: Candidate) -> tuple[Parts, Parts | None]:
@@ -345,8 +345,8 @@ def sparsified_parts(draft: Draft, rule: Rule, candidate: Candidate) -> tuple[Pa
                 if form not in ("auto", "same"):
                     recipe_format(form)
             shape = [operators.known_size(extent) or 0 for extent in value.shape]
-            given = () if parts is None else (parts.inline, parts.external)
-            for sparsifier in given if 0 not in shape else ():
+            sparsifiers = () if parts is None else (parts.inline, parts.external)
+            for sparsifier in sparsifiers if 0 not in shape else ():
                 sparsifier.mask(torch.zeros(shape, dtype=value.dtype))
     except (SparsifyError, TypeError) as error:
         raise rule_error(recipe, rule, f"{candidate}: {error}") from None
@@ -355,10 +355,12 @@ def sparsified_parts(draft: Draft, rule: Rule, candidate: Candidate) -> tuple[Pa
 
 def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
     """Raises where the values of a tensor cannot be stored in a separate dtype."""
-    asked = f"`dtype: {rule.dtype}`"
+    request = f"`dtype: {rule.dtype}`"
     if candidate.kind != "param":
         raise rule_error(
-            draft.recipe, rule, f"{asked} rounds parameters, and {candidate} is none; name it as `param:...`"
+            draft.recipe,
+            rule,
+            f"{request} rounds parameters, and {candidate} is none; name it as `param:...`",
         )
     if draft.is_trainable:
         raise rounded_in_training(draft.recipe, rule, str(candidate))
@@ -388,15 +390,18 @@ def require_heads(recipe: Recipe, rule: Rule, candidate: Candidate, heads: int) 
     """Raises where a pattern has another number of heads than the attention."""
     query = operators.tensor_value(operators.argument(candidate.node, 0, "query"))  # or scores
     assert query is not None, "attention is of tensors"
-    found = str(query.shape[-3]) if query.dim() > HEADED else "no mode of"
-    if query.dim() > HEADED and not found.isdigit():
+    query_heads = str(query.shape[-3]) if query.dim() > HEADED else "no mode of"
+    if query.dim() > HEADED and not query_heads.isdigit():
         reason = (
             f"mask: a pattern for each of {heads} heads, and how many {candidate} has is an extent of inputs that may "
             "vary; dynamic=() fixes all extents, dynamic={name: modes} all but those that it names"
         )
         raise rule_error(recipe, rule, reason)
-    if found != str(heads):
-        reason = f"mask: a pattern for each of {heads} heads, and {candidate} has {found} heads; one for all has none"
+    if query_heads != str(heads):
+        reason = (
+            f"mask: a pattern for each of {heads} heads, and {candidate} has {query_heads} heads; "
+            "one for all has none"
+        )
         raise rule_error(recipe, rule, reason)
 
 
@@ -407,10 +412,10 @@ def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
         return MaskSpec(GIVEN, ())
     numbers = dict(rule.mask.model_extra or {})
     try:
-        known = patterns.arguments(rule.mask.kind, numbers)
+        keywords = patterns.arguments(rule.mask.kind, numbers)
         if "seed" in signature(patterns.KINDS[rule.mask.kind]).parameters:
-            known.setdefault("seed", recipe.seed or 0)
-        spec = MaskSpec.of(rule.mask.kind, known)
+            keywords.setdefault("seed", recipe.seed or 0)
+        spec = MaskSpec.of(rule.mask.kind, keywords)
         spec.example()
     except (SparsifyError, TypeError) as error:
         raise rule_error(recipe, rule, f"mask: {error}") from None
@@ -423,8 +428,8 @@ def format_text(recipe: Recipe, rule: Rule, rank: int) -> str:
     if form == "auto":
         return "auto"
     try:
-        found = recipe_format(form)
-        return str(Format(form, rank=rank) if form in OF_ANY_RANK and rank >= MATRIX else found)
+        named_format = recipe_format(form)
+        return str(Format(form, rank=rank) if form in OF_ANY_RANK and rank >= MATRIX else named_format)
     except Exception as error:
         raise rule_error(recipe, rule, f"format: {error}") from None
 

@@ -54,8 +54,8 @@ def merge(
     """`mask * original -> weight` in a copy of a model, one parameter for all weights of one original."""
     rule, first = several[0]
     try:
-        kept = first.entries()
-        is_same = all(torch.equal(kept, other.entries()) for _, other in several[1:])
+        mask = first.entries()
+        is_same = all(torch.equal(mask, other.entries()) for _, other in several[1:])
     except SparsifyError as error:
         raise rule_error(recipe, rule, str(error)) from error
     assert first.original is not None, "entries are those of an original"
@@ -64,20 +64,20 @@ def merge(
         names = ", ".join(sorted({*others, *(weight.full_name for _, weight in several)}))
         way = "" if rule.prune is not None else "`prune: {method: constant}` with "
         raise rule_error(recipe, rule, f"{names} are one parameter, not under one mask; {way}`ties: untie`")
-    made = None
+    parameter = None
     for _, weight in several:
-        if made is None or not is_same:
-            kept = weight.entries()
-            made = nn.Parameter(torch.where(kept, first.original, 0), first.original.requires_grad)
-            remember(made, kept)
+        if parameter is None or not is_same:
+            mask = weight.entries()
+            parameter = nn.Parameter(torch.where(mask, first.original, 0), first.original.requires_grad)
+            remember(parameter, mask)
         owner = copy.get_submodule(weight.path)
-        if owner._parameters.get(weight.name) is not made:
-            weight.place(copy, made)
+        if owner._parameters.get(weight.name) is not parameter:
+            weight.put_into(copy, parameter)
 
 
 def take_masks_away(model: nn.Module, merged: nn.Module) -> None:
     """Turns masked weights of a model into the parameters of its merged copy, where merged."""
     for weight in list(masked_weights(model)):
-        found = merged.get_submodule(weight.path)._parameters.get(weight.name)
-        if found is not None:
-            weight.place(model, found)
+        parameter = merged.get_submodule(weight.path)._parameters.get(weight.name)
+        if parameter is not None:
+            weight.put_into(model, parameter)

@@ -18,4 +18,8 @@ def first_not_finite(tensor: torch.Tensor) -> str:
     if not tensor.is_floating_point() or isinstance(tensor, SparseTensor):
         return ""
     places = tensor.detach().isfinite().logical_not()
-    return "" if not places.any() else f"{value_at(tensor, found := places.nonzero())} at {found[0].tolist()}"
+    return (
+        ""
+        if not places.any()
+        else f"{value_at(tensor, coordinates := places.nonzero())} at {coordinates[0].tolist()}"
+    )

@@ -68,27 +68,27 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.strip("_")
         result = func(*args, **(kwargs or {}))
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        origins = [self.origin(tensor) for tensor in given]
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        origins = [self.origin(tensor) for tensor in tensors]
         if name in PRODUCTS or func.namespace not in ("aten", "prims"):
-            self.read |= frozenset().union(*(made or () for made in origins[PRODUCTS.get(name, 0) :]))
+            self.read |= frozenset().union(*(derived or () for derived in origins[PRODUCTS.get(name, 0) :]))
         if name not in LOOKUPS and None not in origins:
-            made = frozenset(name for names in origins for name in names or ())
+            derived = frozenset(name for names in origins for name in names or ())
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, Tensor):
-                    self.origins[leaf] = made
+                    self.origins[leaf] = derived
         elif name not in LOOKUPS:
             for leaf in pytree.tree_leaves(result):
-                if isinstance(leaf, Tensor) and any(leaf is tensor for tensor in given):
+                if isinstance(leaf, Tensor) and any(leaf is tensor for tensor in tensors):
                     self.origins.pop(leaf, None)  # overwritten with values that depend on inputs
         return result
 
     def origin(self, tensor: Tensor) -> frozenset[str] | None:
-        """The parameters from which a tensor is derived; None if it depends on inputs, too."""
-        found: frozenset[str] | None = self.origins.get(tensor)
-        if found is None and tensor.layout is torch.strided and tensor.numel():
+        """The parameters from which a tensor is derived; None for a tensor that also depends on inputs."""
+        names: frozenset[str] | None = self.origins.get(tensor)
+        if names is None and tensor.layout is torch.strided and tensor.numel():
             return self.stored.get(tensor.untyped_storage().data_ptr())
-        return found
+        return names
 
 
 def product_weights(model: nn.Module, run: Callable[[], Any]) -> frozenset[str] | None:

@@ -18,9 +18,9 @@ def propagate(draft: Draft) -> Draft:
     """The draft with marks on every node whose zeros follow from a marked node."""
     for node in draft.graph.nodes:
         if node.op in ("call_function", "call_method") and info(node).mark is None:
-            found = inherited(node)
-            if found is not None:
-                set_info(node, mark=derived(found))
+            source_mark = inherited(node)
+            if source_mark is not None:
+                set_info(node, mark=derived(source_mark))
     return draft
 
 

@@ -82,9 +82,9 @@ def passed_over(
         read: parameters read by products, under all names; None if unknown.
         ties: all names of a parameter, by each name.
     """
-    known = dict(model.named_parameters(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     names = list(selected(model, rule))
-    reasons = {name: _reason(model, rule, name, known[name], read) for name in names}
+    reasons = {name: _reason(model, rule, name, parameters[name], read) for name in names}
     for name in names:
         tables = [other for other in ties[name] if isinstance(owner_of(model, other), TABLES)]
         if tables and rule.ties == "error" and len(ties[name]) > 1 and not is_named(rule, name):

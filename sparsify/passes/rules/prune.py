@@ -78,8 +78,8 @@ def prune(
         elif later:
             weights = {n: done.weight for n, done in calibrated(pruned, recipe, later, pruning, data).items()}
         for at, (rule, names) in later.items():
-            found = {name: weights[name] for name in names if name in weights}
-            pruning.taken[at] = _apply(pruned, recipe, rule, list(found), roundings, found)
+            changed = {name: weights[name] for name in names if name in weights}
+            pruning.taken[at] = _apply(pruned, recipe, rule, list(changed), roundings, changed)
     return pruned
 
 
@@ -90,13 +90,13 @@ def with_dense_weights(model: nn.Module, recipe: Recipe) -> nn.Module:
     sparse = [p for name in sorted(names) if isinstance(p := model.get_parameter(name), SparseTensor)]
     if not sparse:
         return model
-    found = shared_copy(model)
+    result = shared_copy(model)
     for parameter in sparse:
         with torch.no_grad():
-            made = nn.Parameter(parameter.to_dense(), requires_grad=parameter.requires_grad)
-        remember(made, entries(parameter))
-        replace(found, parameter, made)
-    return found
+            dense_parameter = nn.Parameter(parameter.to_dense(), requires_grad=parameter.requires_grad)
+        remember(dense_parameter, entries(parameter))
+        replace(result, parameter, dense_parameter)
+    return result
 
 
 def choose(
@@ -130,10 +130,10 @@ def require_values(model: nn.Module) -> None:
 
 def unique(model: nn.Module, names: Iterable[str]) -> list[str]:
     """The names, each parameter once."""
-    found: dict[int, str] = {}
+    name_by_identity: dict[int, str] = {}
     for name in names:
-        found.setdefault(id(model.get_parameter(name)), name)
-    return list(found.values())
+        name_by_identity.setdefault(id(model.get_parameter(name)), name)
+    return list(name_by_identity.values())
 
 
 def is_pruning(rule: Rule) -> bool:
@@ -155,8 +155,8 @@ def require_prunable(model: nn.Module, recipe: Recipe, rule: Rule, names: Iterab
         if len(others[name]) > 1 and rule.ties == "error":
             tied = ", ".join(others[name])
             raise rule_error(recipe, rule, f"{tied} are one parameter; `ties: share` or `ties: untie`")
-        if is_pruning(rule) and (place := first_not_finite(model.get_parameter(name))):
-            raise rule_error(recipe, rule, f"{name} is {place}: of no size by which entries could be chosen")
+        if is_pruning(rule) and (entry := first_not_finite(model.get_parameter(name))):
+            raise rule_error(recipe, rule, f"{name} is {entry}: of no size by which entries could be chosen")
 
 
 def _apply(
@@ -165,7 +165,7 @@ def _apply(
     rule: Rule,
     names: list[str],
     roundings: dict[str, Moved],
-    known: Mapping[str, Tensor] | None = None,
+    new_weights: Mapping[str, Tensor] | None = None,
 ) -> dict[str, float]:
     """Replaces the weights of a rule by changed or known ones; returns their shares of zeros."""
     if not is_pruning(rule):
@@ -173,28 +173,28 @@ def _apply(
     others = aliases(model)
     require_prunable(model, recipe, rule, names)
     weights = [model.get_parameter(name) for name in names]
-    if known is not None:
-        changed = [known[name] for name in names]
+    if new_weights is not None:
+        changed = [new_weights[name] for name in names]
     else:
         changed = _pruned(weights, recipe, rule) if is_pruning(rule) else [w.detach() for w in weights]
-    for name, weight, found in zip(names, weights, changed, strict=True):
+    for name, weight, value in zip(names, weights, changed, strict=True):
         scale = None
         if rule.dtype != "same" and is_packable(model, name):
             try:
-                kept = rounded(found, rule.dtype)
+                rounded_value = rounded(value, rule.dtype)
             except SparsifyError as error:
                 raise rule_error(recipe, rule, f"{name}: {error}") from error
-            roundings[name] = moved(found, kept, rule.dtype)
-            scale = scales(kept) if rule.dtype == "int8" else None
-            found = kept
-        made = nn.Parameter(found, requires_grad=weight.requires_grad)
+            roundings[name] = moved(value, rounded_value, rule.dtype)
+            scale = scales(rounded_value) if rule.dtype == "int8" else None
+            value = rounded_value
+        parameter = nn.Parameter(value, requires_grad=weight.requires_grad)
         if rule.prune is not None and is_constant(rule.prune):
-            follow([(weight, made)])
-        for place in others[name] if rule.ties == "share" else (name,):
-            owner, _, own = place.rpartition(".")
-            setattr(model.get_submodule(owner), own, made)
+            follow([(weight, parameter)])
+        for full_name in others[name] if rule.ties == "share" else (name,):
+            owner, _, attribute = full_name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, parameter)
             if scale is not None:
-                model.get_submodule(owner).register_buffer(f"{own}{SCALES}", scale, persistent=False)
+                model.get_submodule(owner).register_buffer(f"{attribute}{SCALES}", scale, persistent=False)
     if not is_pruning(rule):
         return {}
     return {name: float((w == 0).float().mean()) for name, w in zip(names, changed, strict=True)}

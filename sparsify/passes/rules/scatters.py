@@ -38,20 +38,20 @@ def scatters_features(node: fx.Node) -> bool:
 def messages_of(scatter: fx.Node) -> fx.Node:
     """The tensor over edges reduced by a scatter; for bags the indices of the rows."""
     name = operator_name(scatter)
-    place, argument_name = MESSAGES.get(name, (3, "src"))
-    found = argument(scatter, place, argument_name)
-    assert isinstance(found, fx.Node), "scatters are of tensors"
-    return found
+    position, argument_name = MESSAGES.get(name, (3, "src"))
+    messages = argument(scatter, position, argument_name)
+    assert isinstance(messages, fx.Node), "scatters are of tensors"
+    return messages
 
 
 def has_features(messages: fx.Node) -> bool:
     """Whether messages follow from parameters, from tensors with several modes, or from vectors of nodes."""
-    waiting, seen = [messages], set[fx.Node]()
+    waiting, visited = [messages], set[fx.Node]()
     while waiting:
         node = waiting.pop()
-        if node in seen or not is_real(node):
+        if node in visited or not is_real(node):
             continue
-        seen.add(node)
+        visited.add(node)
         if node.op in ("placeholder", "get_attr"):
             if node.op == "get_attr" or node.meta["val"].dim() > 1:
                 return True
@@ -66,18 +66,18 @@ def gathers_by_number(node: fx.Node) -> bool:
     if operator_name(node) not in GATHERS:
         return False
     places = [tensor_value(read) for read in node.all_input_nodes if not is_real(read)]
-    return any(place is not None and place.dtype != torch.bool for place in places)
+    return any(index is not None and index.dtype != torch.bool for index in places)
 
 
 def real_sources(node: fx.Node) -> list[fx.Node]:
     """The inputs and parameters of real numbers that determine the values of a tensor."""
-    waiting, seen = [node], set[fx.Node]()
+    waiting, visited = [node], set[fx.Node]()
     while waiting:
         read = waiting.pop()
-        if read not in seen and is_real(read):
-            seen.add(read)
+        if read not in visited and is_real(read):
+            visited.add(read)
             waiting += read.all_input_nodes
-    return [read for read in seen if read.op in ("placeholder", "get_attr")]
+    return [read for read in visited if read.op in ("placeholder", "get_attr")]
 
 
 def reason_against(node: fx.Node) -> str:
@@ -93,26 +93,26 @@ def reason_against(node: fx.Node) -> str:
 def is_inner(scatter: fx.Node) -> bool:
     """Whether only the reduced edges read a scatter's result back, as with the sums of a softmax."""
     places = set(scatter.all_input_nodes)
-    waiting, seen = list(scatter.users), set[fx.Node]()
+    waiting, visited = list(scatter.users), set[fx.Node]()
     while waiting:
         node = waiting.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if operator_name(node) in GATHERS and not places.isdisjoint(sources_of_places(node)):
             continue
         if operator_name(node) not in ENTRYWISE:
             return False
         waiting += node.users
-    return bool(seen)
+    return bool(visited)
 
 
 def sources_of_places(node: fx.Node) -> set[fx.Node]:
     """The indices of a gather, with the views that repeat them."""
-    found, waiting = set[fx.Node](), [read for read in node.all_input_nodes if not is_real(read)]
+    result, waiting = set[fx.Node](), [read for read in node.all_input_nodes if not is_real(read)]
     while waiting:
         read = waiting.pop()
-        found.add(read)
-        found |= {user for user in read.users if operator_name(user) in REPEATS}
+        result.add(read)
+        result |= {user for user in read.users if operator_name(user) in REPEATS}
         waiting += [read.all_input_nodes[0]] if operator_name(read) in REPEATS else []
-    return found
+    return result

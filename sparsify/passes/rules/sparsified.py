@@ -54,15 +54,15 @@ def thin_out(node: fx.Node, mark: Mark) -> fx.Node:
     """
     readers, at = list(node.users), node
     outputs, gradients = mark.outputs or Parts(), mark.gradients
-    kept = None
+    mask = None
     for sparsifier in sparsifiers_of(outputs):
-        kept = behind(at, kept_entries, at, sparsifier)
-        at = behind(kept, aten.where.ScalarOther, kept, at, 0)
+        mask = behind(at, kept_entries, at, sparsifier)
+        at = behind(mask, aten.where.ScalarOther, mask, at, 0)
     if gradients is not None and gradients.format == SAME:
-        place = at
-        if kept is None:
-            place = kept = behind(at, aten.ne.Scalar, at, 0)
-        at = behind(place, sparse_gradient, at, kept, sparsifiers_of(gradients))
+        origin = at
+        if mask is None:
+            origin = mask = behind(at, aten.ne.Scalar, at, 0)
+        at = behind(origin, sparse_gradient, at, mask, sparsifiers_of(gradients))
     elif gradients is not None:
         at = at if at is node else behind(at, straight_through, node, at)
         at = behind(at, sparse_gradient, at, None, sparsifiers_of(gradients))
@@ -76,10 +76,10 @@ def sparsifiers_of(parts: Parts) -> tuple[str, ...]:
     return tuple([written(one) for one in (parts.inline, parts.external) if not isinstance(one, KeepAll)])
 
 
-def behind(place: fx.Node, target: Any, *args: Any) -> fx.Node:
+def behind(origin: fx.Node, target: Any, *args: Any) -> fx.Node:
     """A new node after another node, in the same module."""
-    with place.graph.inserting_after(place):
+    with origin.graph.inserting_after(origin):
         node = call(target, *args)
-    if "nn_module_stack" in place.meta:
-        node.meta["nn_module_stack"] = place.meta["nn_module_stack"]
+    if "nn_module_stack" in origin.meta:
+        node.meta["nn_module_stack"] = origin.meta["nn_module_stack"]
     return node

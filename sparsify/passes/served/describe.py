@@ -64,7 +64,7 @@ def described(module: SparseModule, target: Sequence[str]) -> Described:
         buffers = dict(source.named_buffers(remove_duplicate=False))
         constants = module._captures.constants()
         arrays, tensors = weights.apart({**parameters, **buffers, **constants})
-        held = {name: encoded(how) for name, how in module._weights.held.items()}
+        held = {name: encoded(how) for name, how in module._weights.packed_forms.items()}
     document = {
         "model": type(source).__name__,
         "signature": encoded_signature(module._signature),
@@ -96,7 +96,7 @@ def served_variants(module: SparseModule) -> list[Variant]:
         raise DataError(
             "a model in training is not served", f"model.eval(), then one call of each kind, {WITHOUT}"
         )
-    known = module._captures.known
+    known = module._captures.entries
     found = [variant for (mode, _), variant in known if not any(mode)]
     refused = [why for (mode, _), why in module._captures.refused.items() if not any(mode)]
     if refused:

@@ -49,16 +49,16 @@ def ranges(module: SparseModule, variant: Variant) -> list[Range]:
 
 def examples(shape: CallShape, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Named arguments of calls of a kind, with random entries; none for calls with other than plain classes."""
-    if shape.told is None:
+    if shape.key is None:
         return
     generator = torch.Generator().manual_seed(0)
     for shapes in data["met"]:
         tensors = iter([(tuple(one), known) for one, known in zip(shapes, data["ranges"], strict=True)])
-        yield _value(shape.told, tensors, generator)
+        yield _value(shape.key, tensors, generator)
 
 
 def _value(told: Any, tensors: Iterator[tuple[tuple[int, ...], Range]], generator: torch.Generator) -> Any:
-    """A value that fits a description by `calls.told`."""
+    """A value that fits a description by `calls.structure_key`."""
     if told[0] == "tensor":
         shape, known = next(tensors)
         return drawn(shape, told[2], known, generator)

@@ -45,7 +45,7 @@ def encoded_shape(shape: CallShape) -> dict[str, Any]:
         "names": list(shape.names),
         "tree": shape.tree,
         "leaves": leaves,
-        "told": encoded(shape.told),
+        "told": encoded(shape.key),
     }
 
 

@@ -22,7 +22,7 @@ from sparsify.compiler.kernel.stored_kernels import Stored, opened, usable
 from sparsify.errors import CompilerError, DataError, SparsifyError
 from sparsify.options import current
 from sparsify.passes import saved_folder
-from sparsify.passes.capture.draft import Asked, Pruning
+from sparsify.passes.capture.draft import ApplyRequest, Pruning
 from sparsify.passes.saved_folder import GRAPH, RECIPE, WEIGHTS, Manifest
 from sparsify.passes.served.restore import dense_state, restored
 from sparsify.passes.served.served_module import ServedModule
@@ -59,7 +59,7 @@ def _whole(place: Path, manifest: Manifest) -> ServedModule:
     paths = {name: saved_folder.checked(place, manifest, name) for name in (WEIGHTS, RECIPE, *manifest.files)}
     recipe = recipes.loads(saved_folder.text_of(paths[RECIPE], MAX_BYTES), str(paths[RECIPE]))
     pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
-    asked = Asked(recipe, None, False, False, False, pruning=pruning, is_calibrated=True)
+    asked = ApplyRequest(recipe, None, False, False, False, pruning=pruning, is_calibrated=True)
     options = replace(current(), threads=recipe.compile.threads or current().threads)
     if (saved := manifest.torch.partition("+")[0]) != (now := str(torch.__version__).partition("+")[0]):
         warn(

@@ -13,7 +13,7 @@ from sparsify.compiler.kernel.stored_kernels import Stored
 from sparsify.options import Options
 from sparsify.passes.call.region_call import RegionCall, find
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.functional.layouts import contiguous_inputs
 from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.module.check.operator_graph import OperatorGraph
@@ -34,7 +34,7 @@ def restored(
     document: Mapping[str, Any],
     array: Callable[[str], Tensor],
     stored: Stored,
-    asked: Asked,
+    asked: ApplyRequest,
     options: Options,
     folder: Path,
 ) -> ServedModule:
@@ -54,7 +54,7 @@ def restored(
     tensors = dict(weights.together(array, document["tensors"], is_trusted=True))
     source = _source(document, tensors)
     held = {name: decoded(how) for name, how in document["held"].items()}
-    module = ServedModule(source, asked, Weights(source, True, held=held), folder)
+    module = ServedModule(source, asked, Weights(source, True, packed_forms=held), folder)
     reader = Reader(document, stored, options, module._notices)
     module._captures.varying |= set(document["varying"])
     evaluation = (False,) * (1 + len(document["modules"]))
@@ -66,7 +66,7 @@ def restored(
         module.met.append(data["examples"])
         module._captures.add((evaluation, variant.captured.shape), variant)
     for wanted, shape, dtypes in document["autocast"]:
-        module._autocast.known[decoded(wanted), evaluation, decoded_shape(shape)] = decoded(dtypes)
+        module._autocast.dtypes_by_kind[decoded(wanted), evaluation, decoded_shape(shape)] = decoded(dtypes)
     module.show(module.variants[0])
     return module
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from sparsify.errors import CaptureError, DataError
 from sparsify.passes.capture import calls
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.capture.shell import modes
 from sparsify.passes.module import prepare
 from sparsify.passes.module.sparse_module import SparseModule
@@ -82,7 +82,7 @@ class ServedModule(SparseModule):
         met: call shapes before saving, per graph.
     """
 
-    def __init__(self, model: nn.Module, asked: Asked, weights: Weights, folder: Path) -> None:
+    def __init__(self, model: nn.Module, asked: ApplyRequest, weights: Weights, folder: Path) -> None:
         super().__init__(model, asked, weights)
         self.__dict__["folder"], self.__dict__["met"] = folder, []
         self.remember("")
@@ -120,14 +120,14 @@ class ServedModule(SparseModule):
         """The text of the existing kinds of calls, for a call of no known kind."""
         kinds = [
             f"({described_kind(shape, variant.captured.extents)})"
-            for (_, shape), variant in self._captures.known
+            for (_, shape), variant in self._captures.entries
         ]
         told = "graphs are for " + " and ".join(dict.fromkeys(kinds))
         varying = [extents for variant in self.variants for extents in variant.captured.extents]
         found = dict.fromkeys(extent for extents in varying for extent in extents if isinstance(extent, str))
         if found:
             told += f", where {', '.join(found)} are 2 or more, and 1 is of a kind of its own"
-        given, taken = call.shape.names, [shape.names for (_, shape), _ in self._captures.known]
+        given, taken = call.shape.names, [shape.names for (_, shape), _ in self._captures.entries]
         if given not in taken and any(set(names) < set(given) for names in taken):
             told += "; an argument that is given is of another kind than one left out, also where it is the default"
         return told

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import SparsifyError
 from sparsify.options import current
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.capture.shell import shared_copy
 from sparsify.passes.module.prune_and_capture import pruned, sparse_module
 from sparsify.recipe import load
@@ -59,7 +59,7 @@ def onednn(model: nn.Module, inputs: Sequence[Tensor]) -> Call:
     """The model with products and convolutions by oneDNN, packed and fused if measured to be faster."""
     recipe = load(DENSE)
     asked = recipe.model_copy(update={"compile": recipe.compile.model_copy(update={"backends": BACKENDS})})
-    how = Asked(asked, verify=False, trainable=False, is_quiet=True)
+    how = ApplyRequest(asked, verify=False, trainable=False, is_quiet=True)
     return without_gradients(
         sparse_module(pruned(shared_copy(model).eval(), how, tuple(inputs)), how), inputs
     )

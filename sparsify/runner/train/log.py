@@ -51,7 +51,7 @@ def shares(pruner: Pruner) -> tuple[float, float]:
     """The shares of zeros in all pruned weights: the target of the last updates, and the actual one."""
     sizes = {rule.label: sum(pruner.masks[name].numel() for name in rule.names) for rule in pruner.rules}
     total = sum(sizes.values())
-    wanted = sum(rule.held(pruner.at) * sizes[rule.label] for rule in pruner.rules)
+    wanted = sum(rule.current_target(pruner.at) * sizes[rule.label] for rule in pruner.rules)
     kept = sum(int(mask.sum()) for mask in pruner.masks.values())
     return wanted / total, 1 - kept / total
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sparsify import options
 from sparsify.compiler.schedule.size_class import renew
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.pruning.score import seed_of
@@ -206,7 +206,7 @@ def prepare(
 def applied_to(net: nn.Module, recipe: Recipe, task: Task, *, trains_dense: str = "") -> SparseModule:
     """The sparse model for a training step, with formats and schedules chosen by expected time."""
     with options.override(tune_seconds=0.0):  # measured times differ from one process to the next
-        return applied(net, Asked(recipe, trains_dense=trains_dense), task.batch(1)[0])
+        return applied(net, ApplyRequest(recipe, trains_dense=trains_dense), task.batch(1)[0])
 
 
 def in_kernels(sparse: SparseModule, settings: Settings, task: Task, times: Times | None = None) -> Trained:
@@ -262,7 +262,7 @@ def kept_share(sparse: SparseModule) -> float:
     """The density of the pruned weights of a model."""
     pairs = [
         (zeros, sparse._source.get_parameter(name).numel())
-        for found in sparse._asked.pruning.taken.values()
+        for found in sparse._request.pruning.taken.values()
         for name, zeros in found.items()
     ]
     return 1 - sum(zeros * size for zeros, size in pairs) / sum(size for _, size in pairs)

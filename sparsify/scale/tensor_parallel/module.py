@@ -18,7 +18,7 @@ from sparsify.errors import CaptureError, DataError, ProcessError, RecipeError
 from sparsify.passes.apply import apply
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.captured import Captured
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.capture.export import capture
 from sparsify.passes.module.prepare import as_call
 from sparsify.passes.module.prune_and_capture import pruned
@@ -60,7 +60,7 @@ class TensorParallelModule(nn.Module):
         args, kwargs = as_call(example_inputs)
         rules: Recipe | None = None
         if recipe is not None:
-            asked = Asked(recipe)
+            asked = ApplyRequest(recipe)
             model = pruned(model, asked, example_inputs).model
             rules = given_rules(model, recipe, asked.pruning.taken)
         self._signature = calls.signature(model)

@@ -67,7 +67,7 @@ def block_sparse(
         if training:
             drawn = draws(count * block, block, random, heads or 1, seed, longest)
         times = counted(torch.from_numpy(drawn), count)
-    masks = [_with_counts(own, rows, block) for own in times]
+    masks = [_with_counts(head_times, rows, block) for head_times in times]
     return masks[0] if heads is None else stacked(masks)
 
 
@@ -82,9 +82,9 @@ def counted(drawn: Tensor, count: int) -> Tensor:
 
 def _with_counts(times: Tensor, rows: int, block: int) -> SparseTensor:
     """The logarithms of the counts of blocks."""
-    kept = times > 0
-    pattern = assemble(rows, rows, (Grid(kept, block),), block).pattern
-    return SparseTensor(pattern, times[kept].log().repeat_interleave(block * block), fill=-torch.inf)
+    is_attended = times > 0
+    pattern = assemble(rows, rows, (Grid(is_attended, block),), block).pattern
+    return SparseTensor(pattern, times[is_attended].log().repeat_interleave(block * block), fill=-torch.inf)
 
 
 def draws(length: int, block: int, random: int, heads: int, seed: int, longest: int) -> Drawn:
@@ -96,8 +96,8 @@ def draws(length: int, block: int, random: int, heads: int, seed: int, longest: 
     generator = np.random.RandomState(seed)
     try:
         if length in OF_THE_PAPER:
-            whole = [_of_the_paper(longest // block, block, random, generator) for _ in range(heads)]
-            return np.stack(whole)[:, : length // block - 2]
+            by_head = [_of_the_paper(longest // block, block, random, generator) for _ in range(heads)]
+            return np.stack(by_head)[:, : length // block - 2]
         return _planned(length // block, random, heads, generator)
     except ValueError as error:
         raise ShapeError(
@@ -109,7 +109,7 @@ def _of_the_paper(count: int, block: int, random: int, generator: np.random.Rand
     """Draws from the blocks of the first tokens, excluding the neighbours of the block itself."""
     inner = np.arange(1, count - 1)
     last = FIRST_TOKENS // block - 1 if 2 * block < FIRST_TOKENS else count - 1
-    found = np.zeros((count - 2, random), dtype=np.int64)
+    drawn = np.zeros((count - 2, random), dtype=np.int64)
     for i in range(1, count - 1):
         before = max(i - 2, 0)
         if i >= count - 3 or before > last:
@@ -118,8 +118,8 @@ def _of_the_paper(count: int, block: int, random: int, generator: np.random.Rand
             choice = inner[:before]
         else:
             choice = np.concatenate((inner[:before], inner[i + 1 : last]))
-        found[i - 1] = generator.permutation(choice)[:random]
-    return found
+        drawn[i - 1] = generator.permutation(choice)[:random]
+    return drawn
 
 
 def _planned(count: int, random: int, heads: int, generator: np.random.RandomState) -> Drawn:
@@ -132,13 +132,13 @@ def _planned(count: int, random: int, heads: int, generator: np.random.RandomSta
         ends, shares = (random + 5, count), (random // 2, random - random // 2)
     else:
         ends, shares = (count,), (random,)
-    found = np.zeros((heads, count, random), dtype=np.int64)
+    drawn = np.zeros((heads, count, random), dtype=np.int64)
     starts, places = (0, *ends), np.cumsum((0, *shares))
     for row, part in _turns(ends, shares):
-        for own in found:
+        for head_draws in drawn:
             chosen = _chosen(row, starts[part], ends[part], shares[part], generator)
-            own[row, places[part] : places[part + 1]] = chosen
-    return found[:, 1:-1]
+            head_draws[row, places[part] : places[part + 1]] = chosen
+    return drawn[:, 1:-1]
 
 
 def _turns(ends: tuple[int, ...], shares: tuple[int, ...]) -> Iterator[tuple[int, int]]:

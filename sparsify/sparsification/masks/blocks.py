@@ -40,16 +40,16 @@ def assemble(
     may_keep = _any(part.may_keep(cells) for part in parts)
     if causal:
         may_keep &= before.may_keep(cells)
-    found = torch.nonzero(may_keep.expand(len(cells.first_row), cells.first_column.shape[1]))
-    for chunk in found.split(max(1, AT_ONCE // size**2)):
+    cells_kept = torch.nonzero(may_keep.expand(len(cells.first_row), cells.first_column.shape[1]))
+    for chunk in cells_kept.split(max(1, AT_ONCE // size**2)):
         i = (chunk[:, :1] * size + torch.arange(size))[:, :, None]
         j = (chunk[:, 1:] * size + torch.arange(size))[:, None, :]
         at = i.clamp(max=max(rows - 1, 0)), j.clamp(max=max(columns - 1, 0))
-        kept = _any(part.keeps(*at) for part in parts) & (i < rows) & (j < columns)
+        mask = _any(part.keeps(*at) for part in parts) & (i < rows) & (j < columns)
         if causal:
-            kept = kept & before.keeps(i, j)
+            mask = mask & before.keeps(i, j)
         inside = size // block
-        blocks = kept.view(-1, inside, block, inside, block).transpose(2, 3)
+        blocks = mask.view(-1, inside, block, inside, block).transpose(2, 3)
         stored = torch.nonzero(blocks.any(-1).any(-1))
         places.append(chunk[stored[:, 0]] * inside + stored[:, 1:])
         values.append(blocks[tuple(stored.T)])
@@ -64,9 +64,9 @@ def _cells(rows: int, columns: int, size: int) -> Cells:
     return Cells(i, (i + size).clamp(max=rows), j, (j + size).clamp(max=columns))
 
 
-def _any(found: Any) -> Tensor:
+def _any(masks: Any) -> Tensor:
     """The disjunction of masks."""
-    result, *others = found
+    result, *others = masks
     for other in others:
         result = result | other
     return result  # type: ignore[no-any-return]
@@ -122,18 +122,18 @@ def stored_in_blocks(mask: Any, block: int, *, causal: bool = False) -> SparseTe
     Raises:
         InvalidTensorError: neither a matrix nor a stack of matrices.
     """
-    found = tensor(mask, "coo") if not isinstance(mask, SparseTensor) else mask
-    if found.dim() not in (2, 3):
+    stored = tensor(mask, "coo") if not isinstance(mask, SparseTensor) else mask
+    if stored.dim() not in (2, 3):
         raise InvalidTensorError(
-            f"a mask of shape {list(found.shape)}", "[rows, columns] or [heads, rows, columns]"
+            f"a mask of shape {list(stored.shape)}", "[rows, columns] or [heads, rows, columns]"
         )
-    at = found.coordinates()
-    kept = found.values() != 0
-    at = at[:, kept & (at[-1] <= at[-2]) if causal else kept]
-    if found.dim() == 3:
-        heads = [at[1:, at[0] == head] for head in range(found.shape[0])]
-        return stacked([_of_entries(own, found.shape[1], found.shape[2], block) for own in heads])
-    return _of_entries(at, found.shape[0], found.shape[1], block)
+    at = stored.coordinates()
+    is_nonzero = stored.values() != 0
+    at = at[:, is_nonzero & (at[-1] <= at[-2]) if causal else is_nonzero]
+    if stored.dim() == 3:
+        heads = [at[1:, at[0] == head] for head in range(stored.shape[0])]
+        return stacked([_of_entries(head_at, stored.shape[1], stored.shape[2], block) for head_at in heads])
+    return _of_entries(at, stored.shape[0], stored.shape[1], block)
 
 
 def _of_entries(at: Tensor, rows: int, columns: int, block: int) -> SparseTensor:

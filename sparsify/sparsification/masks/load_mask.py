@@ -30,12 +30,12 @@ def load_mask(path: str | PathLike[str]) -> Any:
         raise InvalidTensorError(f"there is no file {file}", f"the mask is in {WAYS}")
     try:
         _require_size(unpacked_bytes(file))
-        found = _read(file)
+        matrix = _read(file)
     except Exception as error:  # libraries raise arbitrary errors for foreign files
         raise InvalidTensorError(f"{file} holds no mask: {error}", WAYS) from error
-    if found is None:
+    if matrix is None:
         raise InvalidTensorError(f"{file.name} is of no kind that masks are read from", WAYS)
-    return found
+    return matrix
 
 
 def unpacked_bytes(file: Path) -> int:
@@ -71,10 +71,10 @@ def _read(file: Path) -> Any:
         case ".pt":
             import torch
 
-            found = torch.load(file, weights_only=True)
-            if not isinstance(found, torch.Tensor) or found.is_nested:
-                raise TypeError(f"{type(found).__name__}, not a tensor")
-            if found.layout == torch.strided:  # small files may hold large views
-                _require_size(found.nbytes)
-            return found
+            loaded = torch.load(file, weights_only=True)
+            if not isinstance(loaded, torch.Tensor) or loaded.is_nested:
+                raise TypeError(f"{type(loaded).__name__}, not a tensor")
+            if loaded.layout == torch.strided:  # small files may hold large views
+                _require_size(loaded.nbytes)
+            return loaded
     return None

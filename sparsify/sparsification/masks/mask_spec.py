@@ -32,10 +32,10 @@ class Stamp(NamedTuple):
     def of(path: str) -> "Stamp | None":
         """The stamp of a file, None for a missing file."""
         try:
-            found = Path(path).stat()
+            status = Path(path).stat()
         except OSError:
             return None
-        return Stamp(str(Path(path).resolve()), found.st_mtime_ns, found.st_size)
+        return Stamp(str(Path(path).resolve()), status.st_mtime_ns, status.st_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class MaskSpec:
     @property
     def is_whole(self) -> bool:
         """Whether each stored block is kept as a whole, so no truth values have to be read."""
-        given = dict(self.arguments)
-        return self.is_weighted or (self.kind == "bigbird" and not given.get("causal", False))
+        keywords = dict(self.arguments)
+        return self.is_weighted or (self.kind == "bigbird" and not keywords.get("causal", False))
 
     @property
     def is_weighted(self) -> bool:
@@ -73,8 +73,8 @@ class MaskSpec:
         if self.kind == FILE:
             shape = self.example().shape
             return shape[0] if len(shape) == HEADED else None
-        found: int | None = dict(self.arguments).get("heads")
-        return found
+        count: int | None = dict(self.arguments).get("heads")
+        return count
 
     @staticmethod
     def of(kind: str, arguments: Mapping[str, Any]) -> "MaskSpec":
@@ -122,7 +122,7 @@ def _mask(spec: MaskSpec, rows: int | None, columns: int | None) -> SparseTensor
     from sparsify.sparsification.masks import patterns
 
     with torch.inference_mode(False):  # memoized masks are used in any mode
-        given = dict(spec.arguments)
+        keywords = dict(spec.arguments)
         if spec.stamp is not None:
-            given["path"] = spec.stamp.path
-        return patterns.KINDS[spec.kind](rows=rows, columns=columns, **given)
+            keywords["path"] = spec.stamp.path
+        return patterns.KINDS[spec.kind](rows=rows, columns=columns, **keywords)

@@ -1,7 +1,7 @@
 """Masked weights of other pruning libraries, computed from a parameter and a mask: found, checked, replaced.
 
 In: a module after `torch.nn.utils.prune.l1_unstructured(layer, "weight", 0.9)`, or with a parametrization
-`mask * x` as in torch.ao's sparsifiers. Out: `MaskedWeight("layer", "weight", ...)`; `place(model, weight)`
+`mask * x` as in torch.ao's sparsifiers. Out: `MaskedWeight("layer", "weight", ...)`; `put_into(model, weight)`
 replaces mask, original and hook by a parameter.
 """
 
@@ -70,7 +70,7 @@ class MaskedWeight:
             )
         return entries_of(self.mask, self.original, self.mask_name, self.original_name)
 
-    def place(self, model: nn.Module, weight: nn.Parameter) -> None:
+    def put_into(self, model: nn.Module, weight: nn.Parameter) -> None:
         """Replaces the weight by a parameter; removes mask, original and their multiplication."""
         module = model.get_submodule(self.path)
         if parametrize.is_parametrized(module, self.name):
@@ -123,23 +123,23 @@ def entries_of(mask: Tensor, original: Tensor, mask_name: str, original_name: st
         raise ShapeError(f"{mask_name} is {list(mask.shape)}, {original_name} {list(original.shape)}")
     if mask.is_complex():
         raise DtypeError(f"{mask_name} is {mask.dtype}", "a mask of 0 and 1")
-    kept = mask.detach() != 0
-    others = kept & (mask.detach() != 1)
+    entries = mask.detach() != 0
+    others = entries & (mask.detach() != 1)
     if bool(others.any()):
-        place = others.nonzero()[0].tolist()
-        value = mask.detach()[tuple(place)].item()
+        coordinates = others.nonzero()[0].tolist()
+        value = mask.detach()[tuple(coordinates)].item()
         raise InvalidTensorError(
-            f"{mask_name} is {value:.3g} at {place}", "the entries of a mask are 0 and 1"
+            f"{mask_name} is {value:.3g} at {coordinates}", "the entries of a mask are 0 and 1"
         )
-    lost = ~kept & ~original.detach().isfinite()
+    lost = ~entries & ~original.detach().isfinite()
     if bool(lost.any()):
-        place = lost.nonzero()[0].tolist()
-        value = original.detach()[tuple(place)].item()
+        coordinates = lost.nonzero()[0].tolist()
+        value = original.detach()[tuple(coordinates)].item()
         raise InvalidTensorError(
-            f"{original_name} is {value:.3g} at {place}, outside of its mask",
+            f"{original_name} is {value:.3g} at {coordinates}, outside of its mask",
             "0 times it is nan; set it to 0",
         )
-    return kept.to(original.device)
+    return entries.to(original.device)
 
 
 @public
@@ -164,34 +164,35 @@ def merge_masks(state: Mapping[str, Any], masks: Mapping[str, Tensor] | None = N
     >>> merge_masks({"fc.weight": torch.tensor([3.0, 2.0])}, {"fc.weight": torch.tensor([0, 1])})["fc.weight"].tolist()
     [0.0, 2.0]
     """
-    for given in (state, masks or {}):
-        if not isinstance(given, Mapping):
-            raise SparsifyError(f"merge_masks of a {type(given).__name__}", "a mapping of names to tensors")
+    for mapping in (state, masks or {}):
+        if not isinstance(mapping, Mapping):
+            raise SparsifyError(f"merge_masks of a {type(mapping).__name__}", "a mapping of names to tensors")
     pairs = dict(_pairs(state))
     inside = {mask for _, several in pairs.values() for mask in several}
     left = dict(masks or {})
-    found: dict[str, Any] = {}
+    merged_state: dict[str, Any] = {}
     for name, value in state.items():
         if name in inside:
             continue
         merged, several = pairs.get(name, (name, []))
         if merged not in left and not several:
             merged = name
-        if merged in found or (merged != name and merged in state):
+        if merged in merged_state or (merged != name and merged in state):
             raise SparsifyError(f"the state has {merged} and {name}", "leave one of them out")
-        known = [(mask, state[mask]) for mask in several]
+        named_masks = [(mask, state[mask]) for mask in several]
         if merged in left:
-            known.append((f"the mask of {merged}", left.pop(merged)))
-        for own, tensor in ((name, value), *known) if known else ():
+            named_masks.append((f"the mask of {merged}", left.pop(merged)))
+        for label, tensor in ((name, value), *named_masks) if named_masks else ():
             if not isinstance(tensor, Tensor):
-                raise InvalidTensorError(f"{own} is a {type(tensor).__name__}", "a tensor")
-        kept = [entries_of(mask, value, own, name) for own, mask in known]
-        found[merged] = torch.where(torch.stack(kept).all(0), value, 0) if kept else value
+                raise InvalidTensorError(f"{label} is a {type(tensor).__name__}", "a tensor")
+        entries = [entries_of(mask, value, label, name) for label, mask in named_masks]
+        merged_state[merged] = torch.where(torch.stack(entries).all(0), value, 0) if entries else value
     if left:
         raise InvalidTensorError(
-            f"there is no weight {min(left)} for a mask{nearest(min(left), found)}", "the name of a weight"
+            f"there is no weight {min(left)} for a mask{nearest(min(left), merged_state)}",
+            "the name of a weight",
         )
-    return found
+    return merged_state
 
 
 def _pairs(state: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, list[str]]]]:
@@ -241,9 +242,9 @@ def _parametrized(path: str, module: nn.Module) -> Iterator[MaskedWeight]:
         masks = [_mask_of(one, several.original) for one in several]
         if masks and all(mask is not None for mask in masks):
             mask = masks[0] if len(masks) == 1 else torch.stack(masks).prod(0)  # type: ignore[arg-type]
-            place = f"{prefix}{PARAMETRIZATIONS}.{name}"
+            parameter = f"{prefix}{PARAMETRIZATIONS}.{name}"
             yield MaskedWeight(
-                path, name, kind, several.original, mask, f"{place}.original", f"{place}.0.mask"
+                path, name, kind, several.original, mask, f"{parameter}.original", f"{parameter}.0.mask"
             )
 
 

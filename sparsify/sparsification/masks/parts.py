@@ -107,24 +107,24 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`kept[i / size, j / size]`: whole blocks."""
+    """`blocks[i / size, j / size]`: whole blocks."""
 
-    kept: Tensor
+    blocks: Tensor
     size: int
 
     def keeps(self, i: Tensor, j: Tensor) -> Tensor:
         """Membership by the block."""
-        return self.kept[i // self.size, j // self.size]
+        return self.blocks[i // self.size, j // self.size]
 
     def may_keep(self, cells: Cells) -> Tensor:
         """Bound by the kept blocks touching the cell."""
-        rows, columns = self.kept.shape
+        rows, columns = self.blocks.shape
         count = torch.zeros(rows + 1, columns + 1, dtype=torch.int64)
-        count[1:, 1:] = self.kept.long().cumsum(0).cumsum(1)
+        count[1:, 1:] = self.blocks.long().cumsum(0).cumsum(1)
         first, end = cells.first_row // self.size, (cells.end_row - 1) // self.size + 1
         left, right = cells.first_column // self.size, (cells.end_column - 1) // self.size + 1
-        found = count[end, right] - count[first, right] - count[end, left] + count[first, left]
-        return found > 0
+        count_inside = count[end, right] - count[first, right] - count[end, left] + count[first, left]
+        return count_inside > 0
 
 
 def _any_in(chosen: Tensor, first: Tensor, end: Tensor) -> Tensor:

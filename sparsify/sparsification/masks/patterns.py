@@ -81,8 +81,8 @@ def bigbird(
     generator = torch.Generator().manual_seed(seed)
     masks = []
     for _ in range(heads or 1):
-        kept = _bigbird_blocks(counts, window, global_, random, generator, causal)
-        masks.append(assemble(rows, columns, (Grid(kept, block),), block, causal=causal))
+        mask = _bigbird_blocks(counts, window, global_, random, generator, causal)
+        masks.append(assemble(rows, columns, (Grid(mask, block),), block, causal=causal))
     return masks[0] if heads is None else stacked(masks)
 
 
@@ -92,13 +92,13 @@ def _bigbird_blocks(
     """The blocks kept by BigBird."""
     rows, columns = (torch.arange(count) for count in counts)
     i, j = rows[:, None], columns[None, :]
-    kept = (j - i >= -(window // 2)) & (j - i <= (window - 1) // 2)
+    mask = (j - i >= -(window // 2)) & (j - i <= (window - 1) // 2)
     first, last = (global_ + 1) // 2, global_ // 2
-    kept |= (i < first) | (i >= counts[0] - last) | (j < first) | (j >= counts[1] - last)
+    mask |= (i < first) | (i >= counts[0] - last) | (j < first) | (j >= counts[1] - last)
     drawn = torch.rand(counts, generator=generator)
-    drawn[kept if not causal else kept | (j > i)] = -1.0
+    drawn[mask if not causal else mask | (j > i)] = -1.0
     best = drawn.topk(min(random, counts[1]), dim=1)
-    return kept.scatter(1, best.indices, kept.gather(1, best.indices) | (best.values >= 0))
+    return mask.scatter(1, best.indices, mask.gather(1, best.indices) | (best.values >= 0))
 
 
 def longformer(
@@ -257,9 +257,9 @@ def from_file(
         ShapeError: a mask for other lengths.
     """
     mask = from_tensor(load_mask(path), block=block, causal=causal)
-    wanted = (rows, rows if columns is None else columns)
-    if rows is not None and tuple(mask.shape[-2:]) != wanted:
-        raise ShapeError(f"{path} holds a mask {list(mask.shape)}, and {list(wanted)} is wanted")
+    expected = (rows, rows if columns is None else columns)
+    if rows is not None and tuple(mask.shape[-2:]) != expected:
+        raise ShapeError(f"{path} holds a mask {list(mask.shape)}, and {list(expected)} is wanted")
     return mask
 
 
@@ -287,14 +287,14 @@ def arguments(kind: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
     {'global_': 2}
     """
     parameters = signature(KINDS[kind]).parameters
-    known = {name.rstrip("_"): name for name in parameters if name not in ("rows", "columns")}
+    spellings = {name.rstrip("_"): name for name in parameters if name not in ("rows", "columns")}
     for name in numbers:
-        if name not in known:
-            raise SparsifyError(f"the mask {kind} has no {name!r}", f"it has {', '.join(known)}")
-    for name, own in known.items():
-        if parameters[own].default is parameters[own].empty and name not in numbers:
+        if name not in spellings:
+            raise SparsifyError(f"the mask {kind} has no {name!r}", f"it has {', '.join(spellings)}")
+    for name, parameter in spellings.items():
+        if parameters[parameter].default is parameters[parameter].empty and name not in numbers:
             raise SparsifyError(f"the mask {kind} needs {name!r}")
-    return {known[name]: value for name, value in numbers.items()}
+    return {spellings[name]: value for name, value in numbers.items()}
 
 
 def _extents(rows: int, columns: int | None, **sizes: int) -> int:

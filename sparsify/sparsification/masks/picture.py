@@ -43,6 +43,6 @@ def _drawn(at: torch.Tensor, rows: int, columns: int, width: int) -> str:
     count = torch.bincount((at[0] // cell) * across + at[1] // cell, minlength=lines * across)
     shares = count.view(lines, across) / cell**2
     shades = (shares * (len(SHADES) - 1)).ceil().long().clamp(max=len(SHADES) - 1)
-    kept = at.shape[1] / max(1, rows * columns)
-    head = f"{rows} x {columns}, {kept:.0%} kept".replace("%", " %") + f", a character is {cell} x {cell}"
+    density = at.shape[1] / max(1, rows * columns)
+    head = f"{rows} x {columns}, {density:.0%} kept".replace("%", " %") + f", a character is {cell} x {cell}"
     return "\n".join([head, *("".join(SHADES[shade] for shade in line) for line in shades.tolist())])

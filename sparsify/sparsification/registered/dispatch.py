@@ -78,28 +78,28 @@ def choose(operator: Callable[..., Any], values: Sequence[Any], outputs: Outputs
         values: arguments in the order of the signature.
         outputs: for each result the sparsifier applied by the operator itself, and the requested layout.
     """
-    known = registry.operators.get(canonical(operator), ())
-    if (found := closest(known, values, outputs)) is not None:
-        return Choice("user", f"{_called(found)} is registered for these layouts", found)
+    registered = registry.operators.get(canonical(operator), ())
+    if (implementation := closest(registered, values, outputs)) is not None:
+        return Choice("user", f"{_called(implementation)} is registered for these layouts", implementation)
     leaves = tree_leaves(list(values))
-    own = [v for v in leaves if isinstance(v, UserTensor)]
-    if not own and not any(isinstance(v, SparseTensor) for v in leaves):
+    user_tensors = [v for v in leaves if isinstance(v, UserTensor)]
+    if not user_tensors and not any(isinstance(v, SparseTensor) for v in leaves):
         return Choice("torch", "no argument is sparse")
-    if not own and _is_compiled(operator):
+    if not user_tensors and _is_compiled(operator):
         return Choice("compiler", "no registered pattern fits, the compiler has the operator")
-    converted = _cheapest(known, values, outputs)
+    converted = _cheapest(registered, values, outputs)
     if converted is not None:
         return converted
-    if own and _is_compiled(operator) and all(hasattr(v.wrapped, "to_sparse") for v in own):
-        names = ", ".join(sorted({v.format.__name__ for v in own}))
+    if user_tensors and _is_compiled(operator) and all(hasattr(v.wrapped, "to_sparse") for v in user_tensors):
+        names = ", ".join(sorted({v.format.__name__ for v in user_tensors}))
         return Choice("converted", f"{names} becomes a SparseTensor without loss, for the compiler")
     return Choice("dense", "no registered pattern fits, nor does one behind a lossless conversion")
 
 
-def _cheapest(known: Sequence[Implementation], values: Sequence[Any], outputs: Outputs) -> Choice | None:
+def _cheapest(registered: Sequence[Implementation], values: Sequence[Any], outputs: Outputs) -> Choice | None:
     """The registered implementation with the cheapest conversion of arguments, in entries moved."""
-    found: list[tuple[float, int, Choice]] = []
-    for implementation in known:
+    candidates: list[tuple[float, int, Choice]] = []
+    for implementation in registered:
         for formats, cost in _conversions(implementation, values):
             if (
                 formats
@@ -112,8 +112,8 @@ def _cheapest(known: Sequence[Implementation], values: Sequence[Any], outputs: O
                     implementation,
                     formats,
                 )
-                found.append((cost, -implementation.priority, choice))
-    return min(found, key=lambda item: item[:2])[2] if found else None
+                candidates.append((cost, -implementation.priority, choice))
+    return min(candidates, key=lambda item: item[:2])[2] if candidates else None
 
 
 def _conversions(
@@ -130,10 +130,10 @@ def _conversions(
             continue
         if isinstance(value, UserTensor) and not hasattr(value.wrapped, "to_sparse"):
             return
-        wanted = _one_format(pattern, value.dim())
-        if wanted is None or not _holds_any(wanted):
+        target = _one_format(pattern, value.dim())
+        if target is None or not _holds_any(target):
             return
-        formats[number] = wanted
+        formats[number] = target
         cost += value.nnz if isinstance(value, SparseTensor) else value.numel()
     yield formats, cost
 
@@ -144,8 +144,8 @@ def _one_format(pattern: Any, rank: int) -> Format | None:
         return pattern if pattern.rank == rank else None
     if not isinstance(pattern, str) or "*" in pattern or "|" in pattern or format_class(pattern) is not None:
         return None
-    found = Format(pattern)
-    return found if found.rank == rank else None
+    result = Format(pattern)
+    return result if result.rank == rank else None
 
 
 def _holds_any(format: Format) -> bool:
@@ -155,17 +155,17 @@ def _holds_any(format: Format) -> bool:
 
 def _converted(values: Sequence[Any], formats: Mapping[int, Any], *, like: bool = False) -> list[Any]:
     """The arguments in other formats; placeholders without entries if only layouts matter."""
-    found = list(values)
-    for number, wanted in formats.items():
-        value = found[number]
+    converted = list(values)
+    for number, target in formats.items():
+        value = converted[number]
         if like:
             empty = torch.empty((value.dim(), 0), dtype=torch.int64), torch.empty(0), tuple(value.shape)
-            found[number] = storage_tensor(empty, wanted)
+            converted[number] = storage_tensor(empty, target)
             continue
         sparse = value.to_sparse_tensor() if isinstance(value, UserTensor) else value
         assert sparse is not None, "only what converts without loss is converted"
-        found[number] = sparse.to(format=wanted)
-    return found
+        converted[number] = sparse.to(format=target)
+    return converted
 
 
 def storage_tensor(data: Any, format: Any) -> SparseTensor:
@@ -221,9 +221,9 @@ def _dense(value: Any) -> Any:
 def _refuse_or_warn(operator: Callable[..., Any], values: Sequence[Any], outputs: Outputs) -> None:
     """One warning for an operator and layouts; an error under `sparsify.strict()`."""
     layouts = [layout_of(v) if isinstance(v, Tensor) else None for v in values]
-    asked = [(s, layout) for s, layout in outputs if layout is not None]
+    requested = [(s, layout) for s, layout in outputs if layout is not None]
     text = f"{written(operator)} of {shown_tuple(map(shown, layouts))} has no implementation"
-    lines = registration(operator, layouts, asked)
+    lines = registration(operator, layouts, requested)
     if current().strict:
         raise UnsupportedOperatorError(text, f"register one:\n{lines}")
     if text not in _warned:
@@ -244,32 +244,32 @@ def run(
         return _results(operator, implementation.compute(Context(), tuple(values), sparsifiers))
     if any(g.closeness(values, ()) is not None for g in registry.gradients.get(canonical(operator), ())):
         return _UserOperator.apply(operator, implementation, sparsifiers, *values)  # type: ignore[no-untyped-call]
-    found = _results(operator, implementation.compute(Context(), tuple(values), sparsifiers))
-    return tree_map(partial(_with_message, operator, values, leaves), found)
+    result = _results(operator, implementation.compute(Context(), tuple(values), sparsifiers))
+    return tree_map(partial(_with_message, operator, values, leaves), result)
 
 
-def _with_message(operator: Any, values: Sequence[Any], leaves: Sequence[Tensor], found: Any) -> Any:
+def _with_message(operator: Any, values: Sequence[Any], leaves: Sequence[Tensor], result: Any) -> Any:
     """A result; if torch lost the gradient, backward raises with the missing registration."""
-    is_differentiable = isinstance(found, Tensor) and (found.is_floating_point() or found.is_complex())
-    if not is_differentiable or found.requires_grad:
-        return found
-    return _NoGradient.apply(operator, values, found, *leaves)  # type: ignore[no-untyped-call]
+    is_differentiable = isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex())
+    if not is_differentiable or result.requires_grad:
+        return result
+    return _NoGradient.apply(operator, values, result, *leaves)  # type: ignore[no-untyped-call]
 
 
-def _results(operator: Callable[..., Any], found: Any) -> Any:
+def _results(operator: Callable[..., Any], result: Any) -> Any:
     """The results of an implementation, as tensors.
 
     Raises:
         SparsifierError: something else.
     """
-    if isinstance(found, tuple | list):
-        return tuple(_results(operator, part) for part in found)
-    if isinstance(found, Tensor):
-        return found
-    if format_class(type(found)) is not None:
-        return wrap(found)
+    if isinstance(result, tuple | list):
+        return tuple(_results(operator, part) for part in result)
+    if isinstance(result, Tensor):
+        return result
+    if format_class(type(result)) is not None:
+        return wrap(result)
     raise SparsifierError(
-        f"the implementation of {written(operator)} returned a {type(found).__name__}",
+        f"the implementation of {written(operator)} returned a {type(result).__name__}",
         "a tensor, an object of a registered format, or a tuple of them",
     )
 
@@ -281,21 +281,21 @@ class _UserOperator(torch.autograd.Function):
     def forward(
         ctx: Any, operator: Any, implementation: Implementation, sparsifiers: Any, *values: Any
     ) -> Any:
-        ctx.operator, ctx.own, ctx.values = operator, Context(), values
+        ctx.operator, ctx.user_context, ctx.values = operator, Context(), values
         ctx.set_materialize_grads(False)
-        return _results(operator, implementation.compute(ctx.own, values, sparsifiers))
+        return _results(operator, implementation.compute(ctx.user_context, values, sparsifiers))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        asked = [(KeepAll(), layout_of(g) if g is not None else None) for g in grads]
-        known = registry.gradients.get(canonical(ctx.operator), ())
-        found = closest(known, ctx.values, asked)
-        if found is None:
+        requested = [(KeepAll(), layout_of(g) if g is not None else None) for g in grads]
+        registered = registry.gradients.get(canonical(ctx.operator), ())
+        implementation = closest(registered, ctx.values, requested)
+        if implementation is None:
             raise UnsupportedOperatorError(_no_gradient(ctx.operator, ctx.values, grads))
-        made = found.compute(ctx.own, tuple(grads), [KeepAll()] * len(ctx.values))
-        made = tuple(made) if isinstance(made, tuple | list) else (made,)
-        made += (None,) * (len(ctx.values) - len(made))
-        return None, None, None, *map(_gradient_of, ctx.values, made[: len(ctx.values)])
+        gradients = implementation.compute(ctx.user_context, tuple(grads), [KeepAll()] * len(ctx.values))
+        gradients = tuple(gradients) if isinstance(gradients, tuple | list) else (gradients,)
+        gradients += (None,) * (len(ctx.values) - len(gradients))
+        return None, None, None, *map(_gradient_of, ctx.values, gradients[: len(ctx.values)])
 
 
 def _gradient_of(value: Any, gradient: Any) -> Any:
@@ -327,12 +327,12 @@ class _NoGradient(torch.autograd.Function):
     """A result of an implementation not differentiable by torch; backward raises with the missing registration."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Any, values: Any, found: Tensor, *leaves: Tensor) -> Tensor:
+    def forward(ctx: Any, operator: Any, values: Any, result: Tensor, *leaves: Tensor) -> Tensor:
         ctx.operator, ctx.values = operator, values
         return (
-            wrap(found.wrapped, tuple(found.shape), found.dtype)
-            if isinstance(found, UserTensor)
-            else found.clone()
+            wrap(result.wrapped, tuple(result.shape), result.dtype)
+            if isinstance(result, UserTensor)
+            else result.clone()
         )
 
     @staticmethod
@@ -367,11 +367,13 @@ def explain_call(
         f"{written(operator)} of {shown_tuple(map(shown, layouts))}",
         f"  way: {choice.way}: {choice.reason}",
     ]
-    for known in registry.operators.get(canonical(operator), ()):
-        mark = "taken" if known is choice.implementation else "does not fit"
-        if known is not choice.implementation and known.closeness(values, PLAIN) is not None:
+    for registered in registry.operators.get(canonical(operator), ()):
+        mark = "taken" if registered is choice.implementation else "does not fit"
+        if registered is not choice.implementation and registered.closeness(values, PLAIN) is not None:
             mark = "fits less closely"
-        lines.append(f"  registered: {_called(known)} for {shown_tuple(map(shown, known.inputs))}: {mark}")
+        lines.append(
+            f"  registered: {_called(registered)} for {shown_tuple(map(shown, registered.inputs))}: {mark}"
+        )
     if choice.implementation is None:
         lines += [
             "  to register one:",
@@ -394,12 +396,12 @@ def _is_compiled(operator: Callable[..., Any]) -> bool:
 
 def _override(operator: Any, args: Any, kwargs: Any) -> Any:
     """A user's implementation for `SparseTensor`s, `NotImplemented` if none fits."""
-    known = registry.operators.get(canonical(operator))
-    if not known:
+    registered = registry.operators.get(canonical(operator))
+    if not registered:
         return NotImplemented
     values = arguments(operator, args, kwargs)
-    found = closest(known, values, PLAIN)
-    return NotImplemented if found is None else run(operator, found, values, PLAIN)
+    implementation = closest(registered, values, PLAIN)
+    return NotImplemented if implementation is None else run(operator, implementation, values, PLAIN)
 
 
 def _convert_first(operator: Any, args: Any, kwargs: Any, reason: Any) -> Any:

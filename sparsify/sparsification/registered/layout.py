@@ -74,8 +74,8 @@ def fits_layout(layout: Any, pattern: Any) -> int | None:
     if isinstance(pattern, str):
         if pattern == ANY:
             return ANYTHING
-        found = [_fits_text(layout, part.strip()) for part in pattern.split("|")]
-        return max((n for n in found if n is not None), default=None)
+        degrees = [_fits_text(layout, part.strip()) for part in pattern.split("|")]
+        return max((n for n in degrees if n is not None), default=None)
     if isinstance(pattern, Format):
         return EXACT if layout == pattern else None
     if pattern is torch.Tensor:
@@ -103,8 +103,8 @@ def shown(layout: Any) -> str:
     if isinstance(layout, type):
         return layout.__name__
     if isinstance(layout, Format):
-        known = [n for n in ("csr", "csc", "coo", "dcsr", "dcsc") if layout.rank == 2 and layout == Format(n)]
-        return repr(known[0] if known else str(layout))
+        names = [n for n in ("csr", "csc", "coo", "dcsr", "dcsc") if layout.rank == 2 and layout == Format(n)]
+        return repr(names[0] if names else str(layout))
     return repr(layout)
 
 
@@ -137,17 +137,17 @@ def _form(text: str, rank: int | None = None) -> "Format | re.Pattern[str]":
     """A format, or a regular expression for the texts of formats with numbers in place of `*`."""
     if ANY not in text:
         return Format(text) if rank is None else Format(text, rank=rank)
-    found = []
+    expressions = []
     for spelled in _spellings(text):
         try:
-            whole = re.escape(str(Format(spelled)))
+            expression = re.escape(str(Format(spelled)))
         except FormatError:
             continue
         for number in STANDS:
-            whole = whole.replace(str(number), r"\d+")
-        found.append(f"(?:{whole})")
-    if found:
-        return re.compile("|".join(found))
+            expression = expression.replace(str(number), r"\d+")
+        expressions.append(f"(?:{expression})")
+    if expressions:
+        return re.compile("|".join(expressions))
     raise FormatError(
         f"the format {text!r}", "the name of a format with numbers or *, 'nm(*, *)' or 'bcsr(*)'"
     )

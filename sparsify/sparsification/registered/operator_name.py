@@ -28,8 +28,8 @@ def canonical(operator: Callable[..., Any]) -> Callable[..., Any]:
     name = getattr(operator, "__name__", "")
     is_method = getattr(Tensor, name, None) is operator and not is_in_place(name)
     plain = name.strip("_")
-    found = getattr(torch, ALIASES.get(plain, plain), None)
-    return found if is_method and callable(found) else operator
+    function = getattr(torch, ALIASES.get(plain, plain), None)
+    return function if is_method and callable(function) else operator
 
 
 def is_in_place(name: str) -> bool:
@@ -45,12 +45,12 @@ def is_in_place(name: str) -> bool:
 
 def written(operator: Callable[..., Any]) -> str:
     """The user-facing name of an operator, `torch.mm`."""
-    known = canonical(operator)
-    name = getattr(known, "__name__", str(known))
+    function = canonical(operator)
+    name = getattr(function, "__name__", str(function))
     for module in (torch, torch.nn.functional):
-        if getattr(module, name, None) is known:
+        if getattr(module, name, None) is function:
             return f"{module.__name__}.{name}"
-    return str(resolve_name(known) or getattr(known, "__qualname__", name))
+    return str(resolve_name(function) or getattr(function, "__qualname__", name))
 
 
 @lru_cache(maxsize=1024)
@@ -60,9 +60,9 @@ def argument_names(operator: Callable[..., Any]) -> tuple[str, ...]:
     >>> argument_names(torch.add)
     ('input', 'other', 'alpha', 'out')
     """
-    known = canonical(operator)
-    name = getattr(known, "__name__", "")
-    packet = getattr(torch.ops.aten, name, None) if not inspect.isfunction(known) else None
+    function = canonical(operator)
+    name = getattr(function, "__name__", "")
+    packet = getattr(torch.ops.aten, name, None) if not inspect.isfunction(function) else None
     if packet is not None:
         overloads = packet.overloads()
         chosen = next((o for o in ("Tensor", "default") if o in overloads), overloads[0])
@@ -70,9 +70,9 @@ def argument_names(operator: Callable[..., Any]) -> tuple[str, ...]:
         names[0] = FIRST[0] if names[0] == FIRST[1] else names[0]
         return (*names, "out")
     try:
-        return tuple(inspect.signature(known).parameters)
+        return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        like = get_testing_overrides().get(known)
+        like = get_testing_overrides().get(function)
         return tuple(inspect.signature(like).parameters) if like is not None else ()
 
 
@@ -85,13 +85,13 @@ def arguments(
     (1, 2, 3)
     """
     names = argument_names(operator)
-    found = list(args)
+    result = list(args)
     for key, value in kwargs.items():
-        place = (
+        position = (
             names.index(FIRST[0] if key in FIRST and FIRST[0] in names else key)
             if (key in names or key in FIRST)
-            else len(found)
+            else len(result)
         )
-        found += [None] * (place + 1 - len(found))
-        found[place] = value
-    return tuple(found)
+        result += [None] * (position + 1 - len(result))
+        result[position] = value
+    return tuple(result)

@@ -53,14 +53,14 @@ class Implementation:
 
     def closeness(self, values: Sequence[Any], outputs: Sequence[tuple[Any, Any]]) -> tuple[int, ...] | None:
         """Closeness of values and of requested results to the patterns; `None` for a mismatch."""
-        found = [fits(v, p) for v, p in zip(values, self.padded(len(values)), strict=False)]
-        found += [fits(None, p) for p in self.inputs[len(values) :]]
-        for (asked, layout), (kind, pattern) in zip(outputs, self.outputs, strict=False):
-            found.append(_fits_sparsifier(asked, kind))
-            found.append(0 if layout is None else fits_layout(layout, pattern))
-        if any(n is None for n in found):
+        degrees = [fits(v, p) for v, p in zip(values, self.padded(len(values)), strict=False)]
+        degrees += [fits(None, p) for p in self.inputs[len(values) :]]
+        for (sparsifier, layout), (kind, pattern) in zip(outputs, self.outputs, strict=False):
+            degrees.append(_fits_sparsifier(sparsifier, kind))
+            degrees.append(0 if layout is None else fits_layout(layout, pattern))
+        if any(n is None for n in degrees):
             return None
-        return self.priority, sum(n for n in found if n is not None), self.number
+        return self.priority, sum(n for n in degrees if n is not None), self.number
 
     def compute(self, *args: Any) -> Any:
         """The result of the function; a nested call of the same operator goes to the next implementation."""
@@ -118,12 +118,12 @@ def register_operator(
     >>> unregister(torch.mm)
     """
     _require_operator(operator)
-    made = tuple(require_pattern(pattern) for pattern in _listed("inputs", inputs))
+    input_patterns = tuple(require_pattern(pattern) for pattern in _listed("inputs", inputs))
     results = tuple(map(_output, _listed("outputs", outputs)))
     from sparsify.sparsification.registered.dispatch import install
 
     install()
-    return _registering(operators.setdefault(canonical(operator), []), made, results, priority)
+    return _registering(operators.setdefault(canonical(operator), []), input_patterns, results, priority)
 
 
 def register_backward(
@@ -154,11 +154,11 @@ def register_backward(
     Source: STen, section 3, backpropagation, and appendix A.3.
     """
     _require_operator(operator)
-    made = tuple(require_pattern(pattern) for pattern in _listed("inputs", inputs))
+    input_patterns = tuple(require_pattern(pattern) for pattern in _listed("inputs", inputs))
     for pattern in _listed("grad_inputs", grad_inputs):
         _output(pattern)
     results = tuple((ANY, require_pattern(pattern)) for pattern in _listed("grad_outputs", grad_outputs))
-    return _registering(gradients.setdefault(canonical(operator), []), made, results, priority)
+    return _registering(gradients.setdefault(canonical(operator), []), input_patterns, results, priority)
 
 
 def register_sparsifier(
@@ -198,12 +198,14 @@ def register_sparsifier(
         return cls
     if not isinstance(sparsifier, type):
         raise SparsifierError(f"register_sparsifier(sparsifier={sparsifier!r})", "a class of sparsifiers")
-    kind, found = sparsifier, list[Implementation]()
-    register = _registering(found, (require_pattern(input),), ((ANY, require_pattern(output)),), priority)
+    kind, implementations = sparsifier, list[Implementation]()
+    register = _registering(
+        implementations, (require_pattern(input),), ((ANY, require_pattern(output)),), priority
+    )
 
     def decorate(function: F) -> F:
         register(function)
-        sparsifiers.append((kind, found[-1]))
+        sparsifiers.append((kind, implementations[-1]))
         return function
 
     return decorate
@@ -216,18 +218,18 @@ def unregister(operator: Callable[..., Any]) -> None:
 
 
 def closest(
-    found: Sequence[Implementation], values: Sequence[Any], outputs: Sequence[tuple[Any, Any]] = ()
+    registered: Sequence[Implementation], values: Sequence[Any], outputs: Sequence[tuple[Any, Any]] = ()
 ) -> Implementation | None:
     """The best matching implementation, `None` without a match."""
-    free = [i for i in found if i.number not in _running.get()]
+    free = [i for i in registered if i.number not in _running.get()]
     ranked = [(closeness, i) for i in free if (closeness := i.closeness(values, outputs)) is not None]
     return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
 def closest_sparsifier(sparsifier: Any, tensor: Any, output: Any) -> Implementation | None:
     """The implementation of a sparsifier for a tensor and the requested layout."""
-    own = [i for kind, i in sparsifiers if isinstance(sparsifier, kind)]
-    return closest(own, (tensor,), ((sparsifier, output),))
+    candidates = [i for kind, i in sparsifiers if isinstance(sparsifier, kind)]
+    return closest(candidates, (tensor,), ((sparsifier, output),))
 
 
 def registration(operator: Callable[..., Any], layouts: Sequence[Any], outputs: Sequence[Any] = ()) -> str:
@@ -271,20 +273,26 @@ def _listed(name: str, patterns: Any) -> Sequence[Any]:
     return patterns
 
 
-def _output(given: Any) -> tuple[Any, Any]:
+def _output(output: Any) -> tuple[Any, Any]:
     """A class of sparsifiers and a pattern, from a pair or from a pattern alone."""
-    if given is None:
+    if output is None:
         return ANY, ANY
-    kind, pattern = given if isinstance(given, tuple | list) and len(given) == 2 else (KeepAll, given)
+    kind, pattern = output if isinstance(output, tuple | list) and len(output) == 2 else (KeepAll, output)
     if kind != ANY and not isinstance(kind, type):
         raise SparsifierError(f"the sparsifier {kind!r} of a result", "a class, sparsifiers.RandomFraction")
     return kind, require_pattern(pattern)
 
 
-def _fits_sparsifier(asked: Any, kind: Any) -> int | None:
+def _fits_sparsifier(sparsifier: Any, kind: Any) -> int | None:
     """Closeness of a sparsifier to a class."""
     if isinstance(kind, str):
         return 0
-    if type(asked) is kind:
+    if type(sparsifier) is kind:
         return 2
-    return 1 if isinstance(asked, kind) and kind is not Sparsifier else 0 if isinstance(asked, kind) else None
+    return (
+        1
+        if isinstance(sparsifier, kind) and kind is not Sparsifier
+        else 0
+        if isinstance(sparsifier, kind)
+        else None
+    )

@@ -43,12 +43,12 @@ class UserTensor(Tensor):
     """
 
     # The object, in a list shared by tensors of the same memory.
-    _held: list[Any]
+    _objects: list[Any]
 
     @property
     def wrapped(self) -> Any:
         """The object; a write into the tensor replaces the object."""
-        return self._held[0]
+        return self._objects[0]
 
     @property
     def format(self) -> type:
@@ -62,8 +62,8 @@ class UserTensor(Tensor):
 
     def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> Tensor:
         """The dense tensor; differentiable."""
-        found: Tensor = _ToDense.apply(self)  # type: ignore[no-untyped-call]
-        return found if dtype is None else found.to(dtype)
+        dense: Tensor = _ToDense.apply(self)  # type: ignore[no-untyped-call]
+        return dense if dtype is None else dense.to(dtype)
 
     def to_sparse_tensor(self) -> SparseTensor | None:
         """A `SparseTensor` of the same entries, `None` for a class without `to_sparse`."""
@@ -90,10 +90,10 @@ class UserTensor(Tensor):
     ) -> Any:
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
         if name in ("detach", "alias", "clone", "view_as", "lift_fresh"):
-            made = wrap(args[0].wrapped, tuple(args[0].shape), args[0].dtype)
+            result = wrap(args[0].wrapped, tuple(args[0].shape), args[0].dtype)
             if name != "clone":
-                made._held = args[0]._held
-            return made
+                result._objects = args[0]._objects
+            return result
         dense = dict[int, Tensor]()
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, UserTensor) and id(leaf) not in dense:
@@ -108,8 +108,8 @@ class UserTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "UserTensor":
         if id(self) in memo:
-            found: UserTensor = memo[id(self)]
-            return found
+            memoized: UserTensor = memo[id(self)]
+            return memoized
         if not self.is_leaf:
             raise InvalidTensorError(
                 "a deep copy of a tensor that is the result of a computation", "detach it first"
@@ -131,8 +131,8 @@ def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> I
     """The tensors in user formats written by an operator, by its schema."""
     for number, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[number] if number < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, UserTensor))
+            written = args[number] if number < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in tree_leaves(written) if isinstance(leaf, UserTensor))
 
 
 def _write(tensor: UserTensor, dense: Tensor) -> None:
@@ -145,7 +145,7 @@ def _write(tensor: UserTensor, dense: Tensor) -> None:
         raise UnsupportedOperatorError(
             f"a write that makes {tensor!r} {dense.dtype} {list(dense.shape)}", "make another tensor"
         )
-    tensor._held[0] = tensor.format.from_dense(dense)  # type: ignore[attr-defined]
+    tensor._objects[0] = tensor.format.from_dense(dense)  # type: ignore[attr-defined]
 
 
 class _ToDense(torch.autograd.Function):
@@ -153,8 +153,8 @@ class _ToDense(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: UserTensor) -> Tensor:
-        found: Tensor = tensor.wrapped.to_dense()
-        return found.clone()
+        dense: Tensor = tensor.wrapped.to_dense()
+        return dense.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -165,14 +165,18 @@ class _FromDense(torch.autograd.Function):
     """`dense -> tensor` around an object made from the dense tensor; gradients in user formats become dense."""
 
     @staticmethod
-    def forward(ctx: Any, dense: Tensor, made: Any, drops: bool) -> UserTensor:
-        ctx.made = made if drops else None
-        return wrap(made, tuple(dense.shape), dense.dtype)
+    def forward(ctx: Any, dense: Tensor, stored: Any, drops: bool) -> UserTensor:
+        ctx.stored = stored if drops else None
+        return wrap(stored, tuple(dense.shape), dense.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        found = grad.to_dense() if isinstance(grad, UserTensor | SparseTensor) else grad
-        return (found if ctx.made is None else torch.where(ctx.made.to_dense() != 0, found, 0)), None, None
+        dense = grad.to_dense() if isinstance(grad, UserTensor | SparseTensor) else grad
+        return (
+            (dense if ctx.stored is None else torch.where(ctx.stored.to_dense() != 0, dense, 0)),
+            None,
+            None,
+        )
 
 
 def wrap(stored: Any, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> UserTensor:
@@ -193,15 +197,15 @@ def wrap(stored: Any, shape: tuple[int, ...] | None = None, dtype: torch.dtype |
     if shape is None or dtype is None:
         like = stored if hasattr(stored, "shape") and hasattr(stored, "dtype") else stored.to_dense()
         shape, dtype = tuple(like.shape), like.dtype
-    made = torch.Tensor._make_wrapper_subclass(UserTensor, shape, dtype=dtype)
-    made._held = [stored]
-    return made
+    result = torch.Tensor._make_wrapper_subclass(UserTensor, shape, dtype=dtype)
+    result._objects = [stored]
+    return result
 
 
-def made_of(dense: Tensor, made: Any) -> UserTensor:
+def made_of(dense: Tensor, stored: Any) -> UserTensor:
     """A tensor around an object with some entries of a dense tensor; gradients reach the kept entries."""
-    found: UserTensor = _FromDense.apply(dense, made, True)  # type: ignore[no-untyped-call]
-    return found
+    result: UserTensor = _FromDense.apply(dense, stored, True)  # type: ignore[no-untyped-call]
+    return result
 
 
 def from_dense(dense: Tensor, cls: type) -> UserTensor:
@@ -210,13 +214,13 @@ def from_dense(dense: Tensor, cls: type) -> UserTensor:
     Raises:
         ConversionError: the class returns another type.
     """
-    made = cls.from_dense(dense.detach())  # type: ignore[attr-defined]
-    if not isinstance(made, cls):
+    stored = cls.from_dense(dense.detach())  # type: ignore[attr-defined]
+    if not isinstance(stored, cls):
         raise ConversionError(
-            f"{cls.__name__}.from_dense returned a {type(made).__name__}", f"a {cls.__name__}"
+            f"{cls.__name__}.from_dense returned a {type(stored).__name__}", f"a {cls.__name__}"
         )
-    found: UserTensor = _FromDense.apply(dense, made, False)  # type: ignore[no-untyped-call]
-    return found
+    result: UserTensor = _FromDense.apply(dense, stored, False)  # type: ignore[no-untyped-call]
+    return result
 
 
 @overload
@@ -253,23 +257,23 @@ def register_format(cls: Any = None, *, name: str | None = None) -> Any:
     UserTensor(Rows; shape [2, 2], torch.float32)
     """
     if cls is None:
-        return lambda found: register_format(found, name=name)  # type: ignore[call-overload]
+        return lambda decorated: register_format(decorated, name=name)  # type: ignore[call-overload]
     if not isinstance(cls, type):
         raise SparsifierError(f"register_format of {cls!r}", "a class; it is a decorator")
     missing = [n for n in ("from_dense", "to_dense") if not callable(getattr(cls, n, None))]
     if missing:
         raise SparsifierError(f"the format {cls.__name__} without {' and '.join(missing)}", "both methods")
-    known = name or cls.__name__
+    label = name or cls.__name__
     from sparsify.storage.format_text import NAMED
 
-    if known in NAMED or not known.isidentifier():
-        raise SparsifierError(f"a format called {known!r}", "a name that no other format has")
-    _formats[known] = cls
+    if label in NAMED or not label.isidentifier():
+        raise SparsifierError(f"a format called {label!r}", "a name that no other format has")
+    _formats[label] = cls
     return cls
 
 
-def format_class(given: Any) -> type | None:
+def format_class(form: Any) -> type | None:
     """The class of a registered format, by the class or its name; `None` for other formats."""
-    if isinstance(given, str):
-        return _formats.get(given)
-    return given if isinstance(given, type) and given in _formats.values() else None
+    if isinstance(form, str):
+        return _formats.get(form)
+    return form if isinstance(form, type) and form in _formats.values() else None

@@ -51,16 +51,16 @@ class Blockwise(Sparsifier):
         """The block of comparisons in a kernel; `None` if a mask is made first."""
 
     def store(self, tensor: Tensor, format: Format | str | None) -> SparseTensor:
-        """The kept entries, by the copying kernel if it can compare the entries."""
+        """The kept entries, by the copying kernel if the dtype is comparable."""
         block, rank = self.block(), tensor.dim()
         is_dense = not isinstance(tensor, SparseTensor) and tensor.numel() >= BY_KERNEL and rank > 1
         if block is None or not is_dense or not -rank <= block.mode < rank or tensor.dtype not in COMPARED:
             return super().store(tensor, format)
-        asked, (_, place) = by_rank(format, rank), letters(rank)
-        if not is_listed(asked) or (block.size is not None and tensor.shape[block.mode] % block.size):
+        target, (_, subscripts) = by_rank(format, rank), letters(rank)
+        if not is_listed(target) or (block.size is not None and tensor.shape[block.mode] % block.size):
             return super().store(tensor, format)
-        how: dict[str, Any] = {"T": tensor, "format": asked, "sparsifier": self}
-        return narrowed(evaluate(f"Y{place} = T{place}", **how))
+        how: dict[str, Any] = {"T": tensor, "format": target, "sparsifier": self}
+        return narrowed(evaluate(f"Y{subscripts} = T{subscripts}", **how))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +124,14 @@ class PerBlockFraction(Blockwise):
         is_rows = tensor.dim() == 2 and self.group is None and self.dim in (None, -1, 1)
         if isinstance(tensor, SparseTensor) or not is_rows or format is None:
             return Blockwise.store(self, tensor, format)
-        asked = Format(format, rank=2)
-        if asked != Format(f"nm({self.n}, {self.m})") or not tensor.numel():
+        target = Format(format, rank=2)
+        if target != Format(f"nm({self.n}, {self.m})") or not tensor.numel():
             return Blockwise.store(self, tensor, format)
         mask = self.mask(tensor)
         within = mask.view(-1, self.m).nonzero()[:, 1]
-        crd = within.to(index_dtype(asked, tensor.shape, within.shape[0]))
+        crd = within.to(index_dtype(target, tensor.shape, within.shape[0]))
         pattern = shared(
-            asked, tensor.shape, (None, None, None), (None, None, crd), is_private=True
+            target, tensor.shape, (None, None, None), (None, None, crd), is_private=True
         ).trusted()
         return SparseTensor(pattern, tensor[mask])
 

@@ -58,54 +58,54 @@ def grouped_mask(
             f"a chunk of {keep}:{of}:{group} is {comb(of, keep)} patterns of {group} blocks, {chunk} side by side, "
             f"and a weight {list(weight.shape)} has {width}; a smaller group, or `ignore`"
         )
-    ways = [[place in chosen for place in range(of)] for chosen in combinations(range(of), keep)]
+    ways = [[entry in chosen for entry in range(of)] for chosen in combinations(range(of), keep)]
     patterns = torch.tensor(ways, dtype=torch.bool)
     padded = pad(scores, (0, -width % chunk, 0, -length % of))
     strips = padded.shape[0] // of
     blocks = padded.view(strips, of, -1, chunk).permute(0, 2, 3, 1)
-    held = blocks @ patterns.t().to(blocks.dtype)  # [strips, chunks, chunk, ways]
-    found = given_out(held.flatten(0, 1), group)
-    kept = patterns[found]
+    kept_sums = blocks @ patterns.t().to(blocks.dtype)  # [strips, chunks, chunk, ways]
+    assignment = assign_patterns(kept_sums.flatten(0, 1), group)
+    entries = patterns[assignment]
     if alive is not None and not bool(alive.all()):
         lines = alive.flatten(1) if along == 0 else alive.flatten(1).t()
         living = pad(lines, (0, -width % chunk, 0, -length % of), value=True)
         dead = (~living).view(strips, of, -1, chunk).permute(0, 2, 3, 1).to(blocks.dtype)
         lost = dead @ patterns.t().to(blocks.dtype)
-        kept = patterns[repaired(found, held.flatten(0, 1), lost.flatten(0, 1), group)]
-    mask = kept.view(blocks.shape).permute(0, 3, 1, 2).reshape(padded.shape)[:length, :width]
+        entries = patterns[repaired(assignment, kept_sums.flatten(0, 1), lost.flatten(0, 1), group)]
+    mask = entries.view(blocks.shape).permute(0, 3, 1, 2).reshape(padded.shape)[:length, :width]
     return (mask if along == 0 else mask.t()).reshape(weight.shape)
 
 
-def given_out(scores: Tensor, group: int) -> Tensor:
+def assign_patterns(scores: Tensor, group: int) -> Tensor:
     """The pattern of each block [chunks, blocks], every pattern `group` times a chunk.
 
     Args:
         scores: [chunks, blocks, patterns], the kept sum of a block with a pattern.
         group: number of blocks for each pattern.
 
-    >>> given_out(torch.tensor([[[3.0, 2.0], [9.0, 1.0]]]), 1)  # the second block loses more without the first pattern
+    >>> assign_patterns(torch.tensor([[[3.0, 2.0], [9.0, 1.0]]]), 1)  # block 2 loses more without pattern 1
     tensor([[1, 0]])
     """
     chunks, count, patterns = scores.shape
     order = scores.flatten(1).argsort(dim=1, descending=True, stable=True).t().contiguous()  # [pairs, chunks]
     pattern = order % patterns
     block = order.div_(patterns, rounding_mode="floor").add_(torch.arange(chunks) * count)
-    place = pattern + torch.arange(chunks) * patterns  # of a pattern, counted over all chunks
-    found = torch.full((chunks * count,), -1)
+    slots = pattern + torch.arange(chunks) * patterns  # of a pattern, counted over all chunks
+    assignment = torch.full((chunks * count,), -1)
     left = torch.full((chunks * patterns,), group)
-    for blocks, places, wanted in zip(block, place, pattern, strict=True):  # one pair of each chunk at once
-        own, room = found.index_select(0, blocks), left.index_select(0, places)
-        is_given = (own < 0) & (room > 0)
-        found.scatter_(0, blocks, torch.where(is_given, wanted, own))
+    for blocks, places, offered in zip(block, slots, pattern, strict=True):  # one pair of each chunk at once
+        current, room = assignment.index_select(0, blocks), left.index_select(0, places)
+        is_given = (current < 0) & (room > 0)
+        assignment.scatter_(0, blocks, torch.where(is_given, offered, current))
         left.scatter_(0, places, room - is_given.to(room.dtype))
-    return found.view(chunks, count)
+    return assignment.view(chunks, count)
 
 
-def repaired(found: Tensor, scores: Tensor, lost: Tensor, group: int) -> Tensor:
+def repaired(assignment: Tensor, scores: Tensor, lost: Tensor, group: int) -> Tensor:
     """The patterns of blocks; chunks with lost entries are reassigned with the fewest lost entries.
 
     Args:
-        found: [chunks, blocks], the greedy assignment.
+        assignment: [chunks, blocks], the greedy assignment.
         scores: [chunks, blocks, patterns], the kept sum of a block with a pattern.
         lost: number of entries of a pattern missing in a block, of the shape of `scores`.
         group: number of blocks for each pattern.
@@ -118,12 +118,12 @@ def repaired(found: Tensor, scores: Tensor, lost: Tensor, group: int) -> Tensor:
     """
     from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
 
-    made = found.clone()
-    missing = lost.gather(2, found[..., None]).sum((1, 2))
+    result = assignment.clone()
+    missing = lost.gather(2, assignment[..., None]).sum((1, 2))
     for at in missing.nonzero().flatten().tolist():
-        kept = scores[at].double()
-        most = 1 + kept.sum().item()  # more than the sum of all scores: lost entries have priority
-        gain = (kept / most - lost[at]).repeat_interleave(group, dim=1)
+        sums = scores[at].double()
+        most = 1 + sums.sum().item()  # more than the sum of all scores: lost entries have priority
+        gain = (sums / most - lost[at]).repeat_interleave(group, dim=1)
         _, slots = linear_sum_assignment(gain.numpy(), maximize=True)
-        made[at] = torch.from_numpy(slots) // group
-    return made
+        result[at] = torch.from_numpy(slots) // group
+    return result

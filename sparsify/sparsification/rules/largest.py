@@ -28,13 +28,13 @@ Function = Callable[[Tensor], Tensor]
 
 def magnitudes(tensor: Tensor) -> Tensor:
     """The absolute values of a tensor, as ordered numbers; NaN becomes infinite."""
-    found = tensor.detach()
-    if found.dtype == torch.bool:
-        return ordered(found)
-    if not found.dtype.is_floating_point and not found.dtype.is_complex:
+    values = tensor.detach()
+    if values.dtype == torch.bool:
+        return ordered(values)
+    if not values.dtype.is_floating_point and not values.dtype.is_complex:
         # The least number of a dtype has no positive counterpart.
-        return found.long().clamp(min=-torch.iinfo(torch.int64).max).abs()
-    return ordered(found.abs())
+        return values.long().clamp(min=-torch.iinfo(torch.int64).max).abs()
+    return ordered(values.abs())
 
 
 def ordered(scores: Tensor) -> Tensor:
@@ -132,13 +132,13 @@ def _candidates(flat: Tensor, of: Tensor | None, most: int, count: int, score: F
 
 def _not_below(flat: Tensor, of: Tensor | None, bound: Tensor, score: Function) -> Tensor:
     """The places of scores not below a bound, in parts that stay in cache."""
-    found = []
+    places = []
     for first in range(0, flat.numel(), PART):
         above = ~(score(flat[first : first + PART]) < bound)
         if of is not None:
             above.logical_and_(of[first : first + PART])
-        found.append(true_places(above).add_(first))
-    return torch.cat(found)
+        places.append(true_places(above).add_(first))
+    return torch.cat(places)
 
 
 def largest_in_rows(scores: Tensor, count: int, mode: int) -> Tensor:
@@ -174,21 +174,21 @@ def largest_in_groups(scores: Tensor, keep: int, of: int, mode: int) -> Tensor:
             f"groups of {of} do not divide a weight {list(scores.shape)}; another pattern, or `ignore`"
         )
     groups = rows.reshape(-1, of)
-    kept = _compared(groups, keep) if of <= COMPARED else largest_in_rows(groups, keep, -1)
-    return kept.view(rows.shape).transpose(mode, -1)
+    mask = _compared(groups, keep) if of <= COMPARED else largest_in_rows(groups, keep, -1)
+    return mask.view(rows.shape).transpose(mode, -1)
 
 
 def _compared(groups: Tensor, keep: int) -> Tensor:
     """The `keep` largest of each group [groups, entries], by the number of entries ranked before each."""
     entries = groups.t().contiguous()
-    kept = torch.empty(groups.shape, dtype=torch.bool)
-    for own, score in enumerate(entries):
+    mask = torch.empty(groups.shape, dtype=torch.bool)
+    for number, score in enumerate(entries):
         before = torch.zeros(len(groups), dtype=torch.int8)
         for other, rival in enumerate(entries):
-            if other != own:
-                before += rival >= score if other < own else rival > score
-        kept[:, own] = before < keep
-    return kept
+            if other != number:
+                before += rival >= score if other < number else rival > score
+        mask[:, number] = before < keep
+    return mask
 
 
 def block_sums(scores: Tensor, block: Sequence[int]) -> Tensor:

@@ -49,8 +49,8 @@ class ScalarFraction(Sparsifier):
 
     def stored_mask(self, tensor: SparseTensor) -> Tensor:
         """The mask of the largest stored entries: unstored ones are 0, and dropped first."""
-        kept = round(tensor.numel() * (1.0 - self.fraction))
-        return largest_of(magnitudes(tensor.values()), kept)
+        count = round(tensor.numel() * (1.0 - self.fraction))
+        return largest_of(magnitudes(tensor.values()), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class SameFormat(Sparsifier):
     def mask(self, tensor: Tensor) -> Tensor:
         """The mask of the entries of the reference."""
         self._require_shape(tensor)
-        found = SparseTensor(self.pattern, torch.ones(self.pattern.nnz, dtype=torch.bool))
-        return found.to_dense()
+        ones = SparseTensor(self.pattern, torch.ones(self.pattern.nnz, dtype=torch.bool))
+        return ones.to_dense()
 
     def store(self, tensor: Tensor, format: Format | str | None) -> SparseTensor:
         """The tensor on the shared pattern of the reference."""
@@ -132,8 +132,8 @@ class SameFormat(Sparsifier):
         dense = tensor
         if isinstance(tensor, SparseTensor) and not tensor.pattern.equals(self.pattern):
             dense = tensor.to_dense()
-        found = SparseTensor(self.pattern, values_at(dense, self.pattern))
-        return found if format is None else found.to(format=format)
+        result = SparseTensor(self.pattern, values_at(dense, self.pattern))
+        return result if format is None else result.to(format=format)
 
     def _require_shape(self, tensor: Tensor) -> None:
         """Raises for a tensor of another shape than the reference's."""
@@ -178,8 +178,8 @@ class Movement(Sparsifier):
 
     def stored_mask(self, tensor: SparseTensor) -> Tensor:
         """The places of the largest scores of stored entries."""
-        kept = round(tensor.numel() * (1.0 - self.fraction))
-        return largest_of(values_at(self._scores(tensor), tensor.pattern), kept)
+        count = round(tensor.numel() * (1.0 - self.fraction))
+        return largest_of(values_at(self._scores(tensor), tensor.pattern), count)
 
     def _scores(self, tensor: Tensor) -> Tensor:
         """The given scores, or the scores of one step."""

@@ -37,9 +37,9 @@ class Moved:
     relative: float
 
 
-def moved(weight: Tensor, found: Tensor, dtype: str) -> Moved:
-    """Distance of the rounded weight `found` from the original."""
-    difference = (found - weight).double()
+def moved(weight: Tensor, rounded_weight: Tensor, dtype: str) -> Moved:
+    """Distance of the rounded weight from the original."""
+    difference = (rounded_weight - weight).double()
     largest = float(difference.abs().max()) if weight.numel() else 0.0
     norm = float(weight.double().norm())
     return Moved(dtype, largest, float(difference.norm()) / norm if norm else 0.0)
@@ -54,22 +54,24 @@ def rounded(weight: Tensor, dtype: str) -> Tensor:
     >>> rounded(torch.tensor([[1.0, 0.3, 0.0]]), "int8").mul(127).round().tolist()
     [[127.0, 38.0, 0.0]]
     """
-    asked = f"values of {dtype} for a weight"
+    request = f"values of {dtype} for a weight"
     if dtype == "int8":
         if weight.dtype.itemsize < torch.float32.itemsize:
             raise DtypeError(
-                f"{asked} of {weight.dtype}, which holds too few digits of their products with scales",
+                f"{request} of {weight.dtype}, which holds too few digits of their products with scales",
                 "bfloat16 or float16, or a model in float32",
             )
         if not bool(weight.isfinite().all()):
-            raise DtypeError(f"{asked} that is not finite", "bfloat16, which holds infinities and NaN")
+            raise DtypeError(f"{request} that is not finite", "bfloat16, which holds infinities and NaN")
         return widened(narrowed(weight, torch.int8), scales(weight), weight.dtype)
-    found = narrowed(weight, getattr(torch, dtype)).to(weight.dtype)
-    if bool((found.isinf() & ~weight.isinf()).any()):
+    result = narrowed(weight, getattr(torch, dtype)).to(weight.dtype)
+    if bool((result.isinf() & ~weight.isinf()).any()):
         largest = float(weight[~weight.isinf()].abs().max())
         most = torch.finfo(getattr(torch, dtype)).max
-        raise DtypeError(f"{asked} with entries as large as {largest:.3g}", f"{dtype} holds up to {most:.3g}")
-    return found
+        raise DtypeError(
+            f"{request} with entries as large as {largest:.3g}", f"{dtype} holds up to {most:.3g}"
+        )
+    return result
 
 
 def narrowed(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -77,8 +79,8 @@ def narrowed(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype is not torch.int8:
         return weight.to(dtype)
     scale = scales(weight)
-    found = (weight.to(scale.dtype) / along_rows(scale, weight)).round()
-    return found.clamp(-LARGEST, LARGEST).to(torch.int8)
+    scaled = (weight.to(scale.dtype) / along_rows(scale, weight)).round()
+    return scaled.clamp(-LARGEST, LARGEST).to(torch.int8)
 
 
 def widened(values: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:

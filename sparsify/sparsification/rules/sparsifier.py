@@ -78,20 +78,22 @@ class Sparsifier(ABC):
     def store(self, tensor: Tensor, format: Format | str | None) -> SparseTensor:
         """The kept entries, zeros included, differentiable in the values of the tensor."""
         if isinstance(tensor, SparseTensor):
-            kept = self.stored_mask(tensor)
-            wanted = tensor.format if format is None else format
-            return of_entries(tensor.coordinates()[:, kept], tensor.values()[kept], tensor.shape, wanted)
+            stored_mask = self.stored_mask(tensor)
+            target = tensor.format if format is None else format
+            return of_entries(
+                tensor.coordinates()[:, stored_mask], tensor.values()[stored_mask], tensor.shape, target
+            )
         mask = self.mask(tensor)
         if mask.shape != tensor.shape or mask.dtype != torch.bool:
             raise SparsifierError(
                 f"the mask of {self} is {mask.dtype} {list(mask.shape)} for a tensor {list(tensor.shape)}",
                 "truth values of the shape of the tensor",
             )
-        if tensor.numel() >= BY_KERNEL and is_listed(asked := by_rank(format, tensor.dim())):
-            _, place = letters(tensor.dim())
-            found = copied(tensor, f"{asked} where M{place}", {"M": mask})
-            if found.nnz == int(mask.count_nonzero()):  # otherwise kept zeros are missing
-                return found
+        if tensor.numel() >= BY_KERNEL and is_listed(target_format := by_rank(format, tensor.dim())):
+            _, subscripts = letters(tensor.dim())
+            result = copied(tensor, f"{target_format} where M{subscripts}", {"M": mask})
+            if result.nnz == int(mask.count_nonzero()):  # otherwise kept zeros are missing
+                return result
         at = mask.nonzero()
         values = tensor[tuple(at.T)] if tensor.dim() else tensor.reshape(1)[: len(at)]
         return of_entries(at.T, values, tensor.shape, format)
@@ -127,38 +129,38 @@ class Streaming(Sparsifier):
         if not condition.text:
             return torch.ones(tensor.shape, dtype=torch.bool)
         condition = condition.named(OPERAND)
-        at, place = letters(tensor.dim())
-        kept = condition.over("T", at)
+        at, subscripts = letters(tensor.dim())
+        condition_text = condition.over("T", at)
         how: dict[str, Any] = {"sizes": dict(zip(at, tensor.shape, strict=True)), **dict(condition.operands)}
-        if re.search(r"\bT\b", kept):
+        if re.search(r"\bT\b", condition_text):
             how["T"] = tensor.detach()
-        return evaluate(f"M{place} = {kept}", **how).bool()  # type: ignore[no-any-return]
+        return evaluate(f"M{subscripts} = {condition_text}", **how).bool()  # type: ignore[no-any-return]
 
     def store(self, tensor: Tensor, format: Format | str | None) -> SparseTensor:
         """The kept entries different from the fill, by the copying kernel."""
-        own = tensor.format if isinstance(tensor, SparseTensor) else None
-        asked = by_rank(own if format is None else format, tensor.dim())
-        if not is_listed(asked):
+        stored_format = tensor.format if isinstance(tensor, SparseTensor) else None
+        target = by_rank(stored_format if format is None else format, tensor.dim())
+        if not is_listed(target):
             coordinates = Format("csf", rank=tensor.dim())
             return (
-                self.store(tensor, coordinates).to(format=asked)
+                self.store(tensor, coordinates).to(format=target)
                 if tensor.dim()
-                else super().store(tensor, asked)
+                else super().store(tensor, target)
             )
         condition, (at, _) = self.condition().named(OPERAND), letters(tensor.dim())
         if not condition.text and isinstance(tensor, SparseTensor):
-            return tensor.to(format=asked)
-        kept = f"where {condition.over('T', at)}" if condition.text else "by value"
-        return copied(tensor, f"{asked} {kept}", dict(condition.operands))
+            return tensor.to(format=target)
+        selection = f"where {condition.over('T', at)}" if condition.text else "by value"
+        return copied(tensor, f"{target} {selection}", dict(condition.operands))
 
 
 def copied(tensor: Tensor, format: str, operands: Mapping[str, Any]) -> SparseTensor:
     """The entries of a tensor `T` stored by a format with a condition over `T` and operands, in the dtype of `T`."""
-    _, place = letters(tensor.dim())
+    _, subscripts = letters(tensor.dim())
     how: dict[str, Any] = {"T": tensor, "format": format, **operands}
-    found = narrowed(evaluate(f"Y{place} = T{place}", **how))
+    result = narrowed(evaluate(f"Y{subscripts} = T{subscripts}", **how))
     # Truth values selected by a condition are numbers: `where(condition, T, 0)`.
-    return found if found.dtype == tensor.dtype else found.to(tensor.dtype)
+    return result if result.dtype == tensor.dtype else result.to(tensor.dtype)
 
 
 def letters(rank: int) -> tuple[str, str]:
@@ -176,18 +178,18 @@ def letters(rank: int) -> tuple[str, str]:
 def is_listed(format: Format) -> bool:
     """Whether kernels append entries to the format one by one."""
     is_ordered = all(stored.level.is_ordered for stored in format.levels)
-    known = all(isinstance(stored.level, Dense | Compressed | Singleton) for stored in format.levels)
-    return bool(format.levels) and format.is_short and known and is_ordered and not format.is_dense
+    are_appendable = all(isinstance(stored.level, Dense | Compressed | Singleton) for stored in format.levels)
+    return bool(format.levels) and format.is_short and are_appendable and is_ordered and not format.is_dense
 
 
-def as_operand(given: Any) -> Tensor:
+def as_operand(data: Any) -> Tensor:
     """A dense tensor, or a sparse one with the fill 0, because dropped entries become 0."""
-    if isinstance(given, SparseTensor):
-        return given if given.fill == 0 else given.to_dense()
-    if isinstance(given, Tensor) and given.layout == torch.strided:
-        require_readable(given, "tensor")
-        return given
-    return stored(given, None)
+    if isinstance(data, SparseTensor):
+        return data if data.fill == 0 else data.to_dense()
+    if isinstance(data, Tensor) and data.layout == torch.strided:
+        require_readable(data, "tensor")
+        return data
+    return stored(data, None)
 
 
 def by_rank(format: Format | str | None, rank: int) -> Format:
@@ -195,25 +197,25 @@ def by_rank(format: Format | str | None, rank: int) -> Format:
     return Format(("csr" if rank == 2 else "csf") if format is None else format, rank=rank)
 
 
-def narrowed(found: SparseTensor) -> SparseTensor:
+def narrowed(tensor: SparseTensor) -> SparseTensor:
     """The tensor with coordinates of 32 bits if they fit, as made by `sparsify.tensor`."""
-    pattern = found.pattern
+    pattern = tensor.pattern
     if index_dtype(pattern.format, pattern.shape, pattern.nnz) != torch.int32:
-        return found
+        return tensor
     arrays = [array for array in (*pattern.pos, *pattern.crd) if array is not None]
     if all(array.dtype == torch.int32 for array in arrays):
-        return found
+        return tensor
     pos, crd = (
         [array if array is None else array.int() for array in arrays] for arrays in (pattern.pos, pattern.crd)
     )
-    made = shared(pattern.format, pattern.shape, pos, crd, is_private=True).trusted()
-    return SparseTensor(made, found.values(), found.fill)
+    narrow = shared(pattern.format, pattern.shape, pos, crd, is_private=True).trusted()
+    return SparseTensor(narrow, tensor.values(), tensor.fill)
 
 
 def of_entries(
     coordinates: Tensor, values: Tensor, shape: Sequence[int], format: Format | str | None
 ) -> SparseTensor:
     """The tensor of entries sorted by their coordinates [d, n], explicit zeros kept."""
-    asked = by_rank(format, len(shape))
-    at = coordinates.to(index_dtype(asked, shape, values.shape[0]))
-    return stored((at, values, tuple(shape)), asked)
+    target = by_rank(format, len(shape))
+    at = coordinates.to(index_dtype(target, shape, values.shape[0]))
+    return stored((at, values, tuple(shape)), target)

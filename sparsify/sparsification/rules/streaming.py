@@ -99,8 +99,8 @@ class RandomFraction(Streaming):
     def __post_init__(self) -> None:
         object.__setattr__(self, "fraction", require_fraction("RandomFraction", self.fraction))
         require_seed("RandomFraction", self.seed)
-        is_place = isinstance(self.origin, Sequence) and all(isinstance(at, int) for at in self.origin)
-        if not is_place:
+        is_coordinate = isinstance(self.origin, Sequence) and all(isinstance(at, int) for at in self.origin)
+        if not is_coordinate:
             raise SparsifierError(
                 f"RandomFraction(origin={self.origin!r})", "one coordinate a mode, (512, 0)"
             )
@@ -177,8 +177,8 @@ class Where(Streaming):
         for name, value in operands.items():
             if not isinstance(value, Real) and not (isinstance(value, torch.Tensor) and value.dim() == 0):
                 raise SparsifierError(f"Where(..., {name}={value!r})", "a number, or a tensor without modes")
-        known = {"value", "row", "column", *CONSTANTS, *operands}
-        unknown = [name for name in re.findall(NAME, text) if name not in known]
+        names = {"value", "row", "column", *CONSTANTS, *operands}
+        unknown = [name for name in re.findall(NAME, text) if name not in names]
         if unknown:
             raise SparsifierError(
                 f"Where({text!r}) with the name {unknown[0]}",

@@ -72,12 +72,12 @@ def _check(data: Any) -> None:
 
 def _tensor(array: Any) -> Tensor:
     """A tensor over an array of scipy."""
-    found = np.ascontiguousarray(array)
-    native = found.dtype.newbyteorder("=")
+    contiguous = np.ascontiguousarray(array)
+    native = contiguous.dtype.newbyteorder("=")
     try:
-        return torch.from_numpy(np.require(found, native, ["W"]))
+        return torch.from_numpy(np.require(contiguous, native, ["W"]))
     except TypeError as error:
-        raise InvalidTensorError(f"a scipy array of {found.dtype} ({error})", "another dtype") from None
+        raise InvalidTensorError(f"a scipy array of {contiguous.dtype} ({error})", "another dtype") from None
 
 
 def write(matrix: SparseTensor) -> "scipy.sparse.sparray":

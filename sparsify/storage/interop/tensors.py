@@ -74,20 +74,20 @@ def tensor(
             "a sparse tensor of values with tangents",
             "forward_ad.make_dual of dense operands, or torch.autograd",
         )
-    found = _read(data, format, fill, duplicates)
+    result = _read(data, format, fill, duplicates)
     if dtype is not None:
         validate.value_dtype(dtype)
-        found = found.to(dtype)
-    target = _target(format, found)
-    return found if target == found.format else found.to(format=target)
+        result = result.to(dtype)
+    target = _target(format, result)
+    return result if target == result.format else result.to(format=target)
 
 
-def _target(format: Format | str | None, found: SparseTensor) -> Format:
-    """The requested format, by default the format of `found`."""
-    return found.format if format is None else _wanted(format, found.dim())
+def _target(format: Format | str | None, read: SparseTensor) -> Format:
+    """The requested format, by default the format of `read`."""
+    return read.format if format is None else _requested_format(format, read.dim())
 
 
-def _wanted(format: Format | str | None, rank: int) -> Format:
+def _requested_format(format: Format | str | None, rank: int) -> Format:
     """The requested format, coordinates for `None`."""
     if format is BY_RANK and rank != 2:
         return Format("csf", rank=rank)
@@ -136,7 +136,7 @@ def from_dense(data: Tensor, format: Format | str | None, fill: Fill = 0) -> Spa
     """A dense tensor without the entries equal to the fill; all entries in a dense format."""
     validate.value_dtype(data.dtype)
     fill = validate.fill(fill, data.dtype)
-    target = _wanted(format, data.dim())
+    target = _requested_format(format, data.dim())
     if target.is_dense and target.is_short:
         levels = len(target.levels)
         pattern = Pattern(target, data.shape, [None] * levels, [None] * levels).trusted()
@@ -177,17 +177,17 @@ def from_coordinates(
             "as many values, [n]",
         )
     validate.coordinates(columns, sizes)
-    target = _wanted(format, len(sizes))
+    target = _requested_format(format, len(sizes))
     is_free = _is_unordered_list(target)
     if (duplicates == "sum" or not is_free) and columns:
         sorting = convert.order(columns, sizes)
         ordered = columns if sorting is None else [c[sorting] for c in columns]
         repeated = validate.first_duplicate(ordered)
         if repeated is not None and duplicates == "error":
-            place = tuple(int(c[repeated]) for c in ordered)
+            duplicate = tuple(int(c[repeated]) for c in ordered)
             entry = repeated if sorting is None else int(sorting[repeated])
             raise InvalidTensorError(
-                f"entry {entry} is a duplicate of the coordinates {place}", 'duplicates="sum"'
+                f"entry {entry} is a duplicate of the coordinates {duplicate}", 'duplicates="sum"'
             )
         if repeated is not None:
             columns, entries = _summed(ordered, entries if sorting is None else entries[sorting])
@@ -204,14 +204,14 @@ def _assembled(
     sorting = convert.order(stored, convert.extents(target, shape))
     if sorting is not None:
         stored, values = [c[sorting] for c in stored], values[sorting]
-    given = _given_dtype(columns, target) if sorting is None else None
-    pattern, places = convert.from_sorted(stored, shape, target, given)
+    dtype = _input_dtype(columns, target) if sorting is None else None
+    pattern, places = convert.from_sorted(stored, shape, target, dtype)
     if places is not None:
         values = torch.full((pattern.nnz,), fill, dtype=values.dtype).index_put((places,), values)
     return SparseTensor(pattern, values, fill)
 
 
-def _given_dtype(columns: Sequence[Tensor], target: Format) -> torch.dtype | None:
+def _input_dtype(columns: Sequence[Tensor], target: Format) -> torch.dtype | None:
     """The dtype of coordinates shared without a conversion, `None` if stored anew."""
     is_list = bool(columns) and target.is_short and all("crd" in s.level.arrays for s in target.levels)
     dtypes = {c.dtype for c in columns}
@@ -249,22 +249,22 @@ def _unordered(
 def _columns(coordinates: Any, rank: int) -> list[Tensor]:
     """Per mode the coordinates [n], integers."""
     if isinstance(coordinates, list | tuple) and any(isinstance(c, Tensor) for c in coordinates):
-        found = [c if isinstance(c, Tensor) else _array(c, "coordinates") for c in coordinates]
-        for column in found:
+        columns = [c if isinstance(c, Tensor) else _array(c, "coordinates") for c in coordinates]
+        for column in columns:
             require_readable(column, "coordinates")
     else:
-        whole = coordinates if isinstance(coordinates, Tensor) else _array(coordinates, "coordinates")
-        require_readable(whole, "coordinates")
-        if whole.dim() != 2 and not (whole.numel() == 0 and rank == 0):
-            raise InvalidTensorError(f"coordinates of shape {list(whole.shape)}", f"shape [{rank}, n]")
-        found = list(whole) if whole.dim() == 2 else []
-        found = [c.long() if c.numel() == 0 else c for c in found]
-    if len(found) != rank:
+        matrix = coordinates if isinstance(coordinates, Tensor) else _array(coordinates, "coordinates")
+        require_readable(matrix, "coordinates")
+        if matrix.dim() != 2 and not (matrix.numel() == 0 and rank == 0):
+            raise InvalidTensorError(f"coordinates of shape {list(matrix.shape)}", f"shape [{rank}, n]")
+        columns = list(matrix) if matrix.dim() == 2 else []
+        columns = [c.long() if c.numel() == 0 else c for c in columns]
+    if len(columns) != rank:
         raise InvalidTensorError(
-            f"coordinates of {len(found)} modes for a shape of {rank}", f"shape [{rank}, n]"
+            f"coordinates of {len(columns)} modes for a shape of {rank}", f"shape [{rank}, n]"
         )
-    for mode, column in enumerate(found):
-        if column.dim() != 1 or column.shape[0] != found[0].shape[0]:
+    for mode, column in enumerate(columns):
+        if column.dim() != 1 or column.shape[0] != columns[0].shape[0]:
             raise InvalidTensorError(
                 f"coordinates of mode {mode} have shape {list(column.shape)}", "one for each entry"
             )
@@ -272,7 +272,7 @@ def _columns(coordinates: Any, rank: int) -> list[Tensor]:
             raise InvalidTensorError(f"coordinates of mode {mode} on {column.device}", "coordinates.cpu()")
         if column.dtype.is_floating_point or column.dtype.is_complex or column.dtype == torch.bool:
             raise InvalidTensorError(f"coordinates of {column.dtype}", "int32 or int64")
-    return [c if c.dtype in validate.COORDINATE_DTYPES else c.long() for c in found]
+    return [c if c.dtype in validate.COORDINATE_DTYPES else c.long() for c in columns]
 
 
 def _summed(ordered: Sequence[Tensor], values: Tensor) -> tuple[list[Tensor], Tensor]:

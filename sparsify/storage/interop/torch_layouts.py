@@ -50,11 +50,13 @@ def _repeated(indices: Tensor, sizes: Sequence[int]) -> InvalidTensorError:
     columns = list(indices)
     sorting = convert.order(columns, sizes[: len(columns)])
     ordered = columns if sorting is None else [c[sorting] for c in columns]
-    found = validate.first_duplicate(ordered)
-    assert found is not None, "fewer entries after they were added"
-    entry = found if sorting is None else int(sorting[found])
-    place = tuple(int(c[entry]) for c in columns)
-    return InvalidTensorError(f"entry {entry} is a duplicate of the coordinates {place}", 'duplicates="sum"')
+    duplicate = validate.first_duplicate(ordered)
+    assert duplicate is not None, "fewer entries after they were added"
+    entry = duplicate if sorting is None else int(sorting[duplicate])
+    coordinates = tuple(int(c[entry]) for c in columns)
+    return InvalidTensorError(
+        f"entry {entry} is a duplicate of the coordinates {coordinates}", 'duplicates="sum"'
+    )
 
 
 def from_compressed(data: Tensor, fill: Fill = 0) -> SparseTensor:
@@ -128,8 +130,8 @@ def write(matrix: SparseTensor) -> Tensor:
     if layout in ("bsr", "bsc"):
         values = values.view(crd.shape[0], *block)
     make = getattr(torch, f"sparse_{layout}_tensor")
-    made: Tensor = make(pos, crd, values, pattern.shape, check_invariants=False)
-    return made
+    result: Tensor = make(pos, crd, values, pattern.shape, check_invariants=False)
+    return result
 
 
 def layout_of(format: Format) -> tuple[str, tuple[int, int]]:

@@ -26,8 +26,8 @@ def packed(is_set: Tensor) -> Tensor:
     [-127]
     """
     weights = torch.tensor([1 << bit for bit in range(BYTE)], dtype=torch.int32)
-    found = (is_set.view(-1, BYTE).int() * weights).sum(1, dtype=torch.int32)
-    return torch.where(found > 127, found - 256, found).to(torch.int8)
+    unsigned_bytes = (is_set.view(-1, BYTE).int() * weights).sum(1, dtype=torch.int32)
+    return torch.where(unsigned_bytes > 127, unsigned_bytes - 256, unsigned_bytes).to(torch.int8)
 
 
 def unpacked(words: Tensor, parents: int, extent: int) -> Tensor:

@@ -42,7 +42,7 @@ def register_level(cls: type[Level]) -> type[Level]:
     name, letter = getattr(cls, "name", ""), getattr(cls, "letter", "")
     if not (isinstance(name, str) and name.isidentifier() and name.islower()):
         raise FormatError(f"a level called {name!r}", "a lower-case word")
-    letters = {known.letter: known.name for known in LEVELS.values() if known is not cls}
+    letters = {registered.letter: registered.name for registered in LEVELS.values() if registered is not cls}
     if LEVELS.get(name, cls) is not cls or name == "coordinate":
         raise FormatError(f"a second level called {name}", "another name")
     if not (isinstance(letter, str) and len(letter) == 1 and letter.islower()) or letter in (
@@ -83,21 +83,22 @@ def level(name: str, parameters: tuple[str, ...] = ()) -> Level:
     """
     if name not in LEVELS:
         raise FormatError(f"no level is called {name!r}", f"one of {', '.join((*LEVELS, 'coordinate'))}")
-    known = {f.name: str(f.type) for f in fields(LEVELS[name])}
-    numbers = [key for key, type in known.items() if "int" in type]
+    parameter_types = {f.name: str(f.type) for f in fields(LEVELS[name])}
+    numbers = [key for key, type in parameter_types.items() if "int" in type]
     arguments: dict[str, str | bool | int] = {}
     for word in parameters:
         key, separator, value = (part.strip() for part in word.partition("="))
         flag = FLAGS.get(key)
-        if flag in known and not separator:
+        if flag in parameter_types and not separator:
             arguments[str(flag)] = False
-        elif key in ARRAY_DTYPES and key in known and separator:
+        elif key in ARRAY_DTYPES and key in parameter_types and separator:
             arguments[key] = value
         elif word.isdigit() and (left := [n for n in numbers if n not in arguments]):
             arguments[left[0]] = int(word)
         else:
             choices = [
-                key if key in numbers else FLAG_WORDS.get(key, f"{key}=int32") for key in sorted(known)
+                key if key in numbers else FLAG_WORDS.get(key, f"{key}=int32")
+                for key in sorted(parameter_types)
             ]
             raise FormatError(
                 f"a {name} level has no parameter {word!r}", f"it takes {', '.join(choices) or 'none'}"

@@ -319,7 +319,8 @@ class Sliced(Level):
     """Slices of `n` neighbouring parents with interleaved positions, as many for each as for the fullest parent.
 
     Slot `s` of parent `p` is at `(pos[p // n] + s) * n + p % n`: the coordinates of all parents of a slice are
-    interleaved, slot by slot, and missing coordinates of a parent are padded. The parents are those of `i%n: dense`.
+    interleaved, slot by slot, and missing coordinates of a parent are padded.
+    The parents are the coordinates of `i%n: dense`.
 
     Attributes:
         n: parents of a slice.

@@ -186,11 +186,11 @@ def _foreach_fills(
     scalars = [_fills_of(a) for a in args]
     computed = func(*scalars, **kwargs)
     targets = scalars[0] if computed is None or _is_inplace(func) else computed
-    found = []
+    result_fills = []
     for fills, result in zip(columns, targets, strict=True):
         annihilated = _annihilated(_name(func), fills)
-        found.append(result.item() if annihilated is None else annihilated)
-    return found
+        result_fills.append(result.item() if annihilated is None else annihilated)
+    return result_fills
 
 
 def _annihilated(name: str, fills: Sequence[Fill]) -> Fill | None:
@@ -207,7 +207,9 @@ def _annihilated(name: str, fills: Sequence[Fill]) -> Fill | None:
             function, operands = "div", [dividend]
         case _:
             return None
-    return start if any(decided(function, place, fill)[0] for place, fill in enumerate(operands)) else None
+    return (
+        start if any(decided(function, position, fill)[0] for position, fill in enumerate(operands)) else None
+    )
 
 
 def _values_of(argument: Any) -> Any:
@@ -278,15 +280,15 @@ def on_pattern(dense: Tensor, like: SparseTensor) -> SparseTensor:
         raise UnsupportedOperatorError(
             f"{pattern} from a dense tensor of {list(dense.shape)}", "a source of the same shape"
         )
-    found = wrap(pattern, values_at(dense, pattern).to(like.dtype), like._fill)
-    read, given = found.to_dense(), dense.to(like.dtype)
-    differ = (read != given) & ~(read.isnan() & given.isnan())
+    result = wrap(pattern, values_at(dense, pattern).to(like.dtype), like._fill)
+    read, expected = result.to_dense(), dense.to(like.dtype)
+    differ = (read != expected) & ~(read.isnan() & expected.isnan())
     if outside := int(differ.sum()):
         raise UnsupportedOperatorError(
             f"{pattern} from a dense tensor with {outside} entries outside of the pattern that are not {like._fill}",
             "sparsify.tensor(source, format) as the source, or set_mask(parameter, source != 0) first",
         )
-    return found
+    return result
 
 
 def _written(target: SparseTensor, fill: Fill) -> SparseTensor:
@@ -308,9 +310,9 @@ def _entrywise_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     Tensors in the same place of the lists have one pattern.
     """
     lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
-    for place, first in enumerate(lists[0]):
+    for position, first in enumerate(lists[0]):
         if isinstance(first, SparseTensor):
-            operands = [one[place] for one in lists if len(one) == len(lists[0]) and one[place].dim()]
+            operands = [one[position] for one in lists if len(one) == len(lists[0]) and one[position].dim()]
             _check_operands(func, operands, [a for a in operands if isinstance(a, SparseTensor)])
     result = func(*(_values_of(a) for a in args), **kwargs)
     for target in (a for one in lists for a in one if isinstance(a, SparseTensor)):

@@ -43,8 +43,8 @@ def _move(tensor: SparseTensor, source: Any, destination: Any) -> SparseTensor:
     rank = tensor.dim()
     sources, places = ([modes] if isinstance(modes, int) else list(modes) for modes in (source, destination))
     order = [mode for mode in range(rank) if mode not in [source % rank for source in sources]]
-    for place, mode in sorted(zip([p % rank for p in places], [m % rank for m in sources], strict=True)):
-        order.insert(place, mode)
+    for target, mode in sorted(zip([p % rank for p in places], [m % rank for m in sources], strict=True)):
+        order.insert(target, mode)
     return tensor.permute(order)
 
 

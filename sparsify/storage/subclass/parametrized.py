@@ -43,9 +43,9 @@ class OnPattern(nn.Module):
         pos, crd = ([self._buffers.get(f"_{role}{level}") for level in levels] for role in ("pos", "crd"))
         return SparseTensor(shared(self._format, self._shape, pos, crd), values, self._fill)
 
-    def right_inverse(self, whole: SparseTensor) -> list[Tensor]:
+    def right_inverse(self, weight: SparseTensor) -> list[Tensor]:
         """The values."""
-        return [whole._vals]
+        return [weight._vals]
 
 
 def take_apart(module: nn.Module) -> None:

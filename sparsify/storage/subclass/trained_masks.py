@@ -76,11 +76,11 @@ class Mask:
             self._clear[dtype] = _make_clear(count, dtype, packed(flags))
         return self._clear.get(dtype)
 
-    def applied(self, gradient: Tensor, held: Held) -> Tensor:
+    def applied(self, gradient: Tensor, reference_counts: Held) -> Tensor:
         """The gradient, zeroed outside of the mask: in place if nothing else reads the memory."""
         if self.is_full:
             return gradient
-        if held in _clean and has_own_memory(gradient):
+        if reference_counts in _clean and has_own_memory(gradient):
             clear = self._clear.get(gradient.dtype) or self.clear(gradient.dtype)
             if clear is not None:
                 clear(gradient)
@@ -106,10 +106,10 @@ class _Probe(Mask):
 
     __slots__ = ()
 
-    def applied(self, gradient: Tensor, held: Held) -> Tensor:
+    def applied(self, gradient: Tensor, reference_counts: Held) -> Tensor:
         """The gradient, unchanged."""
         if has_own_memory(gradient):
-            _clean.add(held)
+            _clean.add(reference_counts)
         return gradient
 
 
@@ -127,16 +127,16 @@ def _count_references() -> None:
 
 def remember(weight: Tensor, mask: Tensor) -> None:
     """Trains a dense weight [*shape] under a mask, bool [*shape], from now on."""
-    known: Mask | None = _masks.get(weight)
-    if known is not None:
-        known.set(mask, _version(weight))
+    record: Mask | None = _masks.get(weight)
+    if record is not None:
+        record.set(mask, _version(weight))
     else:
-        known = _masks[weight] = Mask(mask, _version(weight))
-    if weight.requires_grad and not known.is_full and not known.is_hooked:
+        record = _masks[weight] = Mask(mask, _version(weight))
+    if weight.requires_grad and not record.is_full and not record.is_hooked:
         if not _clean and not torch._C._are_functorch_transforms_active():
             _count_references()
-        known.is_hooked = True
-        weight.register_hook(_hook(weakref.ref(weight), known))
+        record.is_hooked = True
+        weight.register_hook(_hook(weakref.ref(weight), record))
 
 
 def _hook(reference: "weakref.ref[Tensor]", mask: Mask) -> Callable[[Tensor], Tensor]:
@@ -151,14 +151,14 @@ def _hook(reference: "weakref.ref[Tensor]", mask: Mask) -> Callable[[Tensor], Te
             return gradient
         # Counted in this function: further calls would add references, more so if traced.
         base = gradient._base
-        held: Held = (
+        reference_counts: Held = (
             (gradient._use_count(), sys.getrefcount(gradient)),  # type: ignore[attr-defined]
             None if base is None else (base._use_count(), sys.getrefcount(base)),  # type: ignore[attr-defined]
         )
         owner = reference()
         if owner is not None and mask.version != owner._version:
             check(owner, mask)
-        return mask.applied(gradient, held)
+        return mask.applied(gradient, reference_counts)
 
     return mask_gradient
 
@@ -181,8 +181,8 @@ def unwritten(weights: Iterable[Tensor]) -> list[Tensor]:
     """The weights with a mask and without writes since the last check of the mask."""
     if not len(_masks):
         return []
-    found = ((weight, _masks.get(weight)) for weight in weights)
-    return [weight for weight, mask in found if mask is not None and mask.version == _version(weight)]
+    pairs = ((weight, _masks.get(weight)) for weight in weights)
+    return [weight for weight, mask in pairs if mask is not None and mask.version == _version(weight)]
 
 
 def clear_outside(weights: Iterable[Tensor]) -> None:
@@ -191,12 +191,12 @@ def clear_outside(weights: Iterable[Tensor]) -> None:
         mask: Mask = _masks[weight]
         if mask.is_full:
             continue
-        found = weight.detach()
-        clear = mask.clear(found.dtype) if found.is_cpu and found.is_contiguous() else None
+        data = weight.detach()
+        clear = mask.clear(data.dtype) if data.is_cpu and data.is_contiguous() else None
         if clear is None:
-            found.masked_fill_(~mask.entries, 0)
+            data.masked_fill_(~mask.entries, 0)
         else:
-            clear(found)
+            clear(data)
         mask.version = _version(weight)
 
 
@@ -226,19 +226,19 @@ def _stored(weight: SparseTensor) -> Tensor:
     """The mask of the stored entries of a sparse weight."""
     pattern = weight._pattern
     at, inside = pattern.kept_coordinates(False), pattern.kept_inside()
-    found = torch.zeros(pattern.shape, dtype=torch.bool)
-    found[tuple((at if inside is None else at[:, inside]).cpu())] = True
-    return found
+    mask = torch.zeros(pattern.shape, dtype=torch.bool)
+    mask[tuple((at if inside is None else at[:, inside]).cpu())] = True
+    return mask
 
 
 def follow(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copies masks from weights to their copies, given as pairs of a weight and its copy."""
-    for weight, made in copies:
-        if weight in _masks and made is not weight:
-            remember(made, _masks[weight].entries)
+    for weight, duplicate in copies:
+        if weight in _masks and duplicate is not weight:
+            remember(duplicate, _masks[weight].entries)
 
 
-def known(weights: Iterable[Any]) -> list[Tensor]:
+def masks_of(weights: Iterable[Any]) -> list[Tensor]:
     """The masks of all weights that have one."""
     if not len(_masks):
         return []

@@ -141,7 +141,7 @@ def test_conversions_turn_and_turn_back(here: str, there: str) -> None:
     given = sparsify.tensor(dense, here)
     turned = given.to(format=there)
     assert torch.equal(turned.to_dense(), dense)
-    assert turned.pattern.validated().twin(given.format)[0] is given.pattern
+    assert turned.pattern.validated().converted(given.format)[0] is given.pattern
     assert torch.equal(turned.to(format=here).values(), given.values())
 
 

@@ -257,7 +257,7 @@ def _root(
     if output.pattern_of not in twins:
         return shared_pattern(source.pattern, output.format, shape)
     assert source.dim() == len(shape), "what is turned has the modes of its result"
-    return source.pattern.twin(output.format)[0]
+    return source.pattern.converted(output.format)[0]
 
 
 def poison(dtype: str) -> float | int:

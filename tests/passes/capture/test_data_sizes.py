@@ -105,7 +105,7 @@ def test_the_source_model_runs_where_it_is_faster(times, monkeypatch):
 
     def seconds(timed):
         timed.run()
-        asked.append(len(timed.wanted))
+        asked.append(len(timed.targets))
         return times[len(asked) % 2 == 0]
 
     monkeypatch.setattr(require_gain.Timed, "seconds", seconds)

@@ -149,7 +149,7 @@ def behind(function, layer=None):
 def test_what_follows_is_in_the_kernel(name):
     function, text = FUNCTIONS[name]
     model, x = behind(function)
-    exact = prune(model, apply(model, RECIPE, x)._asked.recipe).eval()
+    exact = prune(model, apply(model, RECIPE, x)._request.recipe).eval()
     sparse = apply(model, RECIPE, x, strict=True)
     (region,) = sparse.report.regions
     assert region.einsum == text
@@ -231,7 +231,7 @@ def is_pruned(name, parameter):
 @pytest.mark.parametrize("name", MODELS)
 def test_results_and_gradients(name):
     model, x = made(name)
-    exact = prune(model, apply(model, RECIPE, x)._asked.recipe).eval()
+    exact = prune(model, apply(model, RECIPE, x)._request.recipe).eval()
     sparse = apply(model, RECIPE, x, strict=True)
     assert len(sparse.report.regions) == KERNELS[name]
     for given in (x, torch.randn_like(x[:1]).repeat(2, *[1] * (x.dim() - 1))):

@@ -45,7 +45,9 @@ def fused(model, args, *rules, **sections):
         zip(call.shape.tensor_names(), [v for v in call.values if isinstance(v, torch.Tensor)], strict=True)
     )
     text = {"schema": 1, "name": "own", "sparsify": list(rules), **sections}
-    draft = base.Draft(captured, model, base.Asked(recipe.load(text)), Report(), options.current(), examples)
+    draft = base.Draft(
+        captured, model, base.ApplyRequest(recipe.load(text)), Report(), options.current(), examples
+    )
     for step in (mark, propagate):
         draft = step(draft)
         pipeline.verify(draft, step.__name__)

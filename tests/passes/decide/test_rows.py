@@ -84,7 +84,7 @@ def drafted(model, dynamic=None):
     call = calls.flatten(calls.signature(model), (torch.randn(SHAPE),), {})
     captured = capture(model.eval(), call, dynamic)
     text = {"schema": 1, "name": "own", "sparsify": [RULE]}
-    draft = base.Draft(captured, model, base.Asked(recipe.load(text)), Report(), options.current(), {})
+    draft = base.Draft(captured, model, base.ApplyRequest(recipe.load(text)), Report(), options.current(), {})
     for step in (mark, propagate, front_end):
         draft = step(draft)
         pipeline.verify(draft, step.__name__)

@@ -139,10 +139,10 @@ def test_calls_after_apply_find_their_pieces():
     compiler = sparse._captures.pieces.compiler
     with torch.no_grad():
         sparse(*graph())
-        made = len(compiler.made)
+        count = len(compiler.choices)
         sparse(*graph(nodes=40, edges=99))
         sparse(*graph(nodes=41, edges=98))
-    assert len(compiler.made) == made == 2
+    assert len(compiler.choices) == count == 2
 
 
 def test_modes_follow_training_and_evaluation():

@@ -101,7 +101,7 @@ def test_the_report_says_the_bytes_of_both(applied: Any) -> None:
     one, other = formats(sparse)
     (held,) = [p for p in sparse.parameters() if isinstance(p, SparseTensor)]
     ((structure, _),) = sparse.variants[1].regions[0].weights.values()
-    beside = structure.beside.known((held._vals, held._pattern))
+    beside = structure.second_formats.cached((held._vals, held._pattern))
     assert beside is not None
     assert str(beside.format) == other
     for variant in sparse.variants:
@@ -204,19 +204,19 @@ def test_third_captures_share_what_is_there() -> None:
     assert len(sparse.variants) == 3
     _, second, third = (variant.regions[0].weights for variant in sparse.variants)
     ((one, _), (other, _)) = (*second.values(), *third.values())
-    assert one.beside is other.beside
-    assert len(one.beside) == 1
+    assert one.second_formats is other.second_formats
+    assert len(one.second_formats) == 1
 
 
 def test_compiled_models_make_no_format_anew() -> None:
     model = layer()
     sparse = both(model, 1, MANY)
     ((structure, _),) = sparse.variants[1].regions[0].weights.values()
-    before = structure.beside
+    before = structure.second_formats
     compiled = torch.compile(sparse, fullgraph=True, backend="aot_eager")
     for rows in (1, MANY):
         torch.testing.assert_close(compiled(example(rows)), model(example(rows)), **CLOSE)
-    assert structure.beside is before
+    assert structure.second_formats is before
 
 
 def test_threads_that_need_it_at_once() -> None:

@@ -29,7 +29,7 @@ def product(grid, weight, x):
     assert not grid.is_ordered or matrix._vals.data_ptr() == packed._vals.data_ptr()
     beside = [*matrix._pattern.arrays(), *([] if grid.is_ordered else [matrix._vals])]
     shared = packed._pattern.pos[1].nbytes if grid.is_ordered else 0
-    assert grid.bytes_beside(packed) == sum(array.nbytes for array in beside) - shared
+    assert grid.extra_bytes(packed) == sum(array.nbytes for array in beside) - shared
     arrays = (packed._vals, *packed._pattern.arrays())
     assert packed_bytes(weight.shape, packed.nnz, 8) == sum(array.nbytes for array in arrays)
     assert tuple(image.shape) == (len(x), matrix.shape[1])

@@ -24,7 +24,12 @@ def draft(model, args, rules, file=None):
     text = "schema: 1\nname: own\nsparsify:\n" + "".join(f"  - {rule}\n" for rule in rules)
     examples = {leaf.name: value for leaf, value in zip(call.shape.leaves, call.values, strict=True)}
     return base.Draft(
-        captured, model, base.Asked(recipe.loads(text, "own.yaml")), Report(), options.current(), examples
+        captured,
+        model,
+        base.ApplyRequest(recipe.loads(text, "own.yaml")),
+        Report(),
+        options.current(),
+        examples,
     )
 
 

@@ -147,25 +147,25 @@ def pull_back(
         again = kernel.temporaries(tuple(missing))(*[values[name] for name in program.inputs])
         values.update(zip(missing, again if isinstance(again, tuple) else (again,), strict=True))
     found = backward(*[values[name] for name in backward.program.inputs])
-    if _wanted and not torch.is_grad_enabled():
+    if _requests and not torch.is_grad_enabled():
         _give_dense(kernel, values, wrt)
     return dict(zip(wrt, found if isinstance(found, tuple) else (found,), strict=True))
 
 
-class Wanted:
+class GradientRequest:
     """Request for the gradients of a sparse operand at unstored coordinates too, in force while this object lives.
 
     Attributes:
-        given: operand, dense gradient and graph task of autograd, for each kernel that reads the operand in a backward
-            pass.
+        dense_gradients: operand, dense gradient and graph task of autograd, for each kernel that reads the operand
+            in a backward pass.
     """
 
     def __init__(self, operand: SparseTensor) -> None:
-        self.given: list[tuple[SparseTensor, Tensor, int]] = []
-        _wanted[operand._vals.data_ptr()] = self
+        self.dense_gradients: list[tuple[SparseTensor, Tensor, int]] = []
+        _requests[operand._vals.data_ptr()] = self
 
 
-_wanted: Final[WeakValueDictionary[int, Wanted]] = WeakValueDictionary()
+_requests: Final[WeakValueDictionary[int, GradientRequest]] = WeakValueDictionary()
 
 
 def graph_task() -> int:
@@ -179,16 +179,16 @@ def _give_dense(kernel: Any, values: Mapping[str, Tensor], wrt: Sequence[str]) -
         operand = values.get(name)
         if not isinstance(operand, SparseTensor):
             continue
-        wanted = _wanted.get(operand._vals.data_ptr())
-        if wanted is None:
+        request = _requests.get(operand._vals.data_ptr())
+        if request is None:
             continue
         try:
             backward = kernel.dense_adjoint((name,))
             if all(read in values and read != name for read in backward.program.inputs):
                 gradient = backward(*[values[read] for read in backward.program.inputs])
-                wanted.given.append((operand, gradient, graph_task()))
+                request.dense_gradients.append((operand, gradient, graph_task()))
         except SparsifyError:
-            continue  # the owner of `Wanted` detects the missing gradient
+            continue  # the owner of `GradientRequest` detects the missing gradient
 
 
 def _laid_out(gradient: Tensor | None, result: Tensor | None) -> Tensor:

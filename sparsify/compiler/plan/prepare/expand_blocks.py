@@ -42,7 +42,9 @@ def unblocked(program: Program, statement: Assign) -> Unblocked:
     is_unknown = output.pattern_of is None and not output.format.is_dense
     why = f"the pattern of {output.name} is not known" if is_unknown else _in_the_way(formats)
     why = why or _product_in_the_way(program, statement, formats)
-    return Unblocked({a: whole(format) for a, format in blocked.items()}, why) if why else Unblocked()
+    return (
+        Unblocked({a: unblocked_format(format) for a, format in blocked.items()}, why) if why else Unblocked()
+    )
 
 
 def taken_apart(program: Program, apart: Unblocked) -> Program:
@@ -68,10 +70,10 @@ def index_dtypes_in(format: Format, declared: Declaration) -> tuple[tuple[str, s
     )
 
 
-def whole(format: Format) -> Format:
+def unblocked_format(format: Format) -> Format:
     """The format with one level for each mode, in the order of its levels, without explicit zeros of blocks.
 
-    >>> whole(Format("bcsr(3, 3)")).letters
+    >>> unblocked_format(Format("bcsr(3, 3)")).letters
     'd0s1'
     """
     modes = format.modes
@@ -93,8 +95,8 @@ def assembled(format: Format) -> Format:
     ('d0s1', 's0s1s2')
     """
     if format.is_dense:
-        return format if format.is_short else whole(format)
-    plain = (format if format.is_short else whole(format)).unfixed()
+        return format if format.is_short else unblocked_format(format)
+    plain = (format if format.is_short else unblocked_format(format)).unfixed()
     kinds = [stored.level for stored in plain.levels]
     segments = [kind.can_append and not kind.is_branchless for kind in kinds]
     if segments[0] and all(kind.is_branchless for kind in kinds[1:]):

@@ -26,7 +26,7 @@ def unasked() -> Iterator[None]:
     if not hasattr(transformer, DETECT):
         yield
         return
-    with substituted(transformer, DETECT, told):
+    with substituted(transformer, DETECT, explicit_hint):
         yield
 
 
@@ -37,6 +37,6 @@ def unpacked_texts() -> Iterator[None]:
         yield
 
 
-def told(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+def explicit_hint(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether a caller declares a mask as causal."""
     return is_causal is True

@@ -80,8 +80,8 @@ def attend(
     query, key, value = (
         part(hidden_states).view(heads).transpose(1, 2) for part in (layer.query, layer.key, layer.value)
     )
-    found = functional.scaled_dot_product_attention(query, key, value, attn_mask=to_mask != 0)
-    return (found * from_mask).transpose(1, 2).reshape(batch, tokens, -1), None
+    attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=to_mask != 0)
+    return (attended * from_mask).transpose(1, 2).reshape(batch, tokens, -1), None
 
 
 def unpadded(
@@ -99,15 +99,15 @@ def masks(attention_mask: Tensor, block_size: int) -> tuple[None, None, Tensor, 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """A context in which an object's own attribute is replaced."""
-    own = vars(owner)
-    is_own, before = name in own, own.get(name)
-    own[name] = value
+    attributes = vars(owner)
+    is_own, before = name in attributes, attributes.get(name)
+    attributes[name] = value
     try:
         yield
     finally:
-        own.pop(name)
+        attributes.pop(name)
         if is_own:
-            own[name] = before
+            attributes[name] = before
 
 
 def _is(module: nn.Module, name: str) -> bool:

@@ -40,7 +40,7 @@ def shown(output: Any) -> Any:
     return pytree.tree_map(lambda leaf: Kept(leaf) if _parts(leaf) else leaf, output, is_leaf=is_cache)
 
 
-def given(values: Sequence[Any]) -> list[Any]:
+def caches_in(values: Sequence[Any]) -> list[Any]:
     """The caches among the arguments of a call."""
     return [value for value in values if is_cache(value)] if MODULE in sys.modules else []
 
@@ -86,20 +86,20 @@ def fresh(value: Any) -> Any:
     """A copy of an empty cache, to be filled by a run of the model; other values are unchanged."""
     if not is_cache(value) or has_past(value):
         return value
-    found = copy.copy(value)
-    if hasattr(found, "is_updated"):
-        found.is_updated = dict(found.is_updated)
-        found.self_attention_cache = fresh(found.self_attention_cache)
-        found.cross_attention_cache = fresh(found.cross_attention_cache)
+    result = copy.copy(value)
+    if hasattr(result, "is_updated"):
+        result.is_updated = dict(result.is_updated)
+        result.self_attention_cache = fresh(result.self_attention_cache)
+        result.cross_attention_cache = fresh(result.cross_attention_cache)
     else:
-        found.layers = [_empty(layer) for layer in found.layers]
-    return found
+        result.layers = [_empty(layer) for layer in result.layers]
+    return result
 
 
 def copied(value: Any) -> Any:
     """A copy of a cache, to be changed by a run of the model; other values are unchanged."""
-    kept = opened(value)
-    return fresh(value) if kept is value else _unflatten(*_flatten(kept))
+    opened_cache = opened(value)
+    return fresh(value) if opened_cache is value else _unflatten(*_flatten(opened_cache))
 
 
 def filled(cache: Any, output: Any) -> Any:
@@ -133,9 +133,9 @@ def _is_plain_layer(layer: Any) -> bool:
     return type(layer) is module.DynamicLayer or is_window
 
 
-def _flatten(kept: Kept) -> tuple[list[torch.Tensor], Layers]:
+def _flatten(opened_cache: Kept) -> tuple[list[torch.Tensor], Layers]:
     """Keys and values by layer, with the number of keys seen by window layers, and the windows."""
-    parts = [[layer for layer in part.layers if layer.is_initialized] for part in _parts(kept.cache)]
+    parts = [[layer for layer in part.layers if layer.is_initialized] for part in _parts(opened_cache.cache)]
     tensors = list[torch.Tensor]()
     for layer in (layer for layers in parts for layer in layers):
         tensors += layer.keys, layer.values
@@ -145,10 +145,10 @@ def _flatten(kept: Kept) -> tuple[list[torch.Tensor], Layers]:
     return tensors, tuple(map(tuple, windows))
 
 
-def _flatten_with_keys(kept: Kept) -> tuple[list[tuple[Any, torch.Tensor]], Layers]:
+def _flatten_with_keys(opened_cache: Kept) -> tuple[list[tuple[Any, torch.Tensor]], Layers]:
     """The flattened tensors, each with its position."""
-    tensors, layers = _flatten(kept)
-    return [(SequenceKey(place), tensor) for place, tensor in enumerate(tensors)], layers
+    tensors, layers = _flatten(opened_cache)
+    return [(SequenceKey(position), tensor) for position, tensor in enumerate(tensors)], layers
 
 
 def _unflatten(tensors: Any, layers: Layers) -> Any:
@@ -172,12 +172,12 @@ def _layer(keys: Any, values: Any) -> Any:
     return _filled(module.DynamicLayer(), keys, values)
 
 
-def _window_layer(window: int, keys: Any, values: Any, seen: Any) -> Any:
-    """A layer with the keys and values of a window; `seen` has one row per key seen."""
+def _window_layer(window: int, keys: Any, values: Any, passed_keys: Any) -> Any:
+    """A layer with the keys and values of a window; `passed_keys` has one row per key seen."""
     module: Any = sys.modules[MODULE]
     layer = _filled(module.DynamicSlidingWindowLayer(sliding_window=window), keys, values)
-    if isinstance(seen, torch.Tensor):
-        layer.cumulative_length = seen.shape[0]
+    if isinstance(passed_keys, torch.Tensor):
+        layer.cumulative_length = passed_keys.shape[0]
     return layer
 
 

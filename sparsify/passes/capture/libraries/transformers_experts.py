@@ -40,10 +40,10 @@ def spelled_out(model: nn.Module, without: Collection[str] = ()) -> Iterator[Non
     layers: list[Any] = [m for name, m in named.items() if is_layers(m) and name not in without]
     routers: list[Any] = [m for m in named.values() if layers and is_router(m)]
     implementations: dict[int, str] = {}
-    apart = {id(named[name]) for name in without}
+    excluded = {id(named[name]) for name in without}
     with ExitStack() as changes:
         if stacked:
-            table[NAME] = partial(_experts, table, implementations, apart)
+            table[NAME] = partial(_experts, table, implementations, excluded)
             changes.callback(table.pop, NAME)
         for module in stacked:
             config = copy.copy(module.config)  # other threads may read the model's own
@@ -61,9 +61,9 @@ def spelled_out(model: nn.Module, without: Collection[str] = ()) -> Iterator[Non
 def left_over(graph: fx.Graph, model: nn.Module) -> list[str]:
     """The names of experts still computed for all tokens in a graph, after regions replaced the others."""
     named = model.named_modules()
-    known = {name for name, m in named if (is_stacked(m) and is_known(m)) or is_layers(m)}
+    names = {name for name, m in named if (is_stacked(m) and is_known(m)) or is_layers(m)}
     scopes = (scope(n).partition("@")[0] for n in graph.nodes if operator_name(n) == "einsum")
-    return sorted(known & set(scopes))
+    return sorted(names & set(scopes))
 
 
 def is_stacked(module: Any) -> bool:
@@ -128,17 +128,17 @@ def _as_it_is(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _experts(
     table: Any,
     implementations: dict[int, str],
-    apart: Collection[int],
+    excluded: Collection[int],
     experts: Any,
-    *given: Any,
+    *args: Any,
     **named: Any,
 ) -> Tensor:
     """The results of experts: spelled out, or by an implementation of transformers."""
-    if is_known(experts) and id(experts) not in apart:
-        return all_experts(experts, *given, **named)
-    own = implementations[id(experts.config)]
-    found: Tensor = table[own if own in table else OWN](experts, *given, **named)
-    return found
+    if is_known(experts) and id(experts) not in excluded:
+        return all_experts(experts, *args, **named)
+    implementation = implementations[id(experts.config)]
+    result: Tensor = table[implementation if implementation in table else OWN](experts, *args, **named)
+    return result
 
 
 def all_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -152,13 +152,13 @@ def all_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -
     """
     gate = hidden.new_zeros(hidden.shape[0], experts.num_experts)
     gate = gate.scatter_add(1, chosen, weights.to(gate.dtype))
-    turned, has_bias = getattr(experts, "is_transposed", False), getattr(experts, "has_bias", False)
+    is_transposed, has_bias = getattr(experts, "is_transposed", False), getattr(experts, "has_bias", False)
     first = first_name(experts)
-    rows = torch.einsum("td,edh->teh" if turned else "td,ehd->teh", hidden, getattr(experts, first))
+    rows = torch.einsum("td,edh->teh" if is_transposed else "td,ehd->teh", hidden, getattr(experts, first))
     if has_bias:
         rows = rows + getattr(experts, f"{first}_bias")
     rows = experts._apply_gate(rows) if experts.has_gate else experts.act_fn(rows)
-    results = torch.einsum("teh,eho->teo" if turned else "teh,eoh->teo", rows, experts.down_proj)
+    results = torch.einsum("teh,eho->teo" if is_transposed else "teh,eoh->teo", rows, experts.down_proj)
     if has_bias:
         results = results + experts.down_proj_bias
     return torch.einsum("te,teo->to", gate, results)

@@ -63,10 +63,10 @@ def pasts(graph: fx.Graph, attention: Iterable[fx.Node]) -> set[fx.Node]:
     Keys count as past if an input joins other keys, and no query comes from the input; with equal numbers of keys and
     queries, positions are equal.
     """
-    asked = set(attention)
-    if not asked:
+    nodes = set(attention)
+    if not nodes:
         return set()
-    return _Origins(graph, asked).pasts
+    return _Origins(graph, nodes).pasts
 
 
 class _Origins:
@@ -75,12 +75,12 @@ class _Origins:
     A tensor and its views have one origin, updated by in-place operators on either.
     """
 
-    def __init__(self, graph: fx.Graph, asked: set[fx.Node]) -> None:
-        self.known: dict[fx.Node, Origin] = {}
+    def __init__(self, graph: fx.Graph, nodes: set[fx.Node]) -> None:
+        self.origins: dict[fx.Node, Origin] = {}
         self.bases: dict[fx.Node, fx.Node] = {}
         self.pasts: set[fx.Node] = set()
         for node in graph.nodes:
-            if node in asked and self.is_past(node):
+            if node in nodes and self.is_past(node):
                 self.pasts.add(node)
             self.add(node)
 
@@ -91,23 +91,23 @@ class _Origins:
         base = self.bases[operands[0]] if operands and (is_written or name in VIEWS) else node
         self.bases[node] = base
         if node.op == "placeholder" or (node.op == "get_attr" and _is_state(node)):
-            self.known[node] = Origin(frozenset({node}))
+            self.origins[node] = Origin(frozenset({node}))
         elif is_written and operands:
             # The write may cover a part of the tensor.
-            self.known[base] = self.of(operands, is_joined=True)
+            self.origins[base] = self.of(operands, is_joined=True)
         elif base is node:
             rows = ROWS.get(name)
             if rows is not None and rows < len(operands):
                 operands = [operands[rows]]
             if (spelled := info(node).attention) is not None:
                 operands = [spelled.query]  # masks and keys contribute no rows
-            self.known[node] = self.of(
+            self.origins[node] = self.of(
                 operands, is_joined=name in JOINED or (name == "add" and _is_alike(operands))
             )
 
     def of(self, operands: Iterable[fx.Node], *, is_joined: bool) -> Origin:
         """The origin of a result of some operands."""
-        origins = [self.known[self.bases[operand]] for operand in operands]
+        origins = [self.origins[self.bases[operand]] for operand in operands]
         inputs = frozenset[fx.Node]().union(*[origin.inputs for origin in origins])
         joined = frozenset[fx.Node]().union(*[origin.joined for origin in origins])
         if is_joined:
@@ -127,7 +127,7 @@ class _Origins:
             rows, columns = map(str, spelled.scores.meta["val"].shape[-2:])
         if rows == columns:
             return False
-        return bool(self.known[self.bases[key]].joined - self.known[self.bases[query]].inputs)
+        return bool(self.origins[self.bases[key]].joined - self.origins[self.bases[query]].inputs)
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
@@ -137,16 +137,16 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
         return []
     operands: list[fx.Node] = []
     skipped = {"where": (0,), "index_put": (1,), "index_copy": (2,), "scatter": (2,), "masked_scatter": (1,)}
-    for at, given in enumerate((*node.args, *node.kwargs.values())):
+    for at, operand in enumerate((*node.args, *node.kwargs.values())):
         if at not in skipped.get(name, ()):
-            fx.map_arg(given, operands.append)
+            fx.map_arg(operand, operands.append)
     return operands
 
 
 def _is_state(node: fx.Node) -> bool:
-    """Whether an operator writes into a model tensor or a view of it, as with caches of fixed length."""
-    own = [user for user in node.users if user.args and user.args[0] is node]
-    return any(is_mutating(user) or (operator_name(user) in VIEWS and _is_state(user)) for user in own)
+    """Whether an operator writes into a model tensor or its view, as with caches of fixed length."""
+    operators = [user for user in node.users if user.args and user.args[0] is node]
+    return any(is_mutating(user) or (operator_name(user) in VIEWS and _is_state(user)) for user in operators)
 
 
 def _is_alike(operands: Iterable[fx.Node]) -> bool:

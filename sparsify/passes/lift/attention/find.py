@@ -22,7 +22,7 @@ from sparsify.passes.graph.canonicalize import remove_unused
 from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.graph.operators import argument, is_dropout, operator_name, scope, tensor_value
 from sparsify.passes.lift.attention.float_casts import is_within, widest
-from sparsify.passes.lift.attention.windows import keep_apart
+from sparsify.passes.lift.attention.windows import split_windows
 from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import translate
 from sparsify.passes.rewrite.attention import Attention, attention_of
@@ -35,21 +35,25 @@ def attention(draft: Draft) -> Draft:
     if any(rule.origin == "mask" for rule in draft.recipe.rules):
         softmaxes = [node for node in draft.graph.nodes if operator_name(node) == "softmax"]
         for node in softmaxes:
-            keep_apart(node)
+            split_windows(node)
         remove_unused(draft.graph)
         program = translate(draft.graph) if softmaxes else ModelProgram(draft.graph)
         for node in softmaxes:
-            found = nodes_of(program, node)
-            known = {"no_attention": found} if isinstance(found, str) else {"attention": found}
-            set_info(node, **known)
+            attention_or_refusal = nodes_of(program, node)
+            note = (
+                {"no_attention": attention_or_refusal}
+                if isinstance(attention_or_refusal, str)
+                else {"attention": attention_or_refusal}
+            )
+            set_info(node, **note)
         modules = dict(draft.model.named_modules())  # a graph of Dynamo names modules missing in its model
         for node in draft.graph.find_nodes(
             op="call_function", target=aten.scaled_dot_product_attention.default
         ):
             module = modules.get(scope(node).partition("@")[0])
-            own = None if module is None else own_pattern(module)
-            if own is not None:
-                set_info(node, own_pattern=own)
+            module_pattern = None if module is None else own_pattern(module)
+            if module_pattern is not None:
+                set_info(node, own_pattern=module_pattern)
     return draft
 
 
@@ -91,44 +95,44 @@ def nodes_of(program: ModelProgram, softmax: fx.Node) -> AttentionNodes | str:
         return "it is not taken along the last mode"
     if softmax.name not in program.statements:
         return program.opaque.get(softmax.name, "it is no tensor")
-    found = attention_of(program, softmax.name)
-    if isinstance(found, str):
-        return found
-    dtype = widest(operands_of(program, found))
+    attention = attention_of(program, softmax.name)
+    if isinstance(attention, str):
+        return attention
+    dtype = widest(operands_of(program, attention))
     if not is_within(weights.dtype, dtype):
         return f"it is computed in {weights.dtype}, and its operands are in {dtype}"
-    i = program.statements[found.scores].target.indices[-2]
-    left, right = found.factors
+    i = program.statements[attention.scores].target.indices[-2]
+    left, right = attention.factors
     query, key = (left, right) if i in left.indices else (right, left)
-    dropouts = [program.nodes[name] for name in found.path if is_dropout(program.nodes[name])]
+    dropouts = [program.nodes[name] for name in attention.path if is_dropout(program.nodes[name])]
     return AttentionNodes(
-        program.nodes[found.scores],
+        program.nodes[attention.scores],
         program.nodes[query.tensor],
         program.nodes[key.tensor],
-        extents_of(program, found),
+        extents_of(program, attention),
         dropouts[0] if dropouts else None,
     )
 
 
-def operands_of(program: ModelProgram, found: Attention) -> list[fx.Node]:
+def operands_of(program: ModelProgram, attention: Attention) -> list[fx.Node]:
     """The operands of attention."""
-    own = {found.softmax, *found.path}
-    parts = (found.value, found.mean, *([] if found.sink is None else [found.sink]))
+    weight_names = {attention.softmax, *attention.path}
+    parts = (attention.value, attention.mean, *([] if attention.sink is None else [attention.sink]))
     read = [access.tensor for value in parts for access in find(value, Access)]
-    return [program.nodes[name] for name in dict.fromkeys(read) if name not in own]
+    return [program.nodes[name] for name in dict.fromkeys(read) if name not in weight_names]
 
 
-def extents_of(program: ModelProgram, found: Attention) -> tuple[Any, ...]:
+def extents_of(program: ModelProgram, attention: Attention) -> tuple[Any, ...]:
     """The extents of scores as numbers, or as factors of their product with modes."""
-    indices = iter(program.statements[found.scores].target.indices)
-    made: list[Any] = []
-    for size in sizes_of(program.nodes[found.scores].meta["val"]):
+    indices = iter(program.statements[attention.scores].target.indices)
+    extents: list[Any] = []
+    for size in sizes_of(program.nodes[attention.scores].meta["val"]):
         index = None if size == 1 else next(indices)
         if isinstance(size, int):
-            made.append(size)
+            extents.append(size)
             continue
-        factor = next(factor for factor in found.factors if index in factor.indices)
+        factor = next(factor for factor in attention.factors if index in factor.indices)
         node = program.nodes[factor.tensor]
         modes = [mode for mode, extent in enumerate(sizes_of(node.meta["val"])) if extent != 1]
-        made.append((node, modes[factor.indices.index(index)]))
-    return tuple(made)
+        extents.append((node, modes[factor.indices.index(index)]))
+    return tuple(extents)

@@ -38,14 +38,14 @@ def masked(draft: Draft) -> Draft:
     Raises:
         CaptureError: with `strict`, attention to keys of earlier calls, which is left unchanged.
     """
-    has_masks = draft.asked.has_masks
+    has_masks = draft.request.has_masks
     chosen = [node for node in draft.graph.nodes if _chosen(node) is not None]
     past = pasts(draft.graph, chosen)
     specs: dict[fx.Node, MaskSpec] = {}
     dense: dict[fx.Node, MaskSpec] = {}
     for node in list(draft.graph.nodes):
-        asked, own = _chosen(node), info(node).own_pattern
-        spec = own if asked is None or asked.kind == GIVEN else asked
+        rule_spec, module_spec = _chosen(node), info(node).own_pattern
+        spec = module_spec if rule_spec is None or rule_spec.kind == GIVEN else rule_spec
         if node in past:
             leave(node, draft)
         elif spec is not None and info(node).attention is not None:
@@ -64,9 +64,9 @@ def masked(draft: Draft) -> Draft:
     for softmax, spec in specs.items():
         if spec.may_be_causal and is_causal(program, softmax):
             spec = spec.causal()
-        known: AttentionNodes = info(softmax).attention
-        put_into_scores(copies[softmax], known.moved(copies.__getitem__), spec)
-        put_into_scores(softmax, known, spec)
+        noted: AttentionNodes = info(softmax).attention
+        put_into_scores(copies[softmax], noted.moved(copies.__getitem__), spec)
+        put_into_scores(softmax, noted, spec)
     for node, spec in dense.items():
         put_into_operator(copies[node], spec)
         put_into_operator(node, spec)
@@ -76,11 +76,11 @@ def masked(draft: Draft) -> Draft:
 
 def is_causal(program: ModelProgram, softmax: fx.Node) -> bool:
     """Whether a model masks keys after the query: `where(logical_and(j <= i, c), s, -inf)`."""
-    found = attention_of(program, softmax.name)
-    if isinstance(found, str):
+    attention = attention_of(program, softmax.name)
+    if isinstance(attention, str):
         return False
-    i, j = program.statements[found.scores].target.indices[-2:]
-    value = from_factors(program, found.value, found.factors, (i, j), lambda access: None)
+    i, j = program.statements[attention.scores].target.indices[-2:]
+    value = from_factors(program, attention.value, attention.factors, (i, j), lambda access: None)
     match value:
         case Call("where", (condition, _, Const(fill))) if fill == -torch.inf:
             return not set(in_order((i, j))).isdisjoint(conjuncts(condition))
@@ -112,56 +112,63 @@ def leave(node: fx.Node, draft: Draft) -> None:
 
 def put_into_operator(node: fx.Node, spec: MaskSpec) -> None:
     """Adds the mask of a pattern to torch's attention operator, combined with its own mask."""
-    given = arguments(node)
-    query, key = given["query"], given["key"]
+    call_arguments = arguments(node)
+    query, key = call_arguments["query"], call_arguments["key"]
     rows, columns = (extent((n, n.meta["val"].dim() - 2), node) for n in (query, key))
-    mask, own = _mask_node(node, spec, (rows, columns), query.meta["val"]), given.get("attn_mask")
-    if isinstance(own, fx.Node):
-        is_kept, is_own_kept = (n.meta["val"].dtype == torch.bool for n in (mask, own))
+    mask, model_mask = (
+        _mask_node(node, spec, (rows, columns), query.meta["val"]),
+        call_arguments.get("attn_mask"),
+    )
+    if isinstance(model_mask, fx.Node):
+        is_kept, is_own_kept = (n.meta["val"].dtype == torch.bool for n in (mask, model_mask))
         if is_kept and is_own_kept:
-            mask = call_before(node, torch.ops.aten.logical_and.default, own, mask)
+            mask = call_before(node, torch.ops.aten.logical_and.default, model_mask, mask)
         elif is_kept or is_own_kept:
-            condition, added = (mask, own) if is_kept else (own, mask)
+            condition, added = (mask, model_mask) if is_kept else (model_mask, mask)
             mask = call_before(node, torch.ops.aten.where.ScalarOther, condition, added, -torch.inf)
         else:
-            mask = call_before(node, torch.ops.aten.add.Tensor, own, mask)
+            mask = call_before(node, torch.ops.aten.add.Tensor, model_mask, mask)
     if mask.meta["val"].dtype not in (torch.bool, query.meta["val"].dtype):
         mask = call_before(node, torch.ops.aten.to.dtype, mask, query.meta["val"].dtype)
-    rest = {name: part for name, part in given.items() if name not in ("query", "key", "value", "is_causal")}
-    node.args, node.kwargs = (query, key, given["value"]), {**rest, "attn_mask": mask}
+    rest = {
+        name: part
+        for name, part in call_arguments.items()
+        if name not in ("query", "key", "value", "is_causal")
+    }
+    node.args, node.kwargs = (query, key, call_arguments["value"]), {**rest, "attn_mask": mask}
 
 
-def put_into_scores(softmax: fx.Node, known: AttentionNodes, spec: MaskSpec) -> None:
+def put_into_scores(softmax: fx.Node, noted: AttentionNodes, spec: MaskSpec) -> None:
     """Adds the mask of a pattern to the scores of written-out attention."""
-    user = known.reader
-    extents = (extent(known.extents[-2], user), extent(known.extents[-1], user))
-    put_pattern(softmax, known, _mask_node(user, spec, extents, known.scores.meta["val"]))
+    user = noted.reader
+    extents = (extent(noted.extents[-2], user), extent(noted.extents[-1], user))
+    put_pattern(softmax, noted, _mask_node(user, spec, extents, noted.scores.meta["val"]))
 
 
-def put_pattern(softmax: fx.Node, known: AttentionNodes, mask: fx.Node) -> None:
+def put_pattern(softmax: fx.Node, noted: AttentionNodes, mask: fx.Node) -> None:
     """Adds the mask of a pattern to the scores of a softmax, and seeds to the dropout of its weights.
 
     Args:
         mask: truth values, or numbers added to scores.
     """
-    before, user = known.scores.meta["val"], known.reader
+    before, user = noted.scores.meta["val"], noted.reader
     if mask.meta["val"].dtype == torch.bool:
-        scores = call_before(user, torch.ops.aten.where.ScalarOther, mask, known.scores, -torch.inf)
+        scores = call_before(user, torch.ops.aten.where.ScalarOther, mask, noted.scores, -torch.inf)
     else:
         if mask.meta["val"].dtype != before.dtype:
             mask = call_before(user, torch.ops.aten.to.dtype, mask, before.dtype)
-        scores = call_before(user, torch.ops.aten.add.Tensor, known.scores, mask)
-    for reader in [user for user in known.scores.users if user is not scores]:
-        reader.replace_input_with(known.scores, scores)
+        scores = call_before(user, torch.ops.aten.add.Tensor, noted.scores, mask)
+    for reader in [user for user in noted.scores.users if user is not scores]:
+        reader.replace_input_with(noted.scores, scores)
     dtype = argument(softmax, 2, "dtype")
     softmax.target, softmax.args = safe_softmax, (softmax.args[0], -1)
     softmax.kwargs = {"dtype": dtype} if isinstance(dtype, torch.dtype) else {}
-    if known.dropout is not None:
+    if noted.dropout is not None:
         like = before.new_empty(before.shape[:-2])
-        leading = [extent(part, known.dropout) for part in known.extents[:-2]]
-        known.dropout.kwargs = {"rate": float(argument(known.dropout, 1, "p", 0.5))}
-        known.dropout.args = (known.dropout.args[0], seeds(known.dropout, leading, like))
-        known.dropout.target = dropped_weights
+        leading = [extent(part, noted.dropout) for part in noted.extents[:-2]]
+        noted.dropout.kwargs = {"rate": float(argument(noted.dropout, 1, "p", 0.5))}
+        noted.dropout.args = (noted.dropout.args[0], seeds(noted.dropout, leading, like))
+        noted.dropout.target = dropped_weights
 
 
 def extent(part: Any, user: fx.Node) -> Any:
@@ -169,8 +176,8 @@ def extent(part: Any, user: fx.Node) -> Any:
     if isinstance(part, int):
         return part
     node, mode = part
-    found = node.meta["val"].shape[mode]
-    return found if isinstance(found, int) else size_node(node, mode, found, user)
+    size = node.meta["val"].shape[mode]
+    return size if isinstance(size, int) else size_node(node, mode, size, user)
 
 
 def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any], query: Tensor | None) -> fx.Node:
@@ -178,8 +185,8 @@ def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any], query: T
     assert query is not None, "attention is of tensors"
     device: dict[str, Any] = {} if query.is_cpu else {"device": query.device}
     with user.graph.inserting_before(user):
-        given = (spec.kind, spec.arguments, *extents, spec.stamp)
-        node = user.graph.call_function(attention_mask, given, device)
+        mask_arguments = (spec.kind, spec.arguments, *extents, spec.stamp)
+        node = user.graph.call_function(attention_mask, mask_arguments, device)
     heads = spec.heads
     shape = [extent.meta["val"] if isinstance(extent, fx.Node) else extent for extent in extents]
     dtype = torch.float32 if spec.is_weighted else torch.bool

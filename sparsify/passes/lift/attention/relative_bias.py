@@ -72,13 +72,13 @@ class Distances:
             return self._moved(node)
         if name not in POINTWISE and not (name in OF_TWO and len(node.args) == 2):
             return None
-        found = {self.mode(part) for part in node.all_input_nodes} - {None}
-        if len(found) != 1 or (name in OF_TWO and tensor_value(node.args[1]) is None):
+        modes = {self.mode(part) for part in node.all_input_nodes} - {None}
+        if len(modes) != 1 or (name in OF_TWO and tensor_value(node.args[1]) is None):
             return None
-        (place,) = found
-        assert place is not None, "what has no mode is left out"
+        (mode,) = modes
+        assert mode is not None, "what has no mode is left out"
         others = [part for part in node.all_input_nodes if self.mode(part) is None]
-        return place if all(_is_filled(part, place) or _is_same(part, place) for part in others) else None
+        return mode if all(_is_filled(part, mode) or _is_same(part, mode) for part in others) else None
 
     def _moved(self, node: fx.Node) -> int | None:
         """The mode of queries of a view."""
@@ -88,15 +88,15 @@ class Distances:
             return None
         rank = base.meta["val"].dim()
         if operator_name(node) == "unsqueeze":
-            at, place = int(argument(node, 1, "dim")) % (rank + 1), rank + inner
-            return None if at == place + 1 else inner - int(at > place + 1)
+            at, queries = int(argument(node, 1, "dim")) % (rank + 1), rank + inner
+            return None if at == queries + 1 else inner - int(at > queries + 1)
         modes = [mode % rank for mode in argument(node, 1, "dims")]
         at = modes.index(rank + inner)
         return at - rank if modes[at + 1 : at + 2] == [rank + inner + 1] else None
 
     def _along(self, node: fx.Node) -> fx.Node:
-        place, name = self.mode(node), operator_name(node)
-        assert place is not None, f"{node} is of distances"
+        row_mode, name = self.mode(node), operator_name(node)
+        assert row_mode is not None, f"{node} is of distances"
         pair = _pair(node)
         if pair is not None:
             distances = self._distances(*pair, node)
@@ -119,37 +119,37 @@ class Distances:
                 args = [self.along(base), [m - int(m > queries) for m in modes if m != queries + 1]]
         else:
             return put_before(
-                node, node.target, tuple(self._entry(part, node, place) for part in args), node.kwargs
+                node, node.target, tuple(self._entry(part, node, row_mode) for part in args), node.kwargs
             )
         return put_before(node, node.target, tuple(args), node.kwargs)
 
-    def _entry(self, part: Any, node: fx.Node, place: int) -> Any:
+    def _entry(self, part: Any, node: fx.Node, mode: int) -> Any:
         """An argument of an entrywise node, over distances."""
         value = tensor_value(part) if isinstance(part, fx.Node) else None
         if value is None:
             return part
         if self.mode(part) is not None:
             return self.along(part)
-        if _is_filled(part, place):
+        if _is_filled(part, mode):
             name = operator_name(part)
             fill = argument(part, 1, "fill_value") if name == "full" else int(name == "ones")
-            shape = [int(str(extent)) for extent in _along_shape(value, place)]
+            shape = [int(str(extent)) for extent in _along_shape(value, mode)]
             return put_before(
                 node, aten.full.default, (shape, fill), {"dtype": value.dtype}, value.new_empty(shape)
             )
-        return put_before(node, aten.select.int, (part, place, 0)) if value.dim() >= -place else part
+        return put_before(node, aten.select.int, (part, mode, 0)) if value.dim() >= -mode else part
 
     def _distances(self, queries: Any, keys: Any, node: fx.Node) -> fx.Node:
         """`1 - queries, .., keys - 1`."""
         value = node.meta["val"]
-        whole = value if operator_name(node) == "sub" else node.all_input_nodes[0].meta["val"]
+        like = value if operator_name(node) == "sub" else node.all_input_nodes[0].meta["val"]
         first: Any = 1 - queries if isinstance(queries, int) else None
         with node.graph.inserting_before(node):
             if first is None:
                 first = node.graph.call_function(operator.sub, (1, queries))
                 first.meta["val"] = 1 - queries.meta["val"]
-        made = whole.new_empty((value.shape[-2] + value.shape[-1] - 1,))
-        return put_before(node, aten.arange.start, (first, keys), {"dtype": whole.dtype}, made)
+        fake = like.new_empty((value.shape[-2] + value.shape[-1] - 1,))
+        return put_before(node, aten.arange.start, (first, keys), {"dtype": like.dtype}, fake)
 
 
 def spread(vector: Tensor, queries: int, keys: int) -> Tensor:
@@ -189,30 +189,30 @@ def _count(node: Any) -> Any:
     return node.args[0]
 
 
-def _is_filled(node: fx.Node, place: int) -> bool:
+def _is_filled(node: fx.Node, mode: int) -> bool:
     """Whether a node is a constant fill, with numeric extents in the modes other than queries and keys."""
     value = tensor_value(node)
     if operator_name(node) not in FILLED or value is None:
         return False
-    return all(str(extent).isdigit() for extent in _along_shape(value, place))
+    return all(str(extent).isdigit() for extent in _along_shape(value, mode))
 
 
-def _along_shape(value: Tensor, place: int) -> list[Any]:
+def _along_shape(value: Tensor, mode: int) -> list[Any]:
     """The extents of a tensor with one mode of extent 1 in place of queries and keys."""
     shape = list(value.shape)
-    if len(shape) >= -place:
-        del shape[place]
-    if len(shape) >= -place - 1:
-        shape[place + 1] = 1
+    if len(shape) >= -mode:
+        del shape[mode]
+    if len(shape) >= -mode - 1:
+        shape[mode + 1] = 1
     return shape
 
 
-def _is_same(node: fx.Node, place: int) -> bool:
+def _is_same(node: fx.Node, queries: int) -> bool:
     """Whether a tensor is constant along queries and keys: without these modes, or with extent 1."""
     value = tensor_value(node)
     if value is None:
         return False
-    return all(value.dim() < -mode or str(value.shape[mode]) == "1" for mode in (place, place + 1))
+    return all(value.dim() < -mode or str(value.shape[mode]) == "1" for mode in (queries, queries + 1))
 
 
 def put_before(
@@ -220,14 +220,14 @@ def put_before(
 ) -> fx.Node:
     """A new node before another one, in its module, with its fake result computed, or given as `value`."""
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args, dict(kwargs or {}))
+        new = node.graph.call_function(target, args, dict(kwargs or {}))
     if value is None:
-        known = fx.map_arg((args, dict(kwargs or {})), lambda n: n.meta["val"])
-        value = target(*known[0], **known[1])
-    made.meta["val"] = value
+        fake = fx.map_arg((args, dict(kwargs or {})), lambda n: n.meta["val"])
+        value = target(*fake[0], **fake[1])
+    new.meta["val"] = value
     if "nn_module_stack" in node.meta:
-        made.meta["nn_module_stack"] = node.meta["nn_module_stack"]
-    return made
+        new.meta["nn_module_stack"] = node.meta["nn_module_stack"]
+    return new
 
 
 def is_bias(node: Any, distances: Distances, extents: tuple[str, ...]) -> bool:

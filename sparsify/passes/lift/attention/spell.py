@@ -29,10 +29,12 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def reason_against(node: fx.Node) -> str:
-    """The reason why attention is not decomposed; empty if it is."""
-    given = arguments(node)
-    query, key = (sizes_of(given[name].meta["val"]) for name in ("query", "key"))
-    if not given.get("enable_gqa") or (isinstance(query[HEADS], int) and isinstance(key[HEADS], int)):
+    """The reason why attention is not decomposed; empty for decomposed attention."""
+    call_arguments = arguments(node)
+    query, key = (sizes_of(call_arguments[name].meta["val"]) for name in ("query", "key"))
+    if not call_arguments.get("enable_gqa") or (
+        isinstance(query[HEADS], int) and isinstance(key[HEADS], int)
+    ):
         return ""
     return (
         f"queries have {query[HEADS]} heads and keys {key[HEADS]}, extents of inputs that may vary: groups of heads "
@@ -42,46 +44,46 @@ def reason_against(node: fx.Node) -> str:
 
 def spell_out(node: fx.Node) -> fx.Node:
     """Decomposes attention in place; returns its softmax, annotated with the nodes of the scores."""
-    given = arguments(node)
-    operands = [given[name] for name in ("query", "key", "value")]
+    call_arguments = arguments(node)
+    operands = [call_arguments[name] for name in ("query", "key", "value")]
     before = node.prev
     with node.graph.inserting_before(node):
-        if given.get("enable_gqa"):
+        if call_arguments.get("enable_gqa"):
             operands[1:] = [repeated(operand, operands[0]) for operand in operands[1:]]
         query, key, value = (widened(operand) for operand in operands)
         width = sizes_of(query.meta["val"])[-1]
         scores = call(aten.matmul.default, query, call(aten.transpose.int, key, -1, -2))
-        if (scale := given.get("scale")) is not None or isinstance(width, int):
+        if (scale := call_arguments.get("scale")) is not None or isinstance(width, int):
             scores = call(aten.mul.Tensor, scores, max(1, width) ** -0.5 if scale is None else scale)
         else:
             scores = call(scaled_by_width, scores, query)
-        mask = given.get("attn_mask")
+        mask = call_arguments.get("attn_mask")
         if isinstance(mask, fx.Node):
             is_kept = mask.meta["val"].dtype == torch.bool
-            kept = (aten.where.ScalarOther, mask, scores, -torch.inf)
-            scores = call(*kept) if is_kept else call(aten.add.Tensor, scores, mask)
+            masked_scores = (aten.where.ScalarOther, mask, scores, -torch.inf)
+            scores = call(*masked_scores) if is_kept else call(aten.add.Tensor, scores, mask)
         softmax = weights = call(aten.softmax.int, scores, -1)
         dropout = None
-        if given.get("dropout_p"):
-            dropout = weights = call(aten.dropout.default, weights, given["dropout_p"], True)
+        if call_arguments.get("dropout_p"):
+            dropout = weights = call(aten.dropout.default, weights, call_arguments["dropout_p"], True)
         if weights.meta["val"].dtype != value.meta["val"].dtype:
             weights = call(aten.to.dtype, weights, value.meta["val"].dtype)
         result = mean = call(aten.matmul.default, weights, value)
         if mean.meta["val"].dtype != node.meta["val"].dtype:
             result = call(aten.to.dtype, mean, node.meta["val"].dtype)
-    made = before.next
-    while made is not node:
+    added = before.next
+    while added is not node:
         if "nn_module_stack" in node.meta:
-            made.meta["nn_module_stack"] = node.meta["nn_module_stack"]
-        made = made.next
+            added.meta["nn_module_stack"] = node.meta["nn_module_stack"]
+        added = added.next
     node.replace_all_uses_with(result)
     shape = sizes_of(scores.meta["val"])
     lead = [size if isinstance(size, int) else (query, mode) for mode, size in enumerate(shape[:-2])]
     ends = [(operand, len(shape) - 2) for operand in (query, key)]
     extents = [size if isinstance(size, int) else end for size, end in zip(shape[-2:], ends, strict=True)]
-    known = AttentionNodes(scores, query, key, (*lead, *extents), dropout)
+    noted = AttentionNodes(scores, query, key, (*lead, *extents), dropout)
     notes = info(node)
-    set_info(softmax, attention=known, mark=notes.mark, own_pattern=notes.own_pattern)
+    set_info(softmax, attention=noted, mark=notes.mark, own_pattern=notes.own_pattern)
     node.graph.erase_node(node)
     return softmax
 

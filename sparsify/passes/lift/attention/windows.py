@@ -24,16 +24,16 @@ PRODUCTS: Final = ("matmul", "bmm")
 ENTRYWISE: Final = COPIES | {"add", "sub", "mul", "div", "masked_fill", "where", "tanh", "dropout"}
 
 
-def keep_apart(softmax: fx.Node) -> None:
+def split_windows(softmax: fx.Node) -> None:
     """Splits images and windows at the operands of attention, if its scores are split temporarily."""
-    (whole,) = softmax.all_input_nodes
+    (scores,) = softmax.all_input_nodes
     if (
-        operator_name(whole) != "view"
-        or not is_split(whole.all_input_nodes[0], whole)
-        or len(whole.users) > 1
+        operator_name(scores) != "view"
+        or not is_split(scores.all_input_nodes[0], scores)
+        or len(scores.users) > 1
     ):
         return
-    base = whole.all_input_nodes[0]
+    base = scores.all_input_nodes[0]
     above = chain(base, is_view_of_parts)
     below = None if above is None else chain(above[-1].args[0], is_product)
     path = weighted(softmax)
@@ -43,17 +43,19 @@ def keep_apart(softmax: fx.Node) -> None:
         return
     split, product, mean = above[-1], below[-1], path[-1]
     with split.graph.inserting_before(split):
-        made = call(aten.matmul.default, *[in_parts(operand, split) for operand in product.args])
+        product_in_parts = call(aten.matmul.default, *[in_parts(operand, split) for operand in product.args])
         for node, before in zip(below[-2::-1], below[:0:-1], strict=True):
-            made = call(node.target, *[made if part is before else part for part in node.args])
-    split.replace_all_uses_with(made)
+            product_in_parts = call(
+                node.target, *[product_in_parts if part is before else part for part in node.args]
+            )
+    split.replace_all_uses_with(product_in_parts)
     softmax.args = (base, -1, *softmax.args[2:])
     mean.target, mean.args = aten.matmul.default, (mean.args[0], values_in_parts(mean, split))
     for node in (*above[-2::-1], softmax, *path):
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
     put_behind(mean, aten.flatten.using_ints, 0, 1)
-    for node in (whole, split, *below):
+    for node in (scores, split, *below):
         softmax.graph.erase_node(node)
 
 
@@ -73,8 +75,8 @@ def chain(node: Any, is_last: Callable[[fx.Node], bool]) -> list[fx.Node] | None
         return [node]
     if operator_name(node) not in ENTRYWISE:
         return None
-    found = (chain(part, is_last) for part in node.all_input_nodes if shape(part) == shape(node))
-    rest = next((part for part in found if part is not None), None)
+    chains = (chain(part, is_last) for part in node.all_input_nodes if shape(part) == shape(node))
+    rest = next((part for part in chains if part is not None), None)
     return None if rest is None else [node, *rest]
 
 
@@ -88,9 +90,9 @@ def is_product(node: fx.Node) -> bool:
     return operator_name(node) in PRODUCTS
 
 
-def is_split(parts: Any, whole: Any) -> bool:
+def is_split(parts: Any, joined: Any) -> bool:
     """Whether one tensor has two modes in place of the first one of another."""
-    return len(shape(parts)) == len(shape(whole)) + 1 > 1 and shape(parts)[2:] == shape(whole)[1:]
+    return len(shape(parts)) == len(shape(joined)) + 1 > 1 and shape(parts)[2:] == shape(joined)[1:]
 
 
 def is_same_for_all(node: fx.Node, below: list[fx.Node]) -> bool:
@@ -130,9 +132,9 @@ def in_parts(node: Any, split: fx.Node) -> fx.Node:
     assert sizes is not None, "queries, keys and values are tensors"
     leading = argument(split, 1, "size")[:2]
     view: fx.Node = node.graph.call_function(aten.reshape.default, (node, [*leading, *sizes[1:]]))
-    value, wanted = tensor_value(node), tensor_value(split)
-    assert value is not None and wanted is not None, "scores are of tensors"
-    view.meta["val"] = value.new_empty((*wanted.shape[:2], *value.shape[1:]))
+    value, split_value = tensor_value(node), tensor_value(split)
+    assert value is not None and split_value is not None, "scores are of tensors"
+    view.meta["val"] = value.new_empty((*split_value.shape[:2], *value.shape[1:]))
     return view
 
 

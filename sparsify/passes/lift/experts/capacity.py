@@ -53,9 +53,9 @@ def gate_of_slots(
     with graph.inserting_after(max(choice, weights, chosen)):
         used = graph.call_function(tokens_of_slots, (weights, choice, chosen, order, choice_order))
     with graph.inserting_after(used):
-        turned = call(aten.permute.default, weights, order)
-    with graph.inserting_after(turned):
-        gate = call(aten.sum.dim_IntList, turned, [-1])
+        permuted = call(aten.permute.default, weights, order)
+    with graph.inserting_after(permuted):
+        gate = call(aten.sum.dim_IntList, permuted, [-1])
     used.meta["val"] = gate.meta["val"].to(torch.bool)
     parts = tuple(dict.fromkeys((weights, choice, chosen)))
     set_info(gate, mark=info(weights).mark, decided=Decided(used, parts))

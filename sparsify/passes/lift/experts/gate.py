@@ -39,15 +39,17 @@ def places(gate: Any) -> fx.Node | None:
     if name == "relu":
         return gate  # type: ignore[no-any-return]
     if name == "mul":
-        found = next((found for side in gate.args[:2] if (found := _of_shape(side, value)) is not None), None)
-        return found or _of_factors(gate, value)
+        pattern = next(
+            (pattern for side in gate.args[:2] if (pattern := _of_shape(side, value)) is not None), None
+        )
+        return pattern or _of_factors(gate, value)
     if name == "add":
         return _of_terms(gate, value)
     if name == "einsum":
         return _of_product(gate, value)
     if name in TURNING and not gate.kwargs:
-        found = places(gate.args[0])
-        return None if found is None else call_before(gate, gate.target, found, *gate.args[1:])
+        pattern = places(gate.args[0])
+        return None if pattern is None else call_before(gate, gate.target, pattern, *gate.args[1:])
     if name == "where" and len(gate.args) == 3 and _is_zero(gate.args[2]):
         return gate.args[0] if is_like(gate.args[0], value) else None
     if name in ("scatter", "scatter_add") and _is_zero(gate.args[0]):
@@ -57,21 +59,21 @@ def places(gate: Any) -> fx.Node | None:
 
 def _of_factors(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
     """`places(x * y) = places(x) * places(y)`, with broadcast factors."""
-    found = [places(side) for side in gate.args[:2]]
-    if any(node is None for node in found):
+    patterns = [places(side) for side in gate.args[:2]]
+    if any(node is None for node in patterns):
         return None
-    return call_before(gate, torch.ops.aten.mul.Tensor, *(_truth(gate, node) for node in found))
+    return call_before(gate, torch.ops.aten.mul.Tensor, *(_truth(gate, node) for node in patterns))
 
 
 def _of_terms(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
     """`places(x + y)`, if all terms have a pattern."""
     sides = [side for side in gate.args[:2] if isinstance(side, fx.Node) or side != 0]
-    found = [_of_shape(side, value) for side in sides]
-    if len(found) == 1:
-        return found[0]
-    if any(node is None for node in found):
+    patterns = [_of_shape(side, value) for side in sides]
+    if len(patterns) == 1:
+        return patterns[0]
+    if any(node is None for node in patterns):
         return None
-    return call_before(gate, torch.ops.aten.logical_or.default, *(_truth(gate, node) for node in found))
+    return call_before(gate, torch.ops.aten.logical_or.default, *(_truth(gate, node) for node in patterns))
 
 
 def _of_product(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
@@ -79,10 +81,12 @@ def _of_product(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
     product = einsum_of(gate)
     if product is None or {letter for _, at in product.operands for letter in at} - set(product.output):
         return None
-    found = [places(side) for side, _ in product.operands]
-    if any(node is None for node in found):
+    patterns = [places(side) for side, _ in product.operands]
+    if any(node is None for node in patterns):
         return None
-    numbers = [call_before(gate, torch.ops.aten.to.dtype, _truth(gate, node), value.dtype) for node in found]
+    numbers = [
+        call_before(gate, torch.ops.aten.to.dtype, _truth(gate, node), value.dtype) for node in patterns
+    ]
     return call_before(gate, torch.ops.aten.einsum.default, gate.args[0], numbers)
 
 
@@ -120,8 +124,8 @@ def is_decided(node: Any) -> bool:
 
 def is_like(node: Any, value: torch.Tensor) -> bool:
     """Whether a tensor has the shape of another one."""
-    own = tensor_value(node)
-    return own is not None and [*map(str, own.shape)] == [*map(str, value.shape)]
+    node_value = tensor_value(node)
+    return node_value is not None and [*map(str, node_value.shape)] == [*map(str, value.shape)]
 
 
 def _of_shape(node: Any, value: torch.Tensor) -> fx.Node | None:

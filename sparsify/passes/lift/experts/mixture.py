@@ -35,17 +35,17 @@ def gate_of(node: fx.Node) -> fx.Node | None:
         return None
     if operator_name(node) == "sum":
         return gate_of_product(node)
-    found = einsum_of(node)
-    if found is None or len(found.output) < ROWS:
+    product = einsum_of(node)
+    if product is None or len(product.output) < ROWS:
         return None
-    token, channel = found.output[:-1], found.output[-1]
-    gates = [(n, at) for n, at in found.operands if at[:-1] == token and at[-1] not in found.output]
+    token, channel = product.output[:-1], product.output[-1]
+    gates = [(n, at) for n, at in product.operands if at[:-1] == token and at[-1] not in product.output]
     if len(gates) > 1:  # in a product of rows and gates with matrices both have the same place
         gates = [(n, at) for n, at in gates if is_decided(n)]
     if len(gates) != 1:
         return None
     gate, at = gates[0]
-    rest = [letters for n, letters in found.operands if n is not gate]
+    rest = [letters for n, letters in product.operands if n is not gate]
     return gate if len(rest) == 2 or rest == [token + at[-1] + channel] else None
 
 
@@ -78,12 +78,12 @@ def weights_of_slots(node: fx.Node) -> fx.Node | None:
 
     `einsum("gsec,egcm->gsm", combine, results)`: no row of a slot belongs to a token, and a product made the rows.
     """
-    found = einsum_of(node)
-    if found is None or len(found.operands) != 2 or len(found.output) < ROWS:
+    product = einsum_of(node)
+    if product is None or len(product.operands) != 2 or len(product.output) < ROWS:
         return None
-    groups, token, channel = found.output[:-2], found.output[-2], found.output[-1]
-    for (weights, at), (results, letters) in (found.operands, found.operands[::-1]):
-        slots = set(at) & set(letters) - set(found.output)
+    groups, token, channel = product.output[:-2], product.output[-2], product.output[-1]
+    for (weights, at), (results, letters) in (product.operands, product.operands[::-1]):
+        slots = set(at) & set(letters) - set(product.output)
         is_sum = {*at} == {*groups, token, *slots} and {*letters} == {*groups, channel, *slots}
         is_sum = is_sum and len(slots) == 2 and token not in letters and channel not in at
         if is_sum and einsum_of(results) is not None:

@@ -59,7 +59,7 @@ class OperatorGraph:
         self.graph, self.edges = graph, tuple(edges)
         self.run: Callable[..., Any] | None = None
         self.most, self.is_for_known = 0, False
-        self._met: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._recent: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def copied(self) -> "OperatorGraph":
         """A copy for another module: a copied graph, not compiled yet."""
@@ -80,16 +80,16 @@ class OperatorGraph:
 
     def meet(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the edges occurred in none of the last few calls; records the edges as known."""
-        met, is_new = self._met, False
+        recent, is_new = self._recent, False
         for at in self.edges:
             tensor = tensors[at]
             version = 0 if tensor.is_inference() else tensor._version
-            known = met.get(id(tensor))
-            if known is None or known[0]() is not tensor or known[1] != version:
+            entry = recent.get(id(tensor))
+            if entry is None or entry[0]() is not tensor or entry[1] != version:
                 is_new = True
-                met[id(tensor)] = weakref.ref(tensor), version
-        if len(met) > REMEMBERED * len(self.edges):
-            self._met = {}
+                recent[id(tensor)] = weakref.ref(tensor), version
+        if len(recent) > REMEMBERED * len(self.edges):
+            self._recent = {}
         return is_new
 
     def size(self, tensors: Sequence[Tensor]) -> int:
@@ -98,15 +98,19 @@ class OperatorGraph:
 
 
 def measure(
-    module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[Tensor], found: OperatorGraph
+    module: "SparseModule",
+    variant: Variant,
+    call: calls.Call,
+    tensors: list[Tensor],
+    operator_graph: OperatorGraph,
 ) -> None:
     """Sets and reports the sizes for which torch's operators run; none where their results differ."""
-    if found.size(tensors) > LARGEST or not runs_natively([*module._source.parameters(), *tensors]):
+    if operator_graph.size(tensors) > LARGEST or not runs_natively([*module._source.parameters(), *tensors]):
         return
-    trains = module._asked.is_trainable(variant.captured.training) and torch.is_grad_enabled()
+    trains = module._request.is_trainable(variant.captured.training) and torch.is_grad_enabled()
     parameters = trained_tensors(module, call) if trains else []
     run = without_effects(module, variant)
-    operators = without_effects(module, variant, found.graph)
+    operators = without_effects(module, variant, operator_graph.graph)
     structures = [o.structure for region in variant.regions for o in region.operands if o.structure]
 
     def anew() -> Any:
@@ -121,23 +125,23 @@ def measure(
             return
         try:
             if parameters:
-                compare_training(ways[1], ways[0], module._asked.recipe.verify, parameters, tuple)
+                compare_training(ways[1], ways[0], module._request.recipe.verify, parameters, tuple)
             else:
                 with torch.no_grad():
-                    compare(ways[1], ways[0], module._asked.recipe.verify)
+                    compare(ways[1], ways[0], module._request.recipe.verify)
         except VerificationError:
             variant.operators = None
             return
         turns = max(1, min(TURNS, int(SECONDS / min(taken))))
         times = [[seconds(way, parameters) for way in ways] for _ in range(turns + 1)][1:]
-    by_torch, known, new = (min(way) for way in zip(*times, strict=True))
-    found.is_for_known = NOISE * by_torch < known
-    saved, sorting = by_torch - known, new - known
+    by_torch, in_kernels, new = (min(way) for way in zip(*times, strict=True))
+    operator_graph.is_for_known = NOISE * by_torch < in_kernels
+    saved, sorting = by_torch - in_kernels, new - in_kernels
     larger = inf if saved <= 0 else max(0.0, sorting) / saved
-    found.most = int(min(LARGER, larger) * found.size(tensors))
-    if found.is_for_known:
-        variant.report.by_torch = f"{1e3 * by_torch:.3g} ms, {1e3 * known:.3g} in kernels"
-    variant.report.new_graphs = found.most
+    operator_graph.most = int(min(LARGER, larger) * operator_graph.size(tensors))
+    if operator_graph.is_for_known:
+        variant.report.by_torch = f"{1e3 * by_torch:.3g} ms, {1e3 * in_kernels:.3g} in kernels"
+    variant.report.new_graphs = operator_graph.most
 
 
 def seconds(run: Callable[[], Any], parameters: Sequence[Tensor]) -> float:

@@ -46,10 +46,11 @@ def require_gain(
     Raises:
         CaptureError: states both times.
     """
-    source, own = times_of(module, variant, call, tensors, mode)
-    if own > NOISE * source:
+    source, kernels = times_of(module, variant, call, tensors, mode)
+    if kernels > NOISE * source:
         raise CaptureError(
-            f"{type(module._source).__name__} takes {1e3 * source:.3g} ms as it is, and {1e3 * own:.3g} ms in kernels"
+            f"{type(module._source).__name__} takes {1e3 * source:.3g} ms as it is, "
+            f"and {1e3 * kernels:.3g} ms in kernels"
         )
 
 
@@ -77,12 +78,15 @@ def require_training_gain(
         DenseTrainsFasterError: states both times.
     """
     operands = [operand.structure for region in variant.regions for operand in region.operands]
-    if variant.masked is not None or not any(found is not None and found.trained for found in operands):
+    if variant.masked is not None or not any(
+        structure is not None and structure.trained for structure in operands
+    ):
         return
-    source, own = times_of(module, variant, call, tensors, mode)
-    if own > SLOWER * source:
+    source, kernels = times_of(module, variant, call, tensors, mode)
+    if kernels > SLOWER * source:
         raise DenseTrainsFasterError(
-            f"a step takes {1e3 * source:.3g} ms, and {1e3 * own:.3g} ms with sparse weights", source / own
+            f"a step takes {1e3 * source:.3g} ms, and {1e3 * kernels:.3g} ms with sparse weights",
+            source / kernels,
         )
 
 
@@ -90,24 +94,24 @@ def times_of(
     module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[Tensor], mode: Modes
 ) -> tuple[float, float]:
     """Seconds of the source model and of a variant for a call, with gradients if trained; 0 on a device."""
-    trains = module._asked.is_trainable(variant.captured.training) and torch.is_grad_enabled()
+    trains = module._request.is_trainable(variant.captured.training) and torch.is_grad_enabled()
     parameters = trained_tensors(module, call) if trains else []
     if not runs_natively([*module._source.parameters(), *tensors]):
         return 0.0, 0.0
     with torch.random.fork_rng(devices=[]):
-        apart = module._weights.mirror(mode, module)
-        apart.copy_buffers()
-        drop_gradient_hooks(apart.model)
+        mirror = module._weights.mirror(mode, module)
+        mirror.copy_buffers()
+        drop_gradient_hooks(mirror.model)
         for name, weight in module._weights.sparse_parameters().items():
-            trained_masks.remember(apart.model.get_parameter(name), trained_masks.entries(weight))
-        given = {id(parameter) for parameter in module._source.parameters()}
-        inputs = [tensor for tensor in parameters if id(tensor) not in given]
-        dense = [p for p in apart.model.parameters() if p.requires_grad] + inputs if parameters else []
-        own = without_effects(module, variant)
+            trained_masks.remember(mirror.model.get_parameter(name), trained_masks.entries(weight))
+        parameter_ids = {id(parameter) for parameter in module._source.parameters()}
+        inputs = [tensor for tensor in parameters if id(tensor) not in parameter_ids]
+        dense = [p for p in mirror.model.parameters() if p.requires_grad] + inputs if parameters else []
+        run = without_effects(module, variant)
         args, kwargs = calls.arguments_of(pytree.tree_unflatten(call.values, call.spec), module._signature)
         ways = (
-            Timed(lambda: calls.run_source(apart.model, args, kwargs), dense),
-            Timed(lambda: reading_once(own, tensors), parameters),
+            Timed(lambda: calls.run_source(mirror.model, args, kwargs), dense),
+            Timed(lambda: reading_once(run, tensors), parameters),
         )
         first = [[way.seconds() for way in ways] for _ in range(WARM)][-1]
         turns = max(TURNS, min(MOST_TURNS, int(SECONDS / max(sum(first), 1e-9))))
@@ -124,25 +128,25 @@ class Timed:
         wanted: tensors that get gradients, none without training; their present gradients are restored.
     """
 
-    def __init__(self, run: Callable[[], Any], wanted: Sequence[Tensor]) -> None:
+    def __init__(self, run: Callable[[], Any], targets: Sequence[Tensor]) -> None:
         self.run, self.seeds = run, list[Tensor]()
         # Hooks after a gradient may be steps of optimizers.
-        self.wanted = [one for one in wanted if not getattr(one, "_post_accumulate_grad_hooks", None)]
+        self.targets = [one for one in targets if not getattr(one, "_post_accumulate_grad_hooks", None)]
 
     def seconds(self) -> float:
         """The time of a turn."""
-        before = [one.grad for one in self.wanted]
-        for one in self.wanted:
+        before = [one.grad for one in self.targets]
+        for one in self.targets:
             one.grad = None
         try:
             start = time.perf_counter()
-            with torch.set_grad_enabled(bool(self.wanted)):
+            with torch.set_grad_enabled(bool(self.targets)):
                 result = self.run()
-            if self.wanted:
+            if self.targets:
                 self.pull_back(result)
             return time.perf_counter() - start
         finally:
-            for one, gradient in zip(self.wanted, before, strict=True):
+            for one, gradient in zip(self.targets, before, strict=True):
                 one.grad = gradient
 
     def pull_back(self, result: Any) -> None:
@@ -153,4 +157,4 @@ class Timed:
         if [seed.shape for seed in self.seeds] != [leaf.shape for leaf in leaves]:
             self.seeds = [torch.randn_like(leaf) for leaf in leaves]
         if leaves:
-            torch.autograd.backward(leaves, self.seeds, inputs=self.wanted)
+            torch.autograd.backward(leaves, self.seeds, inputs=self.targets)

@@ -67,12 +67,12 @@ def row_sample(call: calls.Call, hops: int) -> RowSample | None:
         hops: distance of the farthest nodes with an influence on a row; edges into the last hop count, too.
     """
     dense = [value for value in call.values if type(value) is Tensor]
-    found = [value for value in dense if is_edge_index(value)]
-    if len(found) != 1 or any(
+    edge_indices = [value for value in dense if is_edge_index(value)]
+    if len(edge_indices) != 1 or any(
         isinstance(value, Tensor) and type(value) is not Tensor for value in call.values
     ):
         return None
-    (edge_index,) = found
+    (edge_index,) = edge_indices
     edges = edge_index.shape[1]
     sizes = {value.shape[0] for value in dense if value.is_floating_point() and value.ndim > 1} - {edges}
     if len(sizes) != 1 or edges == (nodes := sizes.pop()):
@@ -83,11 +83,11 @@ def row_sample(call: calls.Call, hops: int) -> RowSample | None:
     chosen = chosen_rows(edge_index, nodes, hops)
     if chosen is None:
         return None
-    rows, kept = chosen
+    rows, chosen_edges = chosen
     values = [
-        edge_index[:, kept]
+        edge_index[:, chosen_edges]
         if value is edge_index
-        else value.index_select(0, kept)
+        else value.index_select(0, chosen_edges)
         if value.shape[:1] == (edges,)
         else value
         for value in dense
@@ -108,13 +108,13 @@ def chosen_rows(edge_index: Tensor, nodes: int, hops: int) -> tuple[Tensor, Tens
     order = torch.randperm(nodes, generator=generator)
     best = None
     for count in COUNTS:
-        found = edges_of(order[:count], source, target, nodes, hops)
-        if found is None:
+        edges = edges_of(order[:count], source, target, nodes, hops)
+        if edges is None:
             break
-        best = count, found
+        best = count, edges
     if best is None:
         tried = ((count, edges_of(order[:count], source, target, nodes, hops)) for count in FEWER)
-        best = next(((count, found) for count, found in tried if found is not None), None)
+        best = next(((count, edges) for count, edges in tried if edges is not None), None)
     if best is None:
         return None
     has_edges = torch.zeros(nodes, dtype=torch.bool).index_fill_(0, target, True)
@@ -125,16 +125,16 @@ def chosen_rows(edge_index: Tensor, nodes: int, hops: int) -> tuple[Tensor, Tens
 def edges_of(rows: Tensor, source: Tensor, target: Tensor, nodes: int, hops: int) -> Tensor | None:
     """The positions of edges into rows, into the sources of those edges, and so on; `None` for too many."""
     reached = torch.zeros(nodes, dtype=torch.bool).index_fill_(0, rows, True)
-    kept = torch.nonzero(reached[target]).flatten()
+    positions = torch.nonzero(reached[target]).flatten()
     for _ in range(hops):
-        before = len(kept)
-        reached[source[kept]] = True
-        kept = torch.nonzero(reached[target]).flatten()
-        if SHARE * len(kept) > len(target):
+        before = len(positions)
+        reached[source[positions]] = True
+        positions = torch.nonzero(reached[target]).flatten()
+        if SHARE * len(positions) > len(target):
             return None
-        if len(kept) == before:
+        if len(positions) == before:
             break
-    return kept
+    return positions
 
 
 def on_rows(sample: RowSample, run: Callable[[], Any]) -> Callable[[], Any]:

@@ -45,11 +45,11 @@ class Buffers:
 
     def copied(self, buffer: Tensor, is_training: bool) -> Copy:
         """A buffer with its values; an earlier copy is reused unless the buffer may have changed since."""
-        known = self.copies.get(id(buffer))
+        earlier = self.copies.get(id(buffer))
         number = version(buffer)
         is_silent = is_training and buffer.numel() <= MOST_CHANNELS
-        if known is not None and known[0] is buffer and known[1] == number >= 0 and not is_silent:
-            return known
+        if earlier is not None and earlier[0] is buffer and earlier[1] == number >= 0 and not is_silent:
+            return earlier
         return buffer, number, buffer.detach().clone()
 
 
@@ -67,23 +67,23 @@ class BuffersBefore:
 
     def replaced(self) -> list[tuple[nn.Module, Mapping[str, Any]]]:
         """The modules whose buffers were replaced since, with their earlier buffers."""
-        return [(part, known) for part, known in self.stores if not has_buffers(part, known)]
+        return [(part, before) for part, before in self.stores if not has_buffers(part, before)]
 
     def restore(self) -> None:
         """Restores the buffers of all modules, and the buffers' values."""
-        for part, known in self.replaced():
+        for part, before in self.replaced():
             part._buffers.clear()
-            part._buffers.update(known)
+            part._buffers.update(before)
         with torch.no_grad():
             for buffer, _, value in self.copies:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
 
-def has_buffers(part: nn.Module, known: Mapping[str, Any]) -> bool:
+def has_buffers(part: nn.Module, expected: Mapping[str, Any]) -> bool:
     """Whether a module has exactly the known buffers."""
     store = part._buffers
-    return store.keys() == known.keys() and all(store[name] is own for name, own in known.items())
+    return store.keys() == expected.keys() and all(store[name] is buffer for name, buffer in expected.items())
 
 
 def versions(tensors: Iterable[Any]) -> list[int]:

@@ -84,25 +84,25 @@ def compare(
     with torch.random.fork_rng():
         torch.manual_seed(0)
         with SameDraws():  # type: ignore[no-untyped-call]
-            found = sparse()  # first: the dense model repeats the draws of the kernels of a captured call
+            actual = sparse()  # first: the dense model repeats the draws of the kernels of a captured call
         expected = densely()
     largest = 0.0
     coarsest = max(map(precision, (*parameters, *read)), default=0.0)
-    for name, want, have in pairs(expected, found):
+    for name, want, have in pairs(expected, actual):
         largest = max(largest, require_close(f"output{name}", want, have, limits, coarsest))
     if not parameters:
         return largest
     coarsest = max(coarsest, *map(precision, pytree.tree_leaves(expected)))
-    own, zeros = gradients(found, parameters), pruned()
+    sparse_gradients, zeros = gradients(actual, parameters), pruned()
 
-    def largest_difference(wanted: Sequence[Tensor | None]) -> float:
+    def largest_difference(dense_gradients: Sequence[Tensor | None]) -> float:
         masked = [
             gradient * entries(parameters[number])
             if type(gradient) is Tensor and number in zeros
             else gradient
-            for number, gradient in enumerate(wanted)
+            for number, gradient in enumerate(dense_gradients)
         ]
-        return max(largest, compare_gradients(masked, own, limits, coarsest))
+        return max(largest, compare_gradients(masked, sparse_gradients, limits, coarsest))
 
     try:
         return largest_difference(gradients(expected, parameters))
@@ -110,8 +110,8 @@ def compare(
         # Gradients of torch's fused attention are wrong in rows whose scores all equal the lowest float: the saved `max
         # + log(sum)` of a row rounds to the maximum. Torch's plain attention decides.
         with sdpa_kernel(SDPBackend.MATH):
-            wanted = gradients(densely(), parameters)
-        return largest_difference(wanted)
+            dense_gradients = gradients(densely(), parameters)
+        return largest_difference(dense_gradients)
 
 
 def precision(value: Any) -> float:
@@ -121,7 +121,7 @@ def precision(value: Any) -> float:
 
 
 def compare_gradients(
-    expected: Sequence[Tensor | None], found: Sequence[Tensor | None], limits: Verify, precision: float = 0.0
+    expected: Sequence[Tensor | None], actual: Sequence[Tensor | None], limits: Verify, precision: float = 0.0
 ) -> float:
     """The largest difference of gradients; a missing gradient is a gradient of zeros.
 
@@ -139,7 +139,7 @@ def compare_gradients(
     limits = limits.model_copy(
         update={"rtol": max(limits.rtol, rounding), "atol": limits.atol + rounding * scale}
     )
-    for number, (want, have) in enumerate(zip(expected, found, strict=True)):
+    for number, (want, have) in enumerate(zip(expected, actual, strict=True)):
         name = f"gradient {number}"
         if want is not None and have is not None:
             largest = max(largest, require_close(name, want, have, limits))
@@ -194,10 +194,10 @@ class SameDraws(TorchDispatchMode):
             return args[0] * mask / (1 - args[1]), mask
         if func is torch.ops.aten.bernoulli_.float:
             return args[0].copy_(drawn(args[0].shape) < (args[1] if len(args) > 1 else 0.5))
-        found = func(*args, **(kwargs or {}))
-        if func.overloadpacket not in UNINITIALISED or found.layout is not torch.strided:
-            return found
-        return found.fill_(FILLING) if found.is_floating_point() else found.zero_()
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket not in UNINITIALISED or result.layout is not torch.strided:
+            return result
+        return result.fill_(FILLING) if result.is_floating_point() else result.zero_()
 
 
 def drawn(shape: torch.Size) -> torch.Tensor:
@@ -205,10 +205,10 @@ def drawn(shape: torch.Size) -> torch.Tensor:
     return torch.rand(tuple(shape))
 
 
-def pairs(expected: Any, found: Any) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+def pairs(expected: Any, actual: Any) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """The tensors of two equal output structures, with their paths."""
     left, left_spec = pytree.tree_flatten_with_path(expected)
-    right, right_spec = pytree.tree_flatten(found)
+    right, right_spec = pytree.tree_flatten(actual)
     if left_spec != right_spec:
         raise VerificationError(f"the outputs are {right_spec}, the dense model's {left_spec}")
     return [
@@ -278,11 +278,13 @@ def naming_values(model: torch.nn.Module, tensors: Mapping[str, Any]) -> Iterato
     try:
         yield
     except VerificationError as error:
-        known = [*model.named_parameters(), *tensors.items()]
-        found = [f"{name} is {place}" for name, tensor in known if (place := first_not_finite(tensor))]
-        if not found:
+        named_tensors = [*model.named_parameters(), *tensors.items()]
+        causes = [
+            f"{name} is {entry}" for name, tensor in named_tensors if (entry := first_not_finite(tensor))
+        ]
+        if not causes:
             raise
-        raise VerificationError("; ".join((*found, error.message)), error.remedy) from error
+        raise VerificationError("; ".join((*causes, error.message)), error.remedy) from error
 
 
 def report_half(report: Report, model: torch.nn.Module) -> None:
@@ -337,22 +339,22 @@ def verify(
     peak, report = Peak(), variant.report
     writes = variant.writes()
 
-    def given() -> list[torch.Tensor]:
+    def inputs() -> list[torch.Tensor]:
         return [tensor.clone() for tensor in tensors] if writes else tensors
 
     def sparse() -> Any:
-        result = reading_once(without_effects(module, variant), given())
+        result = reading_once(without_effects(module, variant), inputs())
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
-    def dense(own: calls.Call = call) -> Any:
-        apart = module._weights.mirror(mode, module, made=as_dense)
-        apart.copy_buffers()
-        drop_gradient_hooks(apart.model)
+    def dense(dense_call: calls.Call = call) -> Any:
+        mirror = module._weights.mirror(mode, module, to_dense=as_dense)
+        mirror.copy_buffers()
+        drop_gradient_hooks(mirror.model)
         with peak:
             if variant.masked is None:
-                given_call = calls.copied(own) if writes else own
-                return calls.run_call(apart.model, module._signature, given_call)
-            return variant.masked_result(apart.model, given())
+                private_call = calls.copied(dense_call) if writes else dense_call
+                return calls.run_call(mirror.model, module._signature, private_call)
+            return variant.masked_result(mirror.model, inputs())
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # First: the compared run follows the memory plan of the timed runs.
@@ -363,19 +365,19 @@ def verify(
         return
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         read = [*module._source.parameters(), *tensors]
-        limits = module._asked.recipe.verify
+        limits = module._request.recipe.verify
         try:
             report.largest_error = compare(dense, sparse, limits, read=read)
         except VerificationError as error:
             report.largest_error = rounding(module, variant, call, mode, (dense, sparse), error)
     report.dense_peak_bytes = peak.bytes
-    if not module._asked.is_trainable(variant.captured.training):
+    if not module._request.is_trainable(variant.captured.training):
         return
     try:
-        found = gradient_error(module, variant, call, dense, sparse)
+        largest = gradient_error(module, variant, call, dense, sparse)
     except VerificationError as error:
-        found = rounding(module, variant, call, mode, (dense, sparse), error, trained_tensors(module, call))
-    report.largest_error = max(report.largest_error, found)
+        largest = rounding(module, variant, call, mode, (dense, sparse), error, trained_tensors(module, call))
+    report.largest_error = max(report.largest_error, largest)
 
 
 def agrees_on(
@@ -390,13 +392,13 @@ def agrees_on(
 
     Rows may depend on more edges than a sample has, as with a normalisation over all nodes.
     """
-    report, limits = variant.report, module._asked.recipe.verify
+    report, limits = variant.report, module._request.recipe.verify
     densely, sparsely = on_rows(sample, lambda: dense(sample.call)), on_rows(sample, sparse)
     tensors = [value for value in call.values if isinstance(value, Tensor)]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             error = compare(densely, sparsely, limits, read=[*module._source.parameters(), *tensors])
-        if module._asked.is_trainable(variant.captured.training):
+        if module._request.is_trainable(variant.captured.training):
             error = max(error, gradient_error(module, variant, call, densely, sparsely))
     except (VerificationError, RuntimeError):  # for example model code that requires certain edges
         return False
@@ -429,15 +431,15 @@ def rounding(
     if not is_rounded or variant.masked is not None or variant.pruned() or variant.writes():
         raise error
     try:
-        return compare_rounding(*runs, Exact(module, call, mode), module._asked.recipe.verify, parameters)
+        return compare_rounding(*runs, Exact(module, call, mode), module._request.recipe.verify, parameters)
     except Exception:  # model code without float64 support may raise anything
         raise error from None
 
 
 def trained_tensors(module: "SparseModule", call: calls.Call) -> list[Tensor]:
     """The parameters and inputs with gradients."""
-    given = [value for value in call.values if type(value) is torch.Tensor]
-    return [tensor for tensor in (*module._source.parameters(), *given) if tensor.requires_grad]
+    inputs = [value for value in call.values if type(value) is torch.Tensor]
+    return [tensor for tensor in (*module._source.parameters(), *inputs) if tensor.requires_grad]
 
 
 class Exact:
@@ -448,14 +450,14 @@ class Exact:
     """
 
     def __init__(self, module: "SparseModule", call: calls.Call, mode: Modes) -> None:
-        apart = module._weights.mirror(mode, module)
-        self.model, self.signature = copy.deepcopy(apart.model).double(), module._signature
+        mirror = module._weights.mirror(mode, module)
+        self.model, self.signature = copy.deepcopy(mirror.model).double(), module._signature
         drop_gradient_hooks(self.model)
-        given = [precisely(value) for value in call.values if isinstance(value, Tensor)]
-        self.call = calls.with_tensors(call, given)
+        values = [precisely(value) for value in call.values if isinstance(value, Tensor)]
+        self.call = calls.with_tensors(call, values)
         parameters = zip(self.model.parameters(), module._source.parameters(), strict=True)
-        self.tensors: list[Tensor] = [own for own, source in parameters if source.requires_grad]
-        self.tensors += [own for own in given if type(own) is torch.Tensor and own.requires_grad]
+        self.tensors: list[Tensor] = [tensor for tensor, source in parameters if source.requires_grad]
+        self.tensors += [tensor for tensor in values if type(tensor) is torch.Tensor and tensor.requires_grad]
 
     def __call__(self) -> Any:
         """The results of the call."""
@@ -490,12 +492,12 @@ def compare_rounding(
             torch.manual_seed(0)
             with SameDraws(), unpacked_texts(), inlined(has_gradients=False):  # type: ignore[no-untyped-call]
                 results.append(run())
-    found, expected, true = results
-    return rounding_error(found, expected, true, exact.tensors, limits, parameters)
+    actual, expected, true = results
+    return rounding_error(actual, expected, true, exact.tensors, limits, parameters)
 
 
 def rounding_error(
-    found: Any,
+    actual: Any,
     expected: Any,
     true: Any,
     exact: Sequence[Tensor],
@@ -513,14 +515,17 @@ def rounding_error(
     Raises:
         VerificationError: the sparse model is less precise than the dense one.
     """
-    named = [(f"output{name}", want, have) for name, want, have in pairs(expected, found)]
+    named = [(f"output{name}", want, have) for name, want, have in pairs(expected, actual)]
     truths: list[Any] = [leaf for leaf in pytree.tree_leaves(true) if isinstance(leaf, Tensor)]
     if parameters:
-        own, plain = gradients(found, parameters, expected), gradients(expected, parameters, expected)
-        triples = zip(own, plain, gradients(true, exact, expected), strict=True)
-        kept = [triple for triple in triples if all(gradient is not None for gradient in triple)]
-        named = [(f"gradient {n}", want, have) for n, (have, want, _) in enumerate(kept)]  # type: ignore[misc]
-        truths = [truth for _, _, truth in kept]
+        sparse_gradients, plain = (
+            gradients(actual, parameters, expected),
+            gradients(expected, parameters, expected),
+        )
+        triples = zip(sparse_gradients, plain, gradients(true, exact, expected), strict=True)
+        complete = [triple for triple in triples if all(gradient is not None for gradient in triple)]
+        named = [(f"gradient {n}", want, have) for n, (have, want, _) in enumerate(complete)]  # type: ignore[misc]
+        truths = [truth for _, _, truth in complete]
     scale = max(map(largest_of, truths), default=0.0)
     largest = 0.0
     for (name, want, have), truth in zip(named, truths, strict=True):
@@ -553,7 +558,7 @@ def gradient_error(
 
     try:
         with torch.random.fork_rng(devices=[]):
-            return compare_training(dense, sparse, module._asked.recipe.verify, tensors, pruned)
+            return compare_training(dense, sparse, module._request.recipe.verify, tensors, pruned)
     finally:
         for region in variant.regions:
             region.differentiable.clear()  # until the model's first backward, operands are remembered

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from sparsify.page.contents import Span
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.capture.shell import fill_shell
+from sparsify.passes.capture.shell import with_copied_buffers
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.graph.operators import operator_name, scope
 from sparsify.passes.module.variants.variant import Variant
@@ -45,7 +45,7 @@ class Watcher(fx.Interpreter):
 
     def __init__(self, root: nn.Module, graph: fx.Graph, *, keeps_operands: bool = False) -> None:
         super().__init__(root, graph=graph)
-        self.seen = Watched()
+        self.record = Watched()
         self.keeps_operands = keeps_operands
 
     def run_node(self, n: fx.Node) -> Any:
@@ -55,48 +55,37 @@ class Watcher(fx.Interpreter):
         region = call_of(n) if is_call(n) else None
         if region is not None and self.keeps_operands and region.library is None:
             args, _ = self.fetch_args_kwargs_from_env(n)
-            self.seen.operands[region.name] = list(region.made(args[1:]) or ())
+            self.record.operands[region.name] = list(region.made(args[1:]) or ())
         name = region.name if region is not None else operator_name(n)
         with record_function(f"{name}: {region.program.statements[0]}" if region is not None else name):
             started = time.perf_counter_ns()
             result = super().run_node(n)
             ended = time.perf_counter_ns()
-        own = region.name if region is not None else ""
-        self.seen.spans.append(Span(name, started / 1e3, (ended - started) / 1e3, scope(n), own))
+        region_name = region.name if region is not None else ""
+        self.record.spans.append(Span(name, started / 1e3, (ended - started) / 1e3, scope(n), region_name))
         return result
-
-
-def apart(module: nn.Module) -> nn.Module:
-    """The modules and parameters of a model with copied buffers, which a call may write in place."""
-    shell = nn.Module()
-    fill_shell(shell, module)
-    copies = {id(buffer): buffer.detach().clone() for buffer in shell.buffers()}
-    for part in shell.modules():
-        for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else copies[id(buffer)]
-    return shell
 
 
 def watched(module: nn.Module, variant: Variant, tensors: Sequence[torch.Tensor]) -> Watched:
     """The fastest of several runs of a call, each with copies of the tensors that the call writes in place."""
     graph, runs = variant.captured.graph, []
-    first = Watcher(apart(module), graph, keeps_operands=True)
+    first = Watcher(with_copied_buffers(module), graph, keeps_operands=True)
     _run(first, variant, tensors)
     for _ in range(RUNS):
-        one = Watcher(apart(module), graph)
+        one = Watcher(with_copied_buffers(module), graph)
         _run(one, variant, tensors)
-        runs.append(one.seen.spans)
+        runs.append(one.record.spans)
     return Watched(
-        _from_zero(min(runs, key=lambda spans: sum(span.us for span in spans))), first.seen.operands
+        _from_zero(min(runs, key=lambda spans: sum(span.us for span in spans))), first.record.operands
     )
 
 
 def _run(watcher: Watcher, variant: Variant, tensors: Sequence[torch.Tensor]) -> None:
     """One run; the state of the random generator is restored."""
     written = set(variant.written)
-    given = [tensor.clone() if at in written else tensor for at, tensor in enumerate(tensors)]
+    inputs = [tensor.clone() if at in written else tensor for at, tensor in enumerate(tensors)]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        reading_once(watcher.run, given)
+        reading_once(watcher.run, inputs)
 
 
 def _from_zero(spans: Sequence[Span]) -> list[Span]:
@@ -107,28 +96,28 @@ def _from_zero(spans: Sequence[Span]) -> list[Span]:
 
 def traced(module: nn.Module, variant: Variant, tensors: Sequence[torch.Tensor]) -> profile:
     """The profile of a warm call, with the names of regions and operators around torch's events."""
-    _run(Watcher(apart(module), variant.captured.graph), variant, tensors)
-    watcher = Watcher(apart(module), variant.captured.graph)
-    found = profile(activities=[ProfilerActivity.CPU], acc_events=True)
-    with found:
+    _run(Watcher(with_copied_buffers(module), variant.captured.graph), variant, tensors)
+    watcher = Watcher(with_copied_buffers(module), variant.captured.graph)
+    events = profile(activities=[ProfilerActivity.CPU], acc_events=True)
+    with events:
         _run(watcher, variant, tensors)
-    return found
+    return events
 
 
 def labelled(regions: Mapping[str, RegionCall], run: Call) -> profile:
     """The profile of a warm call, with names and programs around the events of regions."""
-    found = profile(activities=[ProfilerActivity.CPU], acc_events=True)
+    events = profile(activities=[ProfilerActivity.CPU], acc_events=True)
     try:
         for name, region in regions.items():
             region.label = f"{name}: {region.program.statements[0]}"
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             run()
-            with found:
+            with events:
                 run()
     finally:
         for region in regions.values():
             region.label = ""
-    return found
+    return events
 
 
 def module_spans(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Span], dict[str, float]]:
@@ -161,11 +150,11 @@ def in_turns(first: Call, second: Call) -> tuple[Any, Any, list[tuple[float, flo
         drawn = torch.get_rng_state()
         expected = first()
         torch.set_rng_state(drawn)
-        found = second()
+        actual = second()
         end = time.perf_counter() + SECONDS
         while len(times) < RUNS or time.perf_counter() < end:
             times.append((_us(first), _us(second)))
-    return expected, found, times
+    return expected, actual, times
 
 
 def _us(call: Call) -> float:
@@ -199,7 +188,7 @@ def hooked(model: nn.Module) -> Iterator[list[Span]]:
             hook.remove()
 
 
-def given(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Positional and named arguments of a call, of a tensor, a sequence or a mapping."""
     if isinstance(inputs, Mapping):
         return (), inputs

@@ -68,40 +68,40 @@ def require_faster_call(
     if not is_guarded(module, variant, draft, kernels, tensors):
         return
     stage("timing the whole call")
-    apart = module._weights.mirror(mode, module)
-    apart.copy_buffers()
+    mirror = module._weights.mirror(mode, module)
+    mirror.copy_buffers()
     args, kwargs = calls.arguments_of(pytree.tree_unflatten(call.values, call.spec), module._signature)
     run = without_effects(module, variant)
 
-    def own() -> Any:
+    def with_kernels() -> Any:
         return reading_once(run, tensors)
 
     try:
         with SILENT, torch.no_grad(), torch.random.fork_rng(devices=[]):
             begun = perf_counter()
-            own()
-            found = race(
-                [lambda: calls.run_source(apart.model, args, kwargs), own],
+            with_kernels()
+            times = race(
+                [lambda: calls.run_source(mirror.model, args, kwargs), with_kernels],
                 draft.options.tune_seconds,
                 is_warm=perf_counter() - begun > LONG_S,
             )
-            source_us, own_us = (one.us for one in found)
+            source_us, own_us = (one.us for one in times)
             variant.report.whole_call_us = source_us, own_us
-            if own_us <= (NOISE if is_agreed(found) else DISTURBED) * source_us:
+            if own_us <= (NOISE if is_agreed(times) else DISTURBED) * source_us:
                 return
-            whole = f"the call took {own_us:.0f} us with kernels, that of the source model {source_us:.0f}"
+            summary = f"the call took {own_us:.0f} us with kernels, that of the source model {source_us:.0f}"
             if draft.undone:  # second attempt, with the remaining regions
-                raise SlowerCallError({EVERYTHING: whole})
-            slower = slower_regions(kernels, own)
+                raise SlowerCallError({EVERYTHING: summary})
+            slower = slower_regions(kernels, with_kernels)
     finally:
-        apart.clear()
+        mirror.clear()
     nodes = {entry.name: entry.nodes for entry in variant.report.regions}
     undone = {
-        node: f"{whole}: in it the kernel takes {kernel:.0f} us, torch's operators {dense:.0f}"
+        node: f"{summary}: in it the kernel takes {kernel:.0f} us, torch's operators {dense:.0f}"
         for region, kernel, dense in slower
         for node in nodes[region.name]
     }
-    raise SlowerCallError(undone or {EVERYTHING: whole})
+    raise SlowerCallError(undone or {EVERYTHING: summary})
 
 
 def is_guarded(
@@ -116,11 +116,11 @@ def is_guarded(
     False where the recipe wants sparse weights for their memory, and where the source model computes another function,
     for example without the attention patterns.
     """
-    asked = draft.recipe.compile
-    is_free = asked.memory != "compact" and asked.allows("torch") and not draft.is_strict
+    options = draft.recipe.compile
+    is_free = options.memory != "compact" and options.allows("torch") and not draft.is_strict
     is_alone = not module.variants and EVERYTHING not in draft.undone
     are_weights = bool(kernels) and all(region.weights for region in kernels)
-    is_same = variant.masked is None and not draft.asked.has_masks and not variant.writes()
+    is_same = variant.masked is None and not draft.request.has_masks and not variant.writes()
     is_native = runs_natively([*module._source.parameters(), *tensors])
     return is_free and is_alone and are_weights and is_same and is_native
 

@@ -34,11 +34,11 @@ class Autocast:
     """Result dtypes under autocast, memoized by kind of call; None for calls that need autocast to run."""
 
     def __init__(self) -> None:
-        self.known: dict[Any, Dtypes | None] = {}
+        self.dtypes_by_kind: dict[Any, Dtypes | None] = {}
 
     def kinds(self) -> Iterator[tuple[torch.dtype, Modes, calls.CallShape, Dtypes]]:
         """Autocast's dtype, modes, structure of the call and dtypes of the results of each kind that has them."""
-        for key, dtypes in self.known.items():
+        for key, dtypes in self.dtypes_by_kind.items():
             if len(key) == 3 and dtypes is not None:
                 yield *key, dtypes
 
@@ -54,7 +54,7 @@ class Autocast:
             except Exception:  # raised by model code that needs autocast, for example products of two dtypes
                 if not is_new:
                     raise
-                self.known[key] = None
+                self.dtypes_by_kind[key] = None
             finally:
                 torch.set_autocast_enabled("cpu", True)
         sparse._notices.warn(NEEDED)
@@ -64,21 +64,23 @@ class Autocast:
         self, sparse: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Dtypes | None, bool]:
         """The kind of a call, the dtypes of its results, and whether the call is the first of its kind."""
-        wanted = torch.get_autocast_dtype("cpu")
+        dtype = torch.get_autocast_dtype("cpu")
         read = sparse._call_index.read(args, kwargs)
-        known = None if read is None else (wanted, read[0])
-        if known in self.known:
-            return known, self.known[known], False
-        call = sparse.taken_apart(args, kwargs)
-        key = (wanted, modes(sparse), call.shape)
-        is_new = key not in self.known
+        quick_key = None if read is None else (dtype, read[0])
+        if quick_key in self.dtypes_by_kind:
+            return quick_key, self.dtypes_by_kind[quick_key], False
+        call = sparse.flattened_call(args, kwargs)
+        key = (dtype, modes(sparse), call.shape)
+        is_new = key not in self.dtypes_by_kind
         if is_new:
-            if len(self.known) >= MOST:
-                self.known.clear()
-            self.known[key] = dtypes_of(tried(sparse, call)) if is_exact(sparse, call.values) else None
-        elif known is not None:  # a kind that ran before
-            self.known[known] = self.known[key]
-        return key, self.known[key], is_new
+            if len(self.dtypes_by_kind) >= MOST:
+                self.dtypes_by_kind.clear()
+            self.dtypes_by_kind[key] = (
+                dtypes_of(tried(sparse, call)) if is_exact(sparse, call.values) else None
+            )
+        elif quick_key is not None:  # a kind that ran before
+            self.dtypes_by_kind[quick_key] = self.dtypes_by_kind[key]
+        return key, self.dtypes_by_kind[key], is_new
 
 
 def tried(sparse: "SparseModule", call: calls.Call) -> Any:
@@ -89,8 +91,11 @@ def tried(sparse: "SparseModule", call: calls.Call) -> Any:
 
 def is_exact(sparse: "SparseModule", values: Sequence[Any]) -> bool:
     """Whether a model and its inputs are float32 or float64, the dtypes that autocast narrows or leaves."""
-    held = sparse._weights.held
-    dtypes = [held[name].dtype if name in held else p.dtype for name, p in sparse._source.named_parameters()]
+    packed_forms = sparse._weights.packed_forms
+    dtypes = [
+        packed_forms[name].dtype if name in packed_forms else p.dtype
+        for name, p in sparse._source.named_parameters()
+    ]
     tensors = [*sparse._source.buffers(), *(value for value in values if isinstance(value, torch.Tensor))]
     dtypes += [tensor.dtype for tensor in tensors]
     return all(dtype in EXACT for dtype in dtypes if dtype.is_floating_point)

@@ -32,7 +32,7 @@ from sparsify.passes.capture.shell import (
     is_dunder,
     modes,
     module_behind,
-    share_again,
+    share_tensors,
     shared_copy,
 )
 from sparsify.passes.module.source.autocast import Autocast
@@ -148,10 +148,10 @@ class Borrowed:
         mirror: mirror with the receiver of the method.
     """
 
-    def __init__(self, weights: Weights, wanted: Modes) -> None:
+    def __init__(self, weights: Weights, target_modes: Modes) -> None:
         self.weights, self.source = weights, weights.source
         self.names = list(weights.packed())
-        self.mirror = weights.mirror(wanted, is_isolated=False)
+        self.mirror = weights.mirror(target_modes, is_isolated=False)
         self.parts = parts_of(self.source)
 
     def call(self, run: Callable[[], Any]) -> Any:
@@ -166,18 +166,20 @@ class Borrowed:
 
     def changes(self) -> list[Change]:
         """The changes of the method in modules."""
-        found = []
+        all_changes = []
         for module, new, attributes, stores in self.before:
             pairs = [
                 ("", attributes, vars(new)),
-                *((kind, known, vars(new)[kind]) for kind, known in stores.items()),
+                *((kind, earlier, vars(new)[kind]) for kind, earlier in stores.items()),
             ]
             for kind, old, now in pairs:
                 names = [name for name, value in old.items() if now.get(name, MISSING) is not value]
                 names += [name for name in now if name not in old]
                 values = ((name, old.get(name, MISSING), now.get(name, MISSING)) for name in names)
-                found += [Change(module, kind, *value) for value in values if kind or value[0] not in KEPT]
-        return found
+                all_changes += [
+                    Change(module, kind, *value) for value in values if kind or value[0] not in KEPT
+                ]
+        return all_changes
 
     def written(self) -> dict[str, Tensor]:
         """The packed weights whose dense copies the method has written, as dense tensors by name."""
@@ -209,14 +211,14 @@ class Borrowed:
 
 def parts_of(model: nn.Module) -> dict[tuple[str, str], Any]:
     """The parameters, buffers, modules and constants of a model by path and name."""
-    found: dict[tuple[str, str], Any] = {}
+    parts: dict[tuple[str, str], Any] = {}
     for path, module in list(model.named_modules()):
         for kind in STORES:
-            found |= {(path, name): value for name, value in dict(vars(module)[kind]).items()}
+            parts |= {(path, name): value for name, value in dict(vars(module)[kind]).items()}
         for name, value in dict(vars(module)).items():
             if type(value) in CONSTANTS and name not in INTERNAL:
-                found[path, name] = value
-    return found
+                parts[path, name] = value
+    return parts
 
 
 def is_same(before: dict[tuple[str, str], Any], now: dict[tuple[str, str], Any]) -> bool:
@@ -252,20 +254,20 @@ class Facade:
     @property
     def sparse(self) -> "SparseModule":
         """The sparse model."""
-        found = self._sparse()
-        assert found is not None, "a sparse model outlives its facade"
-        return found
+        module = self._sparse()
+        assert module is not None, "a sparse model outlives its facade"
+        return module
 
     def attribute(self, path: str, name: str) -> Any:
         """An attribute of a module of the source model; methods run by `run_method`, modules are shells."""
         part = self.part(path)
-        found = getattr(part, name)
-        if not isinstance(found, MethodType) or found.__self__ is not part:
-            return self.shown(found)
+        value = getattr(part, name)
+        if not isinstance(value, MethodType) or value.__self__ is not part:
+            return self.shown(value)
 
         sparse = self.sparse  # keeps the model alive as long as its methods
 
-        @wraps(found)
+        @wraps(value)
         def method(*args: Any, **kwargs: Any) -> Any:
             return sparse._facade.run_method(path, name, args, kwargs)
 
@@ -293,8 +295,8 @@ class Facade:
         method changes parameters, modules or constants, the sparse model is captured anew.
         """
         with self.sparse._weights.lock:  # the modes are the modes of the sparse model's modules
-            wanted = modes(self.sparse)
-            borrowed = Borrowed(self.sparse._weights, wanted)
+            modes_before = modes(self.sparse)
+            borrowed = Borrowed(self.sparse._weights, modes_before)
         model = borrowed.mirror.model
         watch = Watch(model, self.sparse)
         run_by(model, watch.run)
@@ -303,11 +305,11 @@ class Facade:
             with watch:
                 result = borrowed.call(lambda: getattr(receiver, name)(*args, **kwargs))
         finally:
-            if modes(model) != wanted:
+            if modes(model) != modes_before:
                 follow(self.sparse, model)
             self.hand_on(borrowed)
         if watch.ran:
-            masks = ", and without the masks of the recipe" if self.sparse._asked.has_masks else ""
+            masks = ", and without the masks of the recipe" if self.sparse._request.has_masks else ""
             self.sparse._notices.warn(
                 f"{name} runs modules of the source model densely{masks}; calls of the whole model are sparse"
             )
@@ -325,19 +327,19 @@ class Facade:
                 self.sparse._weights.rewrite(name, dense)
             packed = self.sparse._weights.packed()
             is_other = borrowed.hand_on(changes)
-            share_again(self.sparse, self.sparse._source)  # repacks written weights
+            share_tensors(self.sparse, self.sparse._source)  # repacks written weights
             self.sparse._weights.follow()
             if is_other:
                 self.renew(packed)
 
     def run_part(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The dense result of a module of the source model."""
-        with self.sparse._weights.running(self.sparse) as own:
-            return own(part)(*args, **kwargs)
+        with self.sparse._weights.running(self.sparse) as mirrored:
+            return mirrored(part)(*args, **kwargs)
 
     def run_inside(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a module of the source model, called outside of the whole model."""
-        masks = ", and without the masks of the recipe" if self.sparse._asked.has_masks else ""
+        masks = ", and without the masks of the recipe" if self.sparse._request.has_masks else ""
         self.sparse._notices.warn(
             f"{path} is called by itself: it runs densely{masks}; calls of the whole model are sparse"
         )
@@ -345,7 +347,7 @@ class Facade:
 
     def add_hooked(self, shell: nn.Module) -> None:
         """A shell got hooks."""
-        self.sparse._hooks.add(next(path for path, known in self.sparse.named_modules() if known is shell))
+        self.sparse._hooks.add(next(path for path, module in self.sparse.named_modules() if module is shell))
 
     def runs_hooks(self) -> bool:
         """Whether hooks of modules have to run in a call now, which forces the source model to run.
@@ -357,12 +359,12 @@ class Facade:
         if not paths:
             return False
         names = ", ".join(path or "the source model" for path in paths)
-        if self.sparse._asked.has_masks:
+        if self.sparse._request.has_masks:
             self.sparse._notices.warn(
                 f"hooks of {names} do not run: the source model cannot run with masks of a recipe"
             )
             return False
-        if self.sparse._asked.strict or settings.current().strict:
+        if self.sparse._request.strict or settings.current().strict:
             raise CaptureError(
                 f"{names} have hooks, with which the source model runs, densely", "remove the hooks"
             )
@@ -371,8 +373,8 @@ class Facade:
 
     def run_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The source model's result, with the hooks of the sparse model's modules."""
-        with self.sparse._weights.mirrored(self.sparse) as own:
-            source = own(self.sparse._source)
+        with self.sparse._weights.mirrored(self.sparse) as mirrored:
+            source = mirrored(self.sparse._source)
             with hooked(self.sparse, source, self.sparse._hooks.paths):
                 return calls.run_source(source, args, kwargs)
 
@@ -437,10 +439,10 @@ class Facade:
 def adopt_signature(module: nn.Module, model: nn.Module, signature: Signature) -> None:
     """Copies the signature and the type hints of the source model's forward to a module."""
     forward = vars(type(module))["forward"]
-    own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    self_parameter = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
     is_free = "self" not in signature.parameters
     forward.__signature__ = (
-        signature.replace(parameters=[own, *signature.parameters.values()]) if is_free else None
+        signature.replace(parameters=[self_parameter, *signature.parameters.values()]) if is_free else None
     )
     try:
         forward.__annotations__ = get_type_hints(model.forward)

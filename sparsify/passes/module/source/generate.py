@@ -14,7 +14,7 @@ from torch import nn
 from sparsify import options as settings
 from sparsify.errors import CaptureError
 from sparsify.passes.capture import calls
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import ApplyRequest
 from sparsify.passes.capture.libraries import transformers_cache
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ ANEW: Final = (
 )
 
 
-def leaves_past(asked: Asked, caches: Sequence[Any]) -> bool:
-    """Whether a call with caches is left to the source model, as it brings keys of earlier calls.
+def leaves_past(request: ApplyRequest, caches: Sequence[Any]) -> bool:
+    """Whether a call with caches is left to the source model, because the caches have keys of earlier calls.
 
     True with past keys under attention patterns, for fixed extents, or for caches with contents other than keys.
     """
     past = [cache for cache in caches if transformers_cache.has_past(cache)]
-    is_fixed = asked.has_masks or asked.dynamic is not None
+    is_fixed = request.has_masks or request.dynamic is not None
     return bool(past) and (is_fixed or not all(map(transformers_cache.is_plain, past)))
 
 
@@ -43,7 +43,7 @@ def with_past(sparse: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, A
     Raises:
         CaptureError: nothing may run densely.
     """
-    if sparse._asked.strict or settings.current().strict:
+    if sparse._request.strict or settings.current().strict:
         raise CaptureError(PAST, "calls without a cache, or without strict")
     sparse._notices.warn(f"{PAST}; such calls run as the source model has them")
     return sparse.run_source(calls.flatten(sparse._signature, args, kwargs, opens=False))
@@ -57,7 +57,7 @@ def generate(sparse: "SparseModule", *args: Any, **kwargs: Any) -> Any:
     """
     source: Any = sparse._source
     name = type(source).__name__
-    if sparse._asked.has_masks:
+    if sparse._request.has_masks:
         if source.config.is_encoder_decoder:
             raise CaptureError(
                 f"{name} runs its encoder by itself to generate, and patterns of attention are in the whole model",

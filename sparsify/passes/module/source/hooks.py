@@ -50,9 +50,9 @@ class Hooks:
         """The paths of modules whose hooks would run in a call now."""
         with self.lock:
             self.paths = [path for path in self.paths if _may_run(sparse, source, path)]
-        wanted = BACKWARD if torch.is_grad_enabled() else ()
-        shells = [path for path in self.paths if path and _has(sparse, path, (*FORWARD, *wanted))]
-        parts = [path for path in self.paths if _has(source, path, wanted)]
+        kinds = BACKWARD if torch.is_grad_enabled() else ()
+        shells = [path for path in self.paths if path and _has(sparse, path, (*FORWARD, *kinds))]
+        parts = [path for path in self.paths if _has(source, path, kinds)]
         return list(dict.fromkeys((*shells, *parts)))
 
 
@@ -88,12 +88,12 @@ def _hooked(shell: nn.Module, part: nn.Module) -> Iterator[None]:
     """A context that puts the hooks of one shell on a module of the source model."""
     before = {name: vars(part)[name] for name in HOOKS}
     for name in HOOKS:
-        given = vars(shell)[name]
-        if not isinstance(given, dict):
-            vars(part)[name] = before[name] if given is None else given
+        shell_hooks = vars(shell)[name]
+        if not isinstance(shell_hooks, dict):
+            vars(part)[name] = before[name] if shell_hooks is None else shell_hooks
             continue
         is_code = name in FORWARD or name in BACKWARD
-        merged = {key: _for(shell, hook) if is_code else hook for key, hook in given.items()}
+        merged = {key: _for(shell, hook) if is_code else hook for key, hook in shell_hooks.items()}
         vars(part)[name] = type(before[name])({**before[name], **merged})
     try:
         yield

@@ -36,23 +36,23 @@ NOT_TOLD: Final = (
 )
 
 # Class attribute that keeps a function for all graphs of the class.
-TWIN: Final = "_forward"
+SEPARATE_COPY: Final = "_forward"
 NOT_NAMED: Final = (
     "torch.export does not tell under which names a sparse model gets its arguments",
     "export a module whose forward calls it with them",
 )
 
 
-def twin(kind: type, function: Any) -> Any:
+def separate_copy(kind: type, function: Any) -> Any:
     """An equal function of `kind` alone: Dynamo limits compilations per function, over all callers."""
-    found = kind.__dict__.get(TWIN)
-    if found is None:
+    copy = kind.__dict__.get(SEPARATE_COPY)
+    if copy is None:
         code = function.__code__.replace(co_name=function.__name__)  # a separate code object
-        found = FunctionType(code, function.__globals__, closure=function.__closure__)
+        copy = FunctionType(code, function.__globals__, closure=function.__closure__)
         for name in ("__doc__", "__annotations__", "__qualname__", "__module__"):
-            setattr(found, name, getattr(function, name))
-        setattr(kind, TWIN, found)
-    return found
+            setattr(copy, name, getattr(function, name))
+        setattr(kind, SEPARATE_COPY, copy)
+    return copy
 
 
 def parameters_of(signature: Signature) -> Parameters:
@@ -62,7 +62,7 @@ def parameters_of(signature: Signature) -> Parameters:
         Parameter.VAR_POSITIONAL: "all",
         Parameter.VAR_KEYWORD: "names",
     }
-    return tuple((name, kinds.get(found.kind, "one")) for name, found in signature.parameters.items())
+    return tuple((name, kinds.get(parameter.kind, "one")) for name, parameter in signature.parameters.items())
 
 
 def arguments(
@@ -76,18 +76,18 @@ def arguments(
     {'x': 1, 'rest': (2, 3), 'how': {'deep': True}}
     >>> arguments((("x", "one"), ("how", "name")), (1, 2), {})
     """
-    found: dict[str, Any] = {}
+    bound: dict[str, Any] = {}
     left, named = list(args), dict(kwargs)
     for name, kind in parameters:
         if kind == "one" and left:
-            found[name] = left.pop(0)
+            bound[name] = left.pop(0)
         elif kind == "all" and left:
-            found[name], left = tuple(left), []
+            bound[name], left = tuple(left), []
         elif kind == "names" and named:
-            found[name], named = named, {}
+            bound[name], named = named, {}
         elif kind in ("one", "name") and name in named:
-            found[name] = named.pop(name)
-    return None if left or named else found
+            bound[name] = named.pop(name)
+    return None if left or named else bound
 
 
 def exported_names(module: torch.nn.Module) -> tuple[str, ...] | None:
@@ -118,14 +118,14 @@ def traced(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]
     bound = arguments(module._taking, args, kwargs)
     if bound is None:
         return run_outside(module, args, kwargs, is_told=True)
-    told = None if torch.is_autocast_enabled("cpu") else calls.told(bound)
-    if told is None:
+    key = None if torch.is_autocast_enabled("cpu") else calls.structure_key(bound)
+    if key is None:
         return run_outside(module, args, kwargs, is_told=False)
     mode, tensors = modes(module), tensors_of(bound)
-    variant = module._captures.traced(mode, told, tuple([tensor.shape for tensor in tensors]))
+    variant = module._captures.traced(mode, key, tuple([tensor.shape for tensor in tensors]))
     if variant is not None and variant.is_laid_out(tensors):
         return module.finish(variant, tensors)
-    if module._captures.are_refused(mode, told) and not module._asked.has_masks:
+    if module._captures.are_refused(mode, key) and not module._request.has_masks:
         return module.original(*args, **kwargs)
     return run_outside(module, args, kwargs, is_told=True)
 

@@ -51,30 +51,30 @@ class Sum:
         return add_product_ if self.can_write else add_product
 
 
-def sums(graph: fx.Graph, apart: Collection[fx.Node]) -> dict[fx.Node, Sum]:
+def sums(graph: fx.Graph, excluded: Collection[fx.Node]) -> dict[fx.Node, Sum]:
     """The nodes that add a product to a tensor, in dtypes with one library for torch's products.
 
     Args:
-        apart: nodes that are not computed one by one.
+        excluded: nodes that are not computed one by one.
     """
-    found: dict[fx.Node, Sum] = {}
+    result: dict[fx.Node, Sum] = {}
     if any(map(is_mutating, graph.nodes)):
-        return found  # a product computed at its sum may read memory written in between
+        return result  # a product computed at its sum may read memory written in between
     for node in graph.nodes:
-        if node in apart or not is_operator(node, ("add",)) or len(node.args) != 2 or node.kwargs:
+        if node in excluded or not is_operator(node, ("add",)) or len(node.args) != 2 or node.kwargs:
             continue
         for product, added in (node.args[::-1], node.args):
-            if isinstance(added, fx.Node) and added is not product and is_product(product, node, apart):
+            if isinstance(added, fx.Node) and added is not product and is_product(product, node, excluded):
                 is_free = list(added.users) == [node] and is_operator(added, FRESH - FACTORIES)
                 if are_alike(added, node):
-                    found[node] = Sum(product, added, is_free and added not in apart)
+                    result[node] = Sum(product, added, is_free and added not in excluded)
                     break
-    return found
+    return result
 
 
-def is_product(node: Any, reader: fx.Node, apart: Collection[fx.Node]) -> bool:
+def is_product(node: Any, reader: fx.Node, excluded: Collection[fx.Node]) -> bool:
     """Whether a node is `linear(x, w)` of a matrix with a single reader."""
-    if not isinstance(node, fx.Node) or node in apart or list(node.users) != [reader]:
+    if not isinstance(node, fx.Node) or node in excluded or list(node.users) != [reader]:
         return False
     value = tensor_value(node)
     is_plain = (
@@ -93,18 +93,18 @@ def add_product_(added: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
     return added.addmm_(rows, weight.t())
 
 
-def writers(graph: fx.Graph, apart: Collection[fx.Node]) -> dict[fx.Node, Callable[..., Any]]:
+def writers(graph: fx.Graph, excluded: Collection[fx.Node]) -> dict[fx.Node, Callable[..., Any]]:
     """The nodes of a graph that may overwrite their first operand, and the in-place functions.
 
     Args:
-        apart: nodes that are not computed one by one.
+        excluded: nodes that are not computed one by one.
     """
     if any(returns_sparse(node) for node in graph.nodes):
         return {}
     return {
         node: getattr(torch.Tensor, f"{operator_name(node)}_")
         for node in graph.nodes
-        if node not in apart and may_write(node) and node.args[0] not in apart
+        if node not in excluded and may_write(node) and node.args[0] not in excluded
     }
 
 

@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.autograd import forward_ad
 
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.capture.shell import fill_shell
+from sparsify.passes.capture.shell import with_copied_buffers
 from sparsify.passes.graph.direct_calls import direct
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.graph.operators import operator_name, tensor_value, updates_statistics
@@ -65,7 +65,7 @@ def running(graph: fx.Graph, root: nn.Module) -> Running:
     read: dict[str, str] = {}
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        if node.op == "get_attr" and _place(root, str(node.target)) is not None:
+        if node.op == "get_attr" and _store_of(root, str(node.target)) is not None:
             copies[node] = copied.placeholder(node.name)
             read[copies[node].name] = str(node.target)
     added = sums(graph, within | chains.keys())
@@ -77,30 +77,32 @@ def running(graph: fx.Graph, root: nn.Module) -> Running:
             continue
         if node in copies or node in within or _is_made_by_readers(node, written):
             continue
-        own = copies
+        node_copies = copies
         if node in written and operator_name(node.args[0]) in FACTORIES:
-            own = {**copies, node.args[0]: _copied(node.args[0], copied, copies)}
-        copies[node] = _copied(node, copied, own, chains.get(node), added.get(node))
+            node_copies = {**copies, node.args[0]: _copied(node.args[0], copied, copies)}
+        copies[node] = _copied(node, copied, node_copies, chains.get(node), added.get(node))
         if node in written:
             copies[node].target = written[node]
     return Running(copied, read, bool(written or added))
 
 
-def run_by(found: Running, root: nn.Module, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+def run_by(executable: Running, root: nn.Module, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """The function of the inputs of an executable graph; arguments as in `eager`."""
     owners: dict[str, tuple[Place, nn.Module]] = {}
-    for name in found.read.values():
+    for name in executable.read.values():
         owners |= _owners(root, name)
-    code = found.graph.python_code("self")
+    code = executable.graph.python_code("self")
     compiled = compile(code.src, f"<eager {type(root).__name__}>", "exec")
     names = dict(code.globals)
     exec(compiled, names)
     forward: Callable[..., Any] = names["forward"]
-    places = tuple([place for name in found.read.values() if (place := _place(root, name)) is not None])
-    assert len(places) == len(found.read), "modules keep what their graph reads"
+    places = tuple(
+        [store_of for name in executable.read.values() if (store_of := _store_of(root, name)) is not None]
+    )
+    assert len(places) == len(executable.read), "modules keep what their graph reads"
     stores, keys = [store for store, _ in places], [key for _, key in places]
-    modules = tuple([(*place, module) for place, module in owners.values()])
-    writes = found.writes
+    modules = tuple([(*store_of, module) for store_of, module in owners.values()])
+    writes = executable.writes
 
     def run(*inputs: Any) -> Any:
         if writes and (forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()):
@@ -146,25 +148,25 @@ def _copied(
         return graph.call_function(added.function, tuple([copies[one] for one in read]))  # type: ignore[index]
     if chain is not None:
         return graph.call_function(chain, tuple([copies[read] for read in chain.inputs]))
-    made = graph.node_copy(node, copies.__getitem__)
+    new = graph.node_copy(node, copies.__getitem__)
     if is_call(node):
-        made.target, made.args = call_of(node).__call__, made.args[1:]
+        new.target, new.args = call_of(node).__call__, new.args[1:]
     elif node.op == "call_function" and (function := direct(node.target)) is not None:
-        made.target = function
-    return made
+        new.target = function
+    return new
 
 
 def _owners(root: nn.Module, target: str) -> dict[str, tuple[Place, nn.Module]]:
     """The modules on the path to `target`, with their places, by path."""
-    found: dict[str, tuple[Place, nn.Module]] = {}
+    owners: dict[str, tuple[Place, nn.Module]] = {}
     path, module = "", root
     for name in target.split(".")[:-1]:
         path, store, module = f"{path}.{name}", module._modules, module.get_submodule(name)
-        found[path] = (store, name), module
-    return found
+        owners[path] = (store, name), module
+    return owners
 
 
-def _place(root: nn.Module, target: str) -> Place | None:
+def _store_of(root: nn.Module, target: str) -> Place | None:
     """The dictionary and key of a module's parameter or buffer; `None` for any other target."""
     owner, _, name = target.rpartition(".")
     module = root.get_submodule(owner)
@@ -179,15 +181,10 @@ def without_effects(module: nn.Module, variant: Variant, graph: fx.Graph | None 
     assert variant.eager is not None and variant.run is not None, "captures compile graphs"
     if not variant.writes() and not any(map(updates_statistics, variant.captured.graph.nodes)):
         return variant.eager if graph is None else eager(graph, module, type(compiled(graph)).forward)
-    apart = nn.Module()
-    fill_shell(apart, module)
-    copies = {id(buffer): buffer.detach().clone() for buffer in apart.buffers()}
-    for part in apart.modules():
-        for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else copies[id(buffer)]
+    scratch = with_copied_buffers(module)
     if graph is None:
-        return eager(variant.captured.graph, apart, variant.run)
-    return eager(graph, apart, type(compiled(graph)).forward)
+        return eager(variant.captured.graph, scratch, variant.run)
+    return eager(graph, scratch, type(compiled(graph)).forward)
 
 
 def compiled(graph: fx.Graph) -> fx.GraphModule:

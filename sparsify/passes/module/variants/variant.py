@@ -96,15 +96,15 @@ class Variant:
 
     def admits(self, shapes: tuple[Any, ...]) -> bool:
         """Whether tensors of some shapes fit the captured extents."""
-        known: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for shape, extents in zip(shapes, self.captured.extents, strict=True):
             for size, extent in zip(shape, extents, strict=True):
                 if isinstance(extent, int):
                     if size != extent:
                         return False
-                elif size < 2 or known.setdefault(extent, size) != size:  # 0 and 1 are special to export
+                elif size < 2 or sizes.setdefault(extent, size) != size:  # 0 and 1 are special to export
                     return False
-        return self.captured.holds is None or self.captured.holds(known)
+        return self.captured.holds is None or self.captured.holds(sizes)
 
     def writes(self) -> bool:
         """Whether a node of the graph overwrites a tensor, possibly one of the call."""
@@ -181,9 +181,9 @@ def pruned_among(
 ) -> set[int]:
     """The positions of the parameters that a variant stores without zeros."""
     names = {name for variant in variants for name in variant.pruned()}
-    known = model.named_parameters(remove_duplicate=False)
-    found = {id(weight) for name, weight in known if name in names}
-    return {place for place, weight in enumerate(parameters) if id(weight) in found}
+    named_parameters = model.named_parameters(remove_duplicate=False)
+    pruned_ids = {id(weight) for name, weight in named_parameters if name in names}
+    return {position for position, weight in enumerate(parameters) if id(weight) in pruned_ids}
 
 
 def return_plainly(output: pytree.TreeSpec, graphs: Iterable[fx.Graph]) -> bool:
@@ -213,42 +213,42 @@ class Captures:
     """Variants in the order of capture, and refused calls.
 
     Attributes:
-        known: variants with the calls they hold for; variants of equal calls differ in extents.
+        entries: variants with the calls they hold for; variants of equal calls differ in extents.
         refused: reasons why calls, and all equal ones, are not captured.
         varying: names of integers with several values so far: symbols of later graphs.
         pieces: runner of refused calls in pieces.
         piecewise: reports of refused calls that run in pieces.
         standing: mirrors of the source model that run all other refused calls, by modes.
-        beside: module pairs of the source model and the sparse model.
+        module_pairs: module pairs of the source model and the sparse model.
     """
 
-    known: list[tuple[Likeness, Variant]] = field(default_factory=list)
+    entries: list[tuple[Likeness, Variant]] = field(default_factory=list)
     refused: dict[Likeness, str] = field(default_factory=dict)
     varying: set[str] = field(default_factory=set)
     pieces: Any = None
     piecewise: dict[Likeness, Report] = field(default_factory=dict)
     standing: dict[Modes, Any] = field(default_factory=dict)
-    beside: ModulePairs | None = None
+    module_pairs: ModulePairs | None = None
 
     def __len__(self) -> int:
         """The number of times a model was captured, or refused to be."""
-        return len(self.known) + len(self.refused)
+        return len(self.entries) + len(self.refused)
 
     def __iter__(self) -> Iterator[Variant]:
-        return (variant for _, variant in self.known)
+        return (variant for _, variant in self.entries)
 
     def add(self, like: Likeness, variant: Variant) -> None:
         """A further variant."""
-        self.known.append((like, variant))
+        self.entries.append((like, variant))
 
     def have_varied(self, shape: CallShape) -> bool:
         """Whether a call is new and differs from an earlier one in integers alone, which vary from now on."""
-        known = [other for _, other in (*(like for like, _ in self.known), *self.refused)]
-        if shape in known:
+        shapes = [other for _, other in (*(like for like, _ in self.entries), *self.refused)]
+        if shape in shapes:
             return False
-        found = next(filter(None, map(shape.integers_unlike, known)), set[str]())
-        self.varying |= found
-        return bool(found)
+        varied = next(filter(None, map(shape.integers_unlike, shapes)), set[str]())
+        self.varying |= varied
+        return bool(varied)
 
     def constants(self) -> dict[str, Tensor]:
         """The tensors created by captures, by their names in the sparse model."""
@@ -256,15 +256,15 @@ class Captures:
 
     def forget(self) -> None:
         """No captures any more, as if none had been made."""
-        self.known.clear()
+        self.entries.clear()
         self.refused.clear()
         self.piecewise.clear()
         self.standing.clear()
-        self.pieces = self.beside = None
+        self.pieces = self.module_pairs = None
 
     def alike(self, like: Likeness) -> list[Variant]:
         """The variants for calls of a kind, in the order of capture."""
-        return [variant for known, variant in self.known if known == like]
+        return [variant for other, variant in self.entries if other == like]
 
     def fitting(self, like: Likeness, shapes: tuple[Any, ...]) -> Variant | None:
         """The first variant for calls of a kind with tensors of some shapes."""
@@ -272,17 +272,17 @@ class Captures:
 
     def shown(self, modes: Modes) -> Variant | None:
         """The most general variant of a mode: the most variable extents, and no dependence on earlier calls."""
-        known = [
+        ranked = [
             ((not shape.has_past, variant.varying()), variant)
-            for (mode, shape), variant in self.known
+            for (mode, shape), variant in self.entries
             if mode == modes
         ]
-        return max(known, key=lambda found: found[0], default=(None, None))[1]
+        return max(ranked, key=lambda pair: pair[0], default=(None, None))[1]
 
     def may_write(self, modes: Modes) -> bool:
         """Whether calls in a mode may overwrite their arguments; true before the first capture."""
-        known = [variant for (mode, _), variant in self.known if mode == modes]
-        return not known or self.has_refused(modes) or any(variant.writes() for variant in known)
+        variants = [variant for (mode, _), variant in self.entries if mode == modes]
+        return not variants or self.has_refused(modes) or any(variant.writes() for variant in variants)
 
     def has_refused(self, modes: Modes) -> bool:
         """Whether a call in a mode could not be captured."""
@@ -296,18 +296,18 @@ class Captures:
         """The source model runs refused calls in a mode from now on."""
         self.piecewise = {like: report for like, report in self.piecewise.items() if like[0] != modes}
 
-    def traced(self, modes: Modes, told: Any, shapes: tuple[Any, ...]) -> Variant | None:
-        """The first variant for calls described by `told`, with tensors of some shapes; nothing is memoized."""
-        for (mode, shape), variant in self.known:
+    def traced(self, modes: Modes, key: Any, shapes: tuple[Any, ...]) -> Variant | None:
+        """The first variant for calls with the structure `key`, with tensors of some shapes; nothing is memoized."""
+        for (mode, shape), variant in self.entries:
             if variant.captured.is_granted:  # a failed assertion would end the call of a trace
                 continue
-            if mode == modes and shape.told == told and variant.admits(shapes):
+            if mode == modes and shape.key == key and variant.admits(shapes):
                 return variant
         return None
 
-    def are_refused(self, modes: Modes, told: Any) -> bool:
-        """Whether calls described by `told` could not be captured."""
-        return any(mode == modes and shape.told == told for mode, shape in self.refused)
+    def are_refused(self, modes: Modes, key: Any) -> bool:
+        """Whether calls with the structure `key` could not be captured."""
+        return any(mode == modes and shape.key == key for mode, shape in self.refused)
 
 
 MOST: Final = 64
@@ -403,7 +403,7 @@ class CallIndex:
         return latest.variant if list(map(TRAINING, self.modules)) == latest.modes else None
 
     def note(self, key: Key, args: Sequence[Any], variant: Variant) -> None:
-        """Records the latest call, with the key that it was found under, if it is of dense tensors alone."""
+        """Records the latest call with its key, if all arguments are dense tensors."""
         if all(type(arg) in PLAIN and arg.layout is torch.strided for arg in args):
             tensors = tuple([(type(arg), arg.dtype, arg.shape) for arg in args])
             self.latest = Latest(list(key[: len(self.modules)]), tensors, variant)
@@ -419,8 +419,8 @@ class CallIndex:
         """Records the variants of calls whose leaves are their arguments in order, unless layouts need a check."""
         if call.shape.sizes():
             return
-        given = (*args, *kwargs.values())
-        is_flat = len(given) == len(call.values) and all(map(operator.is_, given, call.values))
+        arguments = (*args, *kwargs.values())
+        is_flat = len(arguments) == len(call.values) and all(map(operator.is_, arguments, call.values))
         if is_flat and all(variant.takes_any for variant in variants):
             if len(self.variants) >= MOST:
                 self.variants.clear()

@@ -44,16 +44,16 @@ class Mirror:
 
     def of(self, module: nn.Module) -> nn.Module:
         """The copy of a module."""
-        found: nn.Module = self.copies[id(module)]
-        return found
+        mirrored: nn.Module = self.copies[id(module)]
+        return mirrored
 
     def module(self, module: nn.Module) -> nn.Module:
         """The copy of a module, made at the first call."""
         if id(module) in self.copies:
             return self.of(module)
         if isinstance(module, torch.jit.ScriptModule):
-            made = self.copies[id(module)] = copy.copy(module)
-            return made
+            new_script = self.copies[id(module)] = copy.copy(module)
+            return new_script
         new: nn.Module = object.__new__(type(module))
         self.copies[id(module)] = new
         for name in copyreg._slotnames(type(module)):  # type: ignore[attr-defined]
@@ -85,8 +85,8 @@ class Mirror:
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
         if kind is functools.partial:
             parts = (value.func, value.args, value.keywords)
-            function, args, kwargs = made = [self.value(part) for part in parts]
-            return value if _are_same(parts, made) else functools.partial(function, *args, **kwargs)
+            function, args, kwargs = copies = [self.value(part) for part in parts]
+            return value if _are_same(parts, copies) else functools.partial(function, *args, **kwargs)
         return self.closure(value) if kind is types.FunctionType and value.__closure__ else value
 
     def container(self, value: Any) -> Any:
@@ -95,31 +95,31 @@ class Mirror:
             return self.copies[id(value)]
         is_kept = isinstance(value, tuple) or not self.is_isolated
         if isinstance(value, tuple | set):
-            made: Any = type(value)([self.value(part) for part in value])
+            copied: Any = type(value)([self.value(part) for part in value])
         elif isinstance(value, list):
-            made = self.copies[id(value)] = []
-            made += [self.value(part) for part in list(value)]
+            copied = self.copies[id(value)] = []
+            copied += [self.value(part) for part in list(value)]
         else:
-            made = self.copies[id(value)] = type(value)()
+            copied = self.copies[id(value)] = type(value)()
             for key, part in list(value.items()):
-                made[key] = self.value(part)
-        parts = (value.values(), made.values()) if isinstance(value, Mapping) else (value, made)
+                copied[key] = self.value(part)
+        parts = (value.values(), copied.values()) if isinstance(value, Mapping) else (value, copied)
         if is_kept and _are_same(*map(list, parts)):
-            made = value
-        self.copies[id(value)] = made
-        return made
+            copied = value
+        self.copies[id(value)] = copied
+        return copied
 
     def closure(self, function: Any) -> Any:
         """A function with copies in place of the modules in its closure."""
         if id(function) in self.copies:
             return self.copies[id(function)]
         self.copies[id(function)] = function  # functions may refer to themselves
-        known = [_contents(cell) for cell in function.__closure__]
-        made = [self.value(part) for part in known]
-        if not _are_same(known, made):
-            cells = tuple([types.CellType(part) for part in made])
-            given = (function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
-            new: Any = types.FunctionType(*given)
+        contents = [_contents(cell) for cell in function.__closure__]
+        copies = [self.value(part) for part in contents]
+        if not _are_same(contents, copies):
+            cells = tuple([types.CellType(part) for part in copies])
+            parts = (function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+            new: Any = types.FunctionType(*parts)
             new.__kwdefaults__ = function.__kwdefaults__
             new.__dict__.update({name: self.value(part) for name, part in vars(function).items()})
             self.copies[id(function)] = new
@@ -155,13 +155,13 @@ class Mirror:
 
     def copy_buffers(self) -> None:
         """Replaces the buffers of the copy by clones."""
-        made: dict[int, Tensor] = {}
+        clones: dict[int, Tensor] = {}
         for _, new, _ in self.pairs:
             for name, buffer in new._buffers.items():
                 if buffer is not None:
-                    if id(buffer) not in made:
-                        made[id(buffer)] = buffer.detach().clone()
-                    new._buffers[name] = made[id(buffer)]
+                    if id(buffer) not in clones:
+                        clones[id(buffer)] = buffer.detach().clone()
+                    new._buffers[name] = clones[id(buffer)]
 
     def clear(self) -> None:
         """Removes the tensors from the copy, which may be in reference cycles; the copy cannot run any more."""

@@ -77,12 +77,12 @@ def _untrained(parameters: Iterable[Tensor]) -> list[str]:
 
     Empty where the model from before `apply` trains, too, at least in part.
     """
-    held = list(parameters)
-    if any(weight.grad is not None and weight in _applied for weight in held):
+    weights = list(parameters)
+    if any(weight.grad is not None and weight in _applied for weight in weights):
         return []
-    ids = {id(weight) for weight in held}
+    ids = {id(weight) for weight in weights}
     names = []
-    for weight in [weight for weight in held if weight in _applied and weight.grad is None]:
+    for weight in [weight for weight in weights if weight in _applied and weight.grad is None]:
         name, trained = _applied[weight]
         now = trained()
         if now is None or now.grad is None or id(now) in ids:

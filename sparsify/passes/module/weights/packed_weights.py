@@ -27,7 +27,7 @@ from sparsify.passes.capture.shell import (
     places,
     renew_flat_weights,
     replace,
-    share_again,
+    share_tensors,
     shared_copy,
 )
 from sparsify.passes.graph.node_info import call_of
@@ -69,8 +69,8 @@ class Held:
     def unpack(self, packed: Tensor, scale: Tensor | None) -> nn.Parameter:
         """The dense parameter, from integers and scales if rounded."""
         assert isinstance(packed, SparseTensor), "held weights are sparse"
-        found = packed.to_dense()
-        dense = found if self.spec.rounds is None else widened(found, scale, self.dtype)
+        numbers = packed.to_dense()
+        dense = numbers if self.spec.rounds is None else widened(numbers, scale, self.dtype)
         return nn.Parameter(dense, requires_grad=self.requires_grad)
 
 
@@ -89,46 +89,46 @@ class Readers:
 
     @property
     def spec(self) -> MatrixOutput | None:
-        """The form of the weight's first reader, `None` where readers need it dense or in two orientations."""
+        """The form of the weight's first reader, `None` for readers of the dense weight or of two orientations."""
         specs = [structure.weight for structure in self.structures if structure.weight is not None]
         return None if self.is_shared or len({spec.transposed for spec in specs}) > 1 else specs[0]
 
-    def beside(self, held: MatrixOutput) -> dict[Format, Structure]:
+    def other_formats(self, stored_spec: MatrixOutput) -> dict[Format, Structure]:
         """The readers of the weight in a format other than the stored one, by format."""
-        found: dict[Format, Structure] = {}
+        others: dict[Format, Structure] = {}
         for structure in self.structures:
-            if structure.weight is not None and structure.weight.format != held.format:
-                found.setdefault(structure.weight.format, structure)
-        return found
+            if structure.weight is not None and structure.weight.format != stored_spec.format:
+                others.setdefault(structure.weight.format, structure)
+        return others
 
     @property
     def places(self) -> str:
         """The text of the listed image sizes of the weight."""
         if not self.layouts or not self.layouts[0].placed.most:
             return ""
-        kept = self.layouts[0].placed.kept(layout.example for layout in self.layouts)
-        sizes = ["x".join(map(str, grid.extents)) for grid in kept]
+        grids = self.layouts[0].placed.stored_grids(layout.example for layout in self.layouts)
+        sizes = ["x".join(map(str, grid.extents)) for grid in grids]
         return f", and places in images {', '.join(sizes)} beside"
 
     def bytes_of_places(self, weight: SparseTensor) -> int:
         """The bytes of the listed images."""
         if not self.layouts:
             return 0
-        kept = self.layouts[0].placed.kept(layout.example for layout in self.layouts)
-        return sum(grid.bytes_beside(weight) for grid in kept)
+        grids = self.layouts[0].placed.stored_grids(layout.example for layout in self.layouts)
+        return sum(grid.extra_bytes(weight) for grid in grids)
 
 
 def read_weights(model: nn.Module, variants: Iterable[Variant]) -> dict[str, Readers]:
     """The readers of the parameters that regions of some variants pack, by name."""
     parameters = dict(model.named_parameters())
-    found: dict[str, Readers] = {}
+    readers_of: dict[str, Readers] = {}
     for variant in variants:
         for node in variant.captured.graph.find_nodes(op="get_attr"):
             if node.target in parameters:
-                readers = found.setdefault(str(node.target), Readers([]))
+                readers = readers_of.setdefault(str(node.target), Readers([]))
                 for user in node.users:
                     add_readers(readers, node, user)
-    return {name: readers for name, readers in found.items() if readers.structures}
+    return {name: readers for name, readers in readers_of.items() if readers.structures}
 
 
 def add_readers(readers: Readers, node: fx.Node, user: fx.Node) -> None:
@@ -154,8 +154,8 @@ class Weights:
     Args:
         source: model whose code runs for calls without a variant; shares its parameters with the sparse model.
         is_own: whether `source` may hold packed weights: an exclusive copy, or a model passed to be changed in place.
-        given: separate model passed by the user to be changed in place, kept synchronous.
-        held: packed forms of the weights that `source` holds packed, by name.
+        callers_model: separate model passed by the user to be changed in place, kept synchronous.
+        packed_forms: packed forms of the weights that `source` holds packed, by name.
         roundings: distances by which rounding moved weights, by name.
 
     Attributes:
@@ -170,11 +170,16 @@ class Weights:
         self,
         source: nn.Module,
         is_own: bool,
-        given: nn.Module | None = None,
-        held: Mapping[str, Held] | None = None,
+        callers_model: nn.Module | None = None,
+        packed_forms: Mapping[str, Held] | None = None,
         roundings: Mapping[str, Moved] | None = None,
     ) -> None:
-        self.source, self.is_own, self.given, self.held = source, is_own, given, dict(held or {})
+        self.source, self.is_own, self.callers_model, self.packed_forms = (
+            source,
+            is_own,
+            callers_model,
+            dict(packed_forms or {}),
+        )
         self.roundings = dict(roundings or {})
         self.placed: dict[str, Placed] = {}
         self.is_followed = False
@@ -183,32 +188,34 @@ class Weights:
 
     def of(self, source: nn.Module) -> "Weights":
         """The weights for a source model, the present one or a copy."""
-        found = Weights(source, self.is_own, None, self.held, self.roundings)
-        found.trained = set(self.trained)
-        return found
+        weights = Weights(source, self.is_own, None, self.packed_forms, self.roundings)
+        weights.trained = set(self.trained)
+        return weights
 
     def mirror(
         self,
-        wanted: Modes,
+        target_modes: Modes,
         shell: nn.Module | None = None,
         *,
         is_isolated: bool = True,
-        made: Callable[[SparseTensor], Tensor] = dense_parameter,
+        to_dense: Callable[[SparseTensor], Tensor] = dense_parameter,
     ) -> Mirror:
         """A mirror of the source model with dense weights, in some modes, with the present tensors of `shell`.
 
         Args:
-            made: function that returns the dense tensors of sparse parameters.
+            to_dense: function that returns the dense tensors of sparse parameters.
         """
         with self.lock:
-            packed = [(weight, self.held[name], self.scale(name)) for name, weight in self.packed().items()]
+            packed = [
+                (weight, self.packed_forms[name], self.scale(name)) for name, weight in self.packed().items()
+            ]
             trained = self.sparse_parameters()
-            found = Mirror(self.source, is_isolated=is_isolated)
-            found.borrow([] if shell is None else borrowed(self.source, shell))
+            dense_mirror = Mirror(self.source, is_isolated=is_isolated)
+            dense_mirror.borrow([] if shell is None else borrowed(self.source, shell))
         dense = {id(weight): how.unpack(weight, scale) for weight, how, scale in packed}
-        found.replace(dense | {id(weight): made(weight) for weight in trained.values()})
-        found.set_modes(wanted)
-        return found
+        dense_mirror.replace(dense | {id(weight): to_dense(weight) for weight in trained.values()})
+        dense_mirror.set_modes(target_modes)
+        return dense_mirror
 
     @contextmanager
     def running(self, shell: nn.Module) -> Iterator[Callable[[nn.Module], nn.Module]]:
@@ -226,17 +233,17 @@ class Weights:
             with self.mirrored(shell) as of:
                 yield of
         if not was_lent and is_lent(self.source, shell):
-            share_again(shell, self.source)
+            share_tensors(shell, self.source)
 
     @contextmanager
     def mirrored(self, shell: nn.Module) -> Iterator[Callable[[nn.Module], nn.Module]]:
         """The context of `running`, but always with a mirror: hooks added to the mirror affect no other call."""
         with self.lock:  # keeps the modes of the shell consistent with the mirrored modules
-            found = self.mirror(modes(shell), shell, is_isolated=False, made=as_dense)
+            mirror = self.mirror(modes(shell), shell, is_isolated=False, to_dense=as_dense)
         try:
-            yield lambda module: found.model if module is self.source else found.of(module)
+            yield lambda module: mirror.model if module is self.source else mirror.of(module)
         finally:
-            found.write_back()
+            mirror.write_back()
 
     @contextmanager
     def dense(self) -> Iterator[None]:
@@ -244,7 +251,7 @@ class Weights:
 
         With packed weights, no other thread reads or changes weights meanwhile; callers hold the lock of captures.
         """
-        with self.lock if self.held or self.trained else nullcontext():
+        with self.lock if self.packed_forms or self.trained else nullcontext():
             packed = self.packed()
             dense: dict[str, Tensor] = {name: self.unpacked(name) for name in packed}
             trained = self.sparse_parameters()
@@ -261,7 +268,7 @@ class Weights:
     def release(self, variants: Sequence[Variant]) -> None:
         """Unpacks the weights that one of the variants needs dense."""
         readers = read_weights(self.source, variants)
-        self.unpack([name for name in self.held if name not in readers or readers[name].spec is None])
+        self.unpack([name for name in self.packed_forms if name not in readers or readers[name].spec is None])
 
     def pack(self, variants: Sequence[Variant]) -> None:
         """Packs the weights that all variants read packed.
@@ -270,26 +277,28 @@ class Weights:
         """
         self.exchange(variants)
         readers = read_weights(self.source, variants)
-        specs = {name: found.spec for name, found in readers.items() if name not in self.trained}
-        wanted = {n: spec for n, spec in specs.items() if spec is not None and n not in self.held}
-        if wanted and not self.is_own:
+        specs = {name: reader.spec for name, reader in readers.items() if name not in self.trained}
+        unpacked_specs = {
+            n: spec for n, spec in specs.items() if spec is not None and n not in self.packed_forms
+        }
+        if unpacked_specs and not self.is_own:
             try:
                 self.source, self.is_own = shared_copy(self.source), True
             except Exception as error:  # modules of the model may raise anything when copied
                 reason = f"weights are held dense and packed: {type(self.source).__name__} cannot be copied: {error}"
                 variants[-1].report.warnings.append(f"{reason}; inplace=True needs no copy")
-                wanted = {}
-        for name, spec in wanted.items():
+                unpacked_specs = {}
+        for name, spec in unpacked_specs.items():
             dense = self.source.get_parameter(name)
-            held = Held(spec, dense.requires_grad, dense.dtype)
+            form = Held(spec, dense.requires_grad, dense.dtype)
             operands = (structure.operand_of(dense) for structure in readers[name].structures)
-            self.hold(name, held, next((o for o in operands if o is not None), None))
+            self.hold(name, form, next((o for o in operands if o is not None), None))
             for structure in readers[name].structures:
                 structure.memory.clear()
             for layout in readers[name].layouts:
                 layout.placed.memory.clear()
         for name, weight in self.packed().items():
-            self.pack_beside(name, weight, readers[name])
+            self.pack_second_formats(name, weight, readers[name])
         self.is_followed = True
         self.follow()
         for variant in variants:
@@ -302,8 +311,8 @@ class Weights:
         """
         if not (self.may_exchange and self.is_own):
             return
-        for name, (dense, made) in exchanged(self.source, sparse_parameters(self.source, variants)).items():
-            replace(self.source, dense, made)
+        for name, (dense, sparse) in exchanged(self.source, sparse_parameters(self.source, variants)).items():
+            replace(self.source, dense, sparse)
             self.trained.add(name)
 
     def densify(self) -> None:
@@ -317,26 +326,26 @@ class Weights:
         if not self.trained:
             return {}
         present: dict[str, Any] = dict(self.source.named_parameters(remove_duplicate=False))
-        found = {name: p for name, p in present.items() if name in self.trained and type(p) is SparseTensor}
-        self.trained &= found.keys()
-        return found
+        sparse = {name: p for name, p in present.items() if name in self.trained and type(p) is SparseTensor}
+        self.trained &= sparse.keys()
+        return sparse
 
-    def pack_beside(self, name: str, weight: SparseTensor, readers: Readers) -> None:
+    def pack_second_formats(self, name: str, weight: SparseTensor, readers: Readers) -> None:
         """Packs a held weight for readers in other formats, once per format."""
-        for form, first in readers.beside(self.held[name].spec).items():
+        for form, first in readers.other_formats(self.packed_forms[name].spec).items():
             for structure in readers.structures:
                 if structure.weight is not None and structure.weight.format == form:
-                    structure.beside = first.beside
+                    structure.second_formats = first.second_formats
                     structure.memory.clear()
             assert first.weight is not None, "it reads a weight"
             first.packed_operand(first.weight, weight)
         if readers.layouts:
-            self.place(name, weight, readers.layouts)
+            self.list_positions(name, weight, readers.layouts)
 
-    def place(self, name: str, weight: SparseTensor, layouts: Sequence[FlatImages]) -> None:
+    def list_positions(self, name: str, weight: SparseTensor, layouts: Sequence[FlatImages]) -> None:
         """Lists the positions of a weight's entries in the images of all examples, once per image size."""
         placed = self.placed[name] = layouts[0].placed
-        most = weight.numel() * self.held[name].dtype.itemsize - stored_bytes(weight)
+        most = weight.numel() * self.packed_forms[name].dtype.itemsize - stored_bytes(weight)
         placed.make_room(weight, [layout.example for layout in layouts], most)
         for layout in layouts:
             layout.placed = placed
@@ -345,54 +354,54 @@ class Weights:
     def stored(self, variants: Iterable[Variant]) -> dict[Key, Stored]:
         """The packed forms of the held weights."""
         readers = read_weights(self.source, variants)
-        found = {}
-        for name, how in self.held.items():
+        forms_of = {}
+        for name, how in self.packed_forms.items():
             read = readers.get(name, Readers([]))
-            forms = (how.spec.format, *read.beside(how.spec))
-            found[name, how.spec.transposed] = Stored(forms, self.bytes_of(name, read))
-        return found
+            forms = (how.spec.format, *read.other_formats(how.spec))
+            forms_of[name, how.spec.transposed] = Stored(forms, self.bytes_of(name, read))
+        return forms_of
 
     def bytes_of(self, name: str, readers: Readers) -> int:
         """The bytes of a held weight with its scales, and of its readers' additional packed forms."""
         weight = self.source.get_parameter(name)
         assert isinstance(weight, SparseTensor), "held weights are sparse"
-        beside = readers.beside(self.held[name].spec).values()
-        others = [s.packed_operand(s.weight, weight) for s in beside if s.weight is not None]
+        others_read = readers.other_formats(self.packed_forms[name].spec).values()
+        others = [s.packed_operand(s.weight, weight) for s in others_read if s.weight is not None]
         scale = self.scale(name)
-        held = readers.bytes_of_places(weight) + (0 if scale is None else scale.nbytes)
-        return held + sum(stored_bytes(one) for one in (weight, *others))
+        own_bytes = readers.bytes_of_places(weight) + (0 if scale is None else scale.nbytes)
+        return own_bytes + sum(stored_bytes(one) for one in (weight, *others))
 
     def hold(self, name: str, how: Held, operand: SparseTensor | None = None) -> None:
         """Replaces a dense weight by its packed form, and registers its scales."""
         dense = self.source.get_parameter(name)
-        for module, own in owners(self.source, dense) if how.spec.has_scales else ():
-            module._buffers[f"{own}{SCALES}"] = scales(dense.detach())
+        for module, attribute in owners(self.source, dense) if how.spec.has_scales else ():
+            module._buffers[f"{attribute}{SCALES}"] = scales(dense.detach())
         replace(self.source, dense, how.pack(dense, operand))
-        self.held[name] = how
+        self.packed_forms[name] = how
 
     def unpacked(self, name: str) -> nn.Parameter:
         """The dense parameter of a packed weight."""
-        how = self.held[name]
+        how = self.packed_forms[name]
         return how.unpack(self.source.get_parameter(name), self.scale(name))
 
     def scale(self, name: str) -> Tensor | None:
         """The scales of the rows of a weight packed as integers."""
-        return self.source.get_buffer(f"{name}{SCALES}") if self.held[name].spec.has_scales else None
+        return self.source.get_buffer(f"{name}{SCALES}") if self.packed_forms[name].spec.has_scales else None
 
     def packed(self) -> dict[str, SparseTensor]:
         """The packed weights by name."""
-        if not self.held:
+        if not self.packed_forms:
             return {}
         present: dict[str, Any] = dict(self.source.named_parameters(remove_duplicate=False))
-        found = ((name, present.get(name)) for name in self.held)
-        return {name: weight for name, weight in found if isinstance(weight, SparseTensor)}
+        named = ((name, present.get(name)) for name in self.packed_forms)
+        return {name: weight for name, weight in named if isinstance(weight, SparseTensor)}
 
     def rewrite(self, name: str, dense: Tensor) -> None:
         """Overwrites a weight with dense entries, packed again if the weight is packed."""
         weight = self.source.get_parameter(name)
         if isinstance(weight, SparseTensor):
             replace(self.source, weight, dense)
-            self.hold(name, self.held[name])
+            self.hold(name, self.packed_forms[name])
         else:
             weight.detach().copy_(dense.detach())
 
@@ -401,19 +410,19 @@ class Weights:
         present: dict[str, Any] = dict(self.source.named_parameters(remove_duplicate=False))
         for name, weight in before.items():
             if present.get(name) is not weight:
-                how = self.held.pop(name)
+                how = self.packed_forms.pop(name)
                 if name in self.placed:
                     self.placed.pop(name).memory.clear()
-                other = next((other for other, found in present.items() if found is weight), None)
+                other = next((other for other, parameter in present.items() if parameter is weight), None)
                 if other is not None:
-                    self.held[other] = how
+                    self.packed_forms[other] = how
 
     def unpack(self, names: Iterable[str] | None = None) -> dict[str, Held]:
         """Makes weights dense, all of them without `names`; returns their packed forms."""
         released = {}
-        for name in list(self.held if names is None else names):
+        for name in list(self.packed_forms if names is None else names):
             replace(self.source, self.source.get_parameter(name), self.unpacked(name))
-            released[name] = self.held.pop(name)
+            released[name] = self.packed_forms.pop(name)
             if name in self.placed:
                 self.placed.pop(name).memory.clear()
         self.follow()
@@ -423,29 +432,31 @@ class Weights:
         """Copies the source model's present parameters to the user's model, after a successful capture."""
         from sparsify.passes.rules.merge_masks import take_masks_away
 
-        if self.given is not None and self.is_followed:
-            take_masks_away(self.given, self.source)
-            share_again(self.given, self.source)
+        if self.callers_model is not None and self.is_followed:
+            take_masks_away(self.callers_model, self.source)
+            share_tensors(self.callers_model, self.source)
 
     def describe(self, report: Report, readers: Mapping[str, Readers]) -> None:
         """Writes into the report how the weights are held, and the bytes of all parameters."""
-        read = {name: found for name, found in readers.items() if name not in self.trained}
-        report.weights = [self.entry(name, found) for name, found in read.items()]
-        report.weights += [trained_entry(name, found) for name, found in self.sparse_parameters().items()]
+        read = {name: readers_of for name, readers_of in readers.items() if name not in self.trained}
+        report.weights = [self.entry(name, readers_of) for name, readers_of in read.items()]
+        report.weights += [
+            trained_entry(name, readers_of) for name, readers_of in self.sparse_parameters().items()
+        ]
         readers = {**readers, **dict.fromkeys(self.trained, Readers([]))}
         now = sum(entry.bytes_after for entry in report.weights)
         now += sum(stored_bytes(p) for name, p in self.source.named_parameters() if name not in readers)
         saved = sum(entry.bytes_before - entry.bytes_after for entry in report.weights)
         report.parameter_bytes = now + saved, now
-        found = self.roundings.items()
-        report.roundings = [RoundingEntry(n, m.dtype, m.largest, m.relative) for n, m in found]
+        readers_of = self.roundings.items()
+        report.roundings = [RoundingEntry(n, m.dtype, m.largest, m.relative) for n, m in readers_of]
 
     def entry(self, name: str, readers: Readers) -> WeightEntry:
         """The packed form of a weight that regions pack."""
         weight = self.source.get_parameter(name)
         if isinstance(weight, SparseTensor):
-            how = self.held[name]
-            others = readers.beside(how.spec)
+            how = self.packed_forms[name]
+            others = readers.other_formats(how.spec)
             form = str(weight.format) + "".join(f", and {other} beside" for other in others)
             form += "" if how.spec.rounds is None else f", {name_of(weight.dtype)}"
             form += readers.places
@@ -457,7 +468,9 @@ class Weights:
 
     def convert(self, fn: Callable[..., Any], recurse: bool) -> None:
         """Applies conversions such as `.double()`; packed weights are converted packed, rounded ones dense."""
-        rounded = self.unpack([name for name, held in self.held.items() if held.spec.rounds is not None])
+        rounded = self.unpack(
+            [name for name, form in self.packed_forms.items() if form.spec.rounds is not None]
+        )
         if fn(torch.empty(0)).is_meta:  # patterns cannot exist on the meta device
             rounded.clear()
             self.unpack()
@@ -466,24 +479,24 @@ class Weights:
         sparse = (*self.packed().values(), *self.sparse_parameters().values())
         packed = [(weight, places(self.source, weight)) for weight in sparse]
         try:
-            for _, known in packed:
-                for store, name in known:
+            for _, stores in packed:
+                for store, name in stores:
                     store[name] = None  # torch would swap the parameter, which weak references forbid
             self.source._apply(fn, recurse)
             packed = [
-                (nn.Parameter(fn(weight.detach()), requires_grad=weight.requires_grad), known)
-                for weight, known in packed
+                (nn.Parameter(fn(weight.detach()), requires_grad=weight.requires_grad), stores)
+                for weight, stores in packed
             ]
         finally:
-            for weight, known in packed:
-                for store, name in known:
+            for weight, stores in packed:
+                for store, name in stores:
                     store[name] = weight
             renew_flat_weights(self.source.modules())
             self.repack(rounded)
 
-    def repack(self, held: Mapping[str, Held]) -> None:
+    def repack(self, packed_forms: Mapping[str, Held]) -> None:
         """Packs weights again in their earlier forms."""
-        for name, how in held.items():
+        for name, how in packed_forms.items():
             self.hold(name, dataclasses.replace(how, dtype=self.source.get_parameter(name).dtype))
         self.follow()
 
@@ -506,7 +519,7 @@ def dense_state(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if not isinstance(parameter, SparseTensor)
     }
-    found = dict(state)
+    result = dict(state)
     for name, value in state.items():
         if isinstance(value, SparseTensor) and name in dense:
             if dense[name].is_floating_point and not value.dtype.is_floating_point:
@@ -514,8 +527,8 @@ def dense_state(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
                     f"{name} is {value.dtype} in this state, without the scales of its rows",
                     "what state_dict() gives, which is dense",
                 )
-            found[name] = value.to_dense(dense[name])
-    return found
+            result[name] = value.to_dense(dense[name])
+    return result
 
 
 def stored_bytes(tensor: Tensor) -> int:

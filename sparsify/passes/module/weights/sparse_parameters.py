@@ -27,13 +27,15 @@ _dense: Final[Memo[Tensor]] = Memo(are_weights=True)
 def sparse_parameters(model: nn.Module, variants: Iterable[Variant]) -> dict[str, MatrixOutput]:
     """The trained parameters read sparse by the regions of all variants, in one layout, by name."""
     parameters = dict(model.named_parameters())
-    found: dict[str, list[MatrixOutput | None]] = {}
+    specs_of_name: dict[str, list[MatrixOutput | None]] = {}
     for variant in variants:
         for node in variant.captured.graph.find_nodes(op="get_attr"):
             parameter = parameters.get(str(node.target))
             if parameter is not None and parameter.requires_grad:
-                found.setdefault(str(node.target), []).extend(specs_of(node))
-    return {name: specs[0] for name, specs in found.items() if specs[0] is not None and len({*specs}) == 1}
+                specs_of_name.setdefault(str(node.target), []).extend(specs_of(node))
+    return {
+        name: specs[0] for name, specs in specs_of_name.items() if specs[0] is not None and len({*specs}) == 1
+    }
 
 
 def specs_of(weight: fx.Node) -> Iterator[MatrixOutput | None]:
@@ -94,11 +96,11 @@ def takes_sparse(user: fx.Node, weight: fx.Node) -> bool:
 
 def exchanged(model: nn.Module, specs: Mapping[str, MatrixOutput]) -> dict[str, tuple[Tensor, nn.Parameter]]:
     """Each parameter and its sparse replacement, with the trained entries, by name."""
-    found: dict[str, tuple[Tensor, nn.Parameter]] = {}
+    replacements: dict[str, tuple[Tensor, nn.Parameter]] = {}
     for name, spec in specs.items():
         dense = model.get_parameter(name)
-        made: Any = nn.Parameter(
+        sparse: Any = nn.Parameter(
             spec.packed(dense.detach(), mask=trained_masks.entries(dense)), requires_grad=True
         )
-        found[name] = dense, made
-    return found
+        replacements[name] = dense, sparse
+    return replacements

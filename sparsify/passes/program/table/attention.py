@@ -35,9 +35,9 @@ def scaled_dot_product_attention(view: OperatorView) -> str:
 def scores(view: OperatorView, entry: Sequence[str], d: str) -> str:
     """`where(attn_mask[..,i,j], scale * sum(d, query[..,i,d] * key[..,j,d]), -inf)`, or with the mask added."""
     *lead, i, j = entry
-    q, k, mask, given = (view.get(name) for name in ("query", "key", "attn_mask", "scale"))
+    q, k, mask, scale_argument = (view.get(name) for name in ("query", "key", "attn_mask", "scale"))
     width = view.shape(q)[-1]
-    scale = view.number("scale") if given is not None else None
+    scale = view.number("scale") if scale_argument is not None else None
     if scale is None and not isinstance(width, int):
         factor = f"(1 / sqrt(extent({d})))"
     else:
@@ -65,7 +65,7 @@ def scaled_by_width(view: OperatorView) -> str:
 def dropped_weights(view: OperatorView) -> str:
     """`weights[..,i,j] * where(uniform(seed[..], i, j) < rate, 0, 1 / (1 - rate))`."""
     *lead, i, j = view.out
-    at = f"{place(view, i)}, {place(view, j)}"
+    at = f"{coordinate_number(view, i)}, {coordinate_number(view, j)}"
     view.call(view["seed"], "seed")
     return (
         f"{view.at(view['weights'])} * {drawn_factor(view.at(view['seed'], lead), view.number('rate'), at)}"
@@ -78,6 +78,6 @@ def require_fitting(view: OperatorView, mask: fx.Node, entry: Sequence[str]) -> 
     view.require_equal(*[(size, view.program.extents[index]) for size, index in sizes if size != 1])
 
 
-def place(view: OperatorView, index: str) -> str:
+def coordinate_number(view: OperatorView, index: str) -> str:
     """The number of a coordinate."""
     return index if view.program.extents[index] != 1 else "0"

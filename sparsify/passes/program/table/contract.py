@@ -49,8 +49,10 @@ def matrix_power(view: OperatorView) -> str:
         return f"sum({j}, {first} * {second})"
 
     def entry(name: str, at: list[str]) -> str:
-        kept = [b for b in batch if view.program.extents[b] != 1]
-        return view.at(view["self"], [*batch, *at]) if name == "" else f"{name}[{', '.join([*kept, *at])}]"
+        long_batch = [b for b in batch if view.program.extents[b] != 1]
+        return (
+            view.at(view["self"], [*batch, *at]) if name == "" else f"{name}[{', '.join([*long_batch, *at])}]"
+        )
 
     def power(n: int) -> str:
         """The name of a statement of the power n, "" for the matrix itself."""
@@ -195,10 +197,10 @@ def einsum(view: OperatorView) -> str:
     reads = []
     for term, tensor in zip(terms, operands, strict=True):
         shape = view.shape(tensor)
-        for place, letter in enumerate(term):
-            if letter not in names or (view.program.extents[names[letter]] == 1 and shape[place] != 1):
+        for position, letter in enumerate(term):
+            if letter not in names or (view.program.extents[names[letter]] == 1 and shape[position] != 1):
                 require(letter not in result or letter not in names, "a broadcast index variable")
-                names[letter] = view.index(shape[place])
+                names[letter] = view.index(shape[position])
         reads.append((tensor, term))
     over = [names[letter] for letter in dict.fromkeys(every) if letter not in result]
     body = " * ".join(view.at(tensor, [names[letter] for letter in term]) for tensor, term in reads)

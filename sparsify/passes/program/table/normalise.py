@@ -6,11 +6,11 @@ from sparsify.passes.program.operator_view import OperatorView, literal
 from sparsify.passes.program.table.row import require, row
 
 
-def moments(view: OperatorView, x: str, kept: Sequence[str], over: Sequence[str]) -> tuple[str, str]:
+def moments(view: OperatorView, x: str, free: Sequence[str], over: Sequence[str]) -> tuple[str, str]:
     """Statements for the mean and the variance of `x` over some index variables."""
     count = view.count(over)
-    mean = view.let("mean", kept, f"{view.reduce('sum', over, x)} / ({count})")
-    return mean, view.let("var", kept, f"{view.reduce('sum', over, f'square({x} - {mean})')} / ({count})")
+    mean = view.let("mean", free, f"{view.reduce('sum', over, x)} / ({count})")
+    return mean, view.let("var", free, f"{view.reduce('sum', over, f'square({x} - {mean})')} / ({count})")
 
 
 def affine(view: OperatorView, text: str, names: Sequence[str]) -> str:
@@ -34,9 +34,9 @@ def native_layer_norm(view: OperatorView) -> str:
 def _layer_norm(view: OperatorView) -> str:
     x = view.get("input")
     count = len(view["normalized_shape"])
-    kept, last = view.out[: len(view.out) - count], view.out[len(view.out) - count :]
+    free, last = view.out[: len(view.out) - count], view.out[len(view.out) - count :]
     over = [view.index(view.program.extents[name]) for name in last]
-    mean, var = moments(view, view.at(x, [*kept, *over]), kept, over)
+    mean, var = moments(view, view.at(x, [*free, *over]), free, over)
     text = f"({view.at(x)} - {mean}) / sqrt({var} + {literal(view.number('eps'))})"
     return affine(view, text, last)
 
@@ -46,10 +46,10 @@ def rms_norm(view: OperatorView) -> str:
     """`input[i,k] / sqrt(sum(k, square(input[i,k])) / extent(k) + eps) * weight[k]`."""
     x, count, eps = view["input"], len(view["normalized_shape"]), view.number("eps")
     require(eps is not None, "eps follows from the dtype")
-    kept, last = view.out[: len(view.out) - count], view.out[len(view.out) - count :]
+    free, last = view.out[: len(view.out) - count], view.out[len(view.out) - count :]
     over = [view.index(view.program.extents[name]) for name in last]
-    squares = view.reduce("sum", over, f"square({view.at(x, [*kept, *over])})")
-    mean = view.let("mean", kept, f"{squares} / ({view.count(over)})")
+    squares = view.reduce("sum", over, f"square({view.at(x, [*free, *over])})")
+    mean = view.let("mean", free, f"{squares} / ({view.count(over)})")
     return affine(view, f"{view.at(x)} / sqrt({mean} + {literal(eps)})", last)
 
 
@@ -79,8 +79,8 @@ def _batch_norm(view: OperatorView) -> str:
 def instance_norm(view: OperatorView) -> str:
     """`(input[n,c,..] - mean[n,c]) / sqrt(var[n,c] + eps) * weight[c] + bias[c]`."""
     require(bool(view.number("use_input_stats")) and "running_mean" not in view, "running statistics change")
-    kept, last = view.out[:2], view.out[2:]
+    free, last = view.out[:2], view.out[2:]
     over = [view.index(view.program.extents[name]) for name in last]
-    mean, var = moments(view, view.at(view["input"], [*kept, *over]), kept, over)
+    mean, var = moments(view, view.at(view["input"], [*free, *over]), free, over)
     text = f"({view.at(view['input'])} - {mean}) / sqrt({var} + {literal(view.number('eps'))})"
-    return affine(view, text, kept[1:])
+    return affine(view, text, free[1:])

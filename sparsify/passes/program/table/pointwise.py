@@ -107,9 +107,17 @@ def round_(view: OperatorView) -> Expr:
 def pow_(view: OperatorView) -> Expr:
     """`self ** exponent`."""
     exponent = view["exponent"]
-    known = {2: "square(self)", 0.5: "sqrt(self)", -0.5: "1 / sqrt(self)", -1: "reciprocal(self)", 1: "self"}
+    special_cases = {
+        2: "square(self)",
+        0.5: "sqrt(self)",
+        -0.5: "1 / sqrt(self)",
+        -1: "reciprocal(self)",
+        1: "self",
+    }
     is_number = isinstance(exponent, int | float) and not isinstance(exponent, bool)
-    return substituted(view, known.get(exponent, "self ** exponent") if is_number else "self ** exponent")
+    return substituted(
+        view, special_cases.get(exponent, "self ** exponent") if is_number else "self ** exponent"
+    )
 
 
 @row("clamp(x[m,n], -0.5, 0.5)", "clamp(x[m,n], max=0.2)", "clamp(x[m,n], y[n])", names=("clip",))
@@ -156,8 +164,8 @@ def bitwise_not(view: OperatorView) -> Expr:
 
 
 def _of_booleans(view: OperatorView, notation: str) -> Expr:
-    given = [view[name] for name in ("self", "other") if name in view]
-    require(all(map(is_boolean, given)), "bits of integers have no index notation")
+    operands = [view[name] for name in ("self", "other") if name in view]
+    require(all(map(is_boolean, operands)), "bits of integers have no index notation")
     return substituted(view, notation)
 
 

@@ -78,27 +78,27 @@ def _extremum(view: OperatorView, monoid: str) -> str:
         return f"{monoid}({view.at(view['self'])}, {view.at(view['other'])})"
     if "dim" not in view:
         return reduced(view, monoid)
-    place, over, entry = _place(view, f"arg{monoid}")
+    coordinate, over, entry = _extreme_coordinate(view, f"arg{monoid}")
     if view.result.args[1] == 1 or not over:
-        return place if view.result.args[1] == 1 else entry
+        return coordinate if view.result.args[1] == 1 else entry
     # The gradient goes to one entry alone, also among equal ones: the gradient of `max(j, ..)` goes to all maxima.
-    at = view.let("place", [name for name in view.out if name not in over], place)
+    at = view.let("place", [name for name in view.out if name not in over], coordinate)
     return view.reduce("sum", over, f"where({over[0]} == {at}, {entry}, 0)")
 
 
 @row("argmax(x[m,n+1], 1)", "argmax(x[m+1,n], 0, True)", "argmax(x[m+1])", "argmax(x[m,1], 1)")
 def argmax(view: OperatorView) -> str:
     """`argmax(j, self[.., j])`."""
-    return _place(view, "argmax")[0]
+    return _extreme_coordinate(view, "argmax")[0]
 
 
 @row("argmin(x[m,n+1], 1)", "argmin(x[m+1])")
 def argmin(view: OperatorView) -> str:
     """`argmin(j, self[.., j])`."""
-    return _place(view, "argmin")[0]
+    return _extreme_coordinate(view, "argmin")[0]
 
 
-def _place(view: OperatorView, name: str) -> tuple[str, list[str], str]:
+def _extreme_coordinate(view: OperatorView, name: str) -> tuple[str, list[str], str]:
     """The first position of an extremum, its index variable (none for a single entry), and the entry."""
     tensor = view["self"]
     names, over, _ = split(view, tensor, modes_of(view, tensor))
@@ -144,12 +144,12 @@ def mean(view: OperatorView) -> str:
 def variance(view: OperatorView) -> str:
     """`v[..] = sum(j, square(self[.., j] - m[..])) / (extent(j) - correction)`."""
     tensor = view["self"]
-    names, over, kept = split(view, tensor, modes_of(view, tensor))
+    names, over, free = split(view, tensor, modes_of(view, tensor))
     x, count = view.at(tensor, names), view.count(over)
     correction = view.number("correction", 1)
     if "unbiased" in view.arguments and "correction" not in view:
         correction = int(view.number("unbiased", True))
-    mean = view.let("mean", kept, f"{view.reduce('sum', over, x)} / ({count})")
+    mean = view.let("mean", free, f"{view.reduce('sum', over, x)} / ({count})")
     total = view.reduce("sum", over, f"square({x} - {mean})")
     return f"{total} / max({count} - {correction}, 0)"
 
@@ -206,10 +206,10 @@ def _norm(view: OperatorView, p: float) -> str:
 def logsumexp(view: OperatorView) -> str:
     """`log(sum(j, exp(self[.., j] - m[..]))) + m[..]`, m the maximum over j."""
     tensor = view["self"]
-    names, over, kept = split(view, tensor, modes_of(view, tensor))
+    names, over, free = split(view, tensor, modes_of(view, tensor))
     x = view.at(tensor, names)
-    m = view.let("max", kept, view.reduce("max", over, x))
-    m = view.let("shift", kept, f"where(abs({m}) == inf, 0, {m})")
+    m = view.let("max", free, view.reduce("max", over, x))
+    m = view.let("shift", free, f"where(abs({m}) == inf, 0, {m})")
     return f"log({view.reduce('sum', over, f'exp({x} - {m})')}) + {m}"
 
 
@@ -235,18 +235,18 @@ def exponentials(view: OperatorView, x: str, names: Sequence[str], mode: int) ->
     Args:
         x: access at `names`, with j as its mode `mode`.
     """
-    kept, over = [*names[:mode], *names[mode + 1 :]], names[mode : mode + 1]
-    m = view.let("max", kept, view.reduce("max", over, x))
+    free, over = [*names[:mode], *names[mode + 1 :]], names[mode : mode + 1]
+    m = view.let("max", free, view.reduce("max", over, x))
     e = view.let("exp", names, f"exp({x} - where({m} == -inf, 0, {m}))")
-    return m, e, view.let("sum", kept, view.reduce("sum", over, e))
+    return m, e, view.let("sum", free, view.reduce("sum", over, e))
 
 
 @row("log_softmax(x[m,n], -1)", "_log_softmax(x[m,n], 1, False)", names=("_log_softmax",))
 def log_softmax(view: OperatorView) -> str:
     """`self[i,j] - m[i] - log(sum(j, exp(self[i,j] - m[i])))`, m the maximum over j."""
     tensor, mode, names = view["self"], view.mode(view["self"]), list(view.out)
-    kept, over = [*names[:mode], *names[mode + 1 :]], names[mode : mode + 1]
+    free, over = [*names[:mode], *names[mode + 1 :]], names[mode : mode + 1]
     x = view.at(tensor, names)
-    m = view.let("max", kept, view.reduce("max", over, x))
-    d = view.let("sum", kept, view.reduce("sum", over, f"exp({x} - {m})"))
+    m = view.let("max", free, view.reduce("max", over, x))
+    d = view.let("sum", free, view.reduce("sum", over, f"exp({x} - {m})"))
     return f"{x} - {m} - log({d})"

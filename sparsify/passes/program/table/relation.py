@@ -61,10 +61,10 @@ def embedding(view: OperatorView) -> str:
 @row("index(x[m+1,n], [i[k]:m])", "index(x[m,n+1], [None, i[k]:n])", "index(x[m+1,n], [i[k,p]:m])")
 def index(view: OperatorView) -> str:
     """`sum(j, where(indices[e] == j, self[j,k], 0))`."""
-    known = [(mode, found) for mode, found in enumerate(view["indices"]) if found is not None]
-    require(len(known) == 1, "places of several modes")
-    require(not is_boolean(known[0][1]), "the data decides the shape")
-    mode, places = known[0][0], require_places(view, known[0][1])
+    indexed = [(mode, tensor) for mode, tensor in enumerate(view["indices"]) if tensor is not None]
+    require(len(indexed) == 1, "places of several modes")
+    require(not is_boolean(indexed[0][1]), "the data decides the shape")
+    mode, places = indexed[0][0], require_places(view, indexed[0][1])
     last = mode + view.rank(places)
     names = [*view.out[:mode], *view.out[last:]]
     return read(view, view["self"], mode, view.at(places, view.out[mode:last]), names)
@@ -113,19 +113,19 @@ def embedding_bag(view: OperatorView) -> str:
     p, a, (b, k) = view.index(view.shape(indices)[0]), view.index(view.shape(offsets)[0]), view.out
     bag = view.let("bag", [p], f"sum({a}, where({view.at(offsets, [a])} <= {p}, 1, 0)) - 1")
     view.program.bounds[bag.partition("[")[0]] = offsets.name
-    place, entry = view.at(indices, [p]), read(view, table, 0, view.at(indices, [p]), [k])
+    row_number, entry = view.at(indices, [p]), read(view, table, 0, view.at(indices, [p]), [k])
     if "per_sample_weights" in view:
         entry = f"{view.at(view['per_sample_weights'], [p])} * {entry}"
     how, padding, counted = BAG_MODES[view.number("mode")], view.number("padding_idx"), "1.0"
     if padding is not None:
-        counted = f"where({place} == {padding % rows}, 0.0, 1.0)"
-        entry = f"where({place} == {padding % rows}, {'-inf' if how == 'max' else '0'}, {entry})"
+        counted = f"where({row_number} == {padding % rows}, 0.0, 1.0)"
+        entry = f"where({row_number} == {padding % rows}, {'-inf' if how == 'max' else '0'}, {entry})"
     if how == "sum":
         return f"sum({p}, where({bag} == {b}, {entry}, 0))"
     count = view.let("count", [b], f"sum({p}, where({bag} == {b}, {counted}, 0.0))")
     if how == "max":
-        found = view.let("reduced", [b, k], f"max({p}, where({bag} == {b}, {entry}, -inf))")
-        return f"where({count} == 0, 0, {found})"
+        reduced_bag = view.let("reduced", [b, k], f"max({p}, where({bag} == {b}, {entry}, -inf))")
+        return f"where({count} == 0, 0, {reduced_bag})"
     return f"sum({p}, where({bag} == {b}, {entry}, 0)) / where({count} == 0, 1, {count})"
 
 
@@ -166,12 +166,12 @@ def index_add(view: OperatorView) -> str:
 )
 def index_put(view: OperatorView) -> str:
     """`self[i,k] + sum(e, where(indices[e] == i, values[e,k], 0))`; `where(mask[i], values[k], self[i,k])`."""
-    known = list(view["indices"])
-    if len(known) == 1 and is_boolean(known[0]):
-        return put_where(view, known[0])
+    indices = list(view["indices"])
+    if len(indices) == 1 and is_boolean(indices[0]):
+        return put_where(view, indices[0])
     require(bool(view["accumulate"]), "the last one of several writes to a place counts")
-    require(len(known) == 1 and known[0] is not None, "places of several modes")
-    places = require_places(view, known[0])
+    require(len(indices) == 1 and indices[0] is not None, "places of several modes")
+    places = require_places(view, indices[0])
     require(view.rank(places) == 1, "places of several modes")
     e = view.index(view.shape(places)[0])
     entry = view.at(view["values"], replaced(view.out, 0, e))
@@ -238,19 +238,19 @@ def written(
     i, base = view.out[mode], view.at(view["self"])
     require(view.sizes[mode] not in (0, 1) and not is_boolean(view["self"]), "a mode of extent 0 or 1")
     monoid, fill = MONOIDS[how]
-    found = view.reduce(monoid, edges, f"where({places} == {i}, {entry}, {fill})")
+    reduced_entries = view.reduce(monoid, edges, f"where({places} == {i}, {entry}, {fill})")
     if how == "sum" and is_included:
-        return f"{base} + {found}"
+        return f"{base} + {reduced_entries}"
     if how in ("amax", "amin") and is_included:
-        return f"{monoid}({base}, {found})"
+        return f"{monoid}({base}, {reduced_entries})"
     count = view.let("count", view.out, view.reduce("sum", edges, f"where({places} == {i}, 1.0, 0.0)"))
-    found = view.let("reduced", view.out, found)
+    reduced_entries = view.let("reduced", view.out, reduced_entries)
     if how == "mean":
         require(view.value.is_floating_point(), "a mean of whole numbers")
-        total = f"({base} + {found})" if is_included else found
+        total = f"({base} + {reduced_entries})" if is_included else reduced_entries
         number = f"({count} + 1.0)" if is_included else f"{count}"
         return f"where({count} == 0, {base}, {total} / {number})"
-    return f"where({count} == 0, {base}, {found})"
+    return f"where({count} == 0, {base}, {reduced_entries})"
 
 
 def replaced(names: Sequence[str], mode: int, name: str) -> list[str]:

@@ -64,8 +64,8 @@ def opaque(reason: str, *names: str) -> None:
 def pointwise(name: str, notation: str, *examples: str) -> None:
     """Adds a row for an operator on entries; tensors broadcast."""
     arguments = ", ".join(f"{letter}[m,n]" for letter in ("x", "y")[: 1 + ("other" in notation)])
-    known = examples or (f"{name}({arguments})",)
-    ROWS[name] = Row(name, notation, lambda view: substituted(view, notation), known, "pointwise")
+    all_examples = examples or (f"{name}({arguments})",)
+    ROWS[name] = Row(name, notation, lambda view: substituted(view, notation), all_examples, "pointwise")
 
 
 def row(*examples: str, names: tuple[str, ...] = ()) -> Callable[[Translate], Translate]:
@@ -89,9 +89,9 @@ def substituted(view: OperatorView, notation: str) -> Expr:
             return view.expression(view.at_entry(view[node.tensor]))
         return simplify_number(map_children(node, visit))
 
-    found = visit(template(notation))
-    assert isinstance(found, Expr)
-    return found
+    result = visit(template(notation))
+    assert isinstance(result, Expr)
+    return result
 
 
 @cache

@@ -15,8 +15,8 @@ from sparsify.passes.program.table.row import is_boolean, require, row
 def permute(view: OperatorView) -> str:
     """`self[j,i]`."""
     names = [""] * len(view.out)
-    for place, mode in enumerate(view["dims"]):
-        names[mode] = view.out[place]
+    for position, mode in enumerate(view["dims"]):
+        names[mode] = view.out[position]
     return view.at(view["self"], names)
 
 
@@ -47,8 +47,8 @@ def movedim(view: OperatorView) -> str:
     order = dict(zip(targets, sources, strict=True))
     rest = iter(mode for mode in range(rank) if mode not in sources)
     names = [""] * rank
-    for place in range(rank):
-        names[order[place] if place in order else next(rest)] = view.out[place]
+    for position in range(rank):
+        names[order[position] if position in order else next(rest)] = view.out[position]
     return view.at(tensor, names)
 
 
@@ -145,14 +145,14 @@ def selected(view: OperatorView, tensor: fx.Node, mode: int, index: int) -> str:
 def getitem(view: OperatorView) -> str:
     """`self[i + start, k]`: a part of a tensor."""
     tensor, node = view["self"], view.node
-    place = view.result.args[1]
-    if not isinstance(place, int):
+    part_number = view.result.args[1]
+    if not isinstance(part_number, int):
         raise Refusal("several parts at once")
     if operator_name(node) == "unbind":
-        return selected(view, tensor, view.mode(tensor, default=0), place)
+        return selected(view, tensor, view.mode(tensor, default=0), part_number)
     mode = view.mode(tensor, default=0)
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    before = [part.shape[mode] for part in node.target(*args, **kwargs)[:place]]  # type: ignore[operator]
+    before = [part.shape[mode] for part in node.target(*args, **kwargs)[:part_number]]  # type: ignore[operator]
     require(all(isinstance(extent, int) for extent in before), "where a part starts is known in a call alone")
     return shifted(view, tensor, mode, sum(before))
 
@@ -260,8 +260,8 @@ def stack(view: OperatorView) -> str:
     mode = view.number("dim", 0) % len(view.out)
     s, names = view.out[mode], [*view.out[:mode], *view.out[mode + 1 :]]
     text = view.at(parts[-1], names)
-    for place in reversed(range(len(parts) - 1)):
-        text = f"where({s} == {place}, {view.at(parts[place], names)}, {text})"
+    for part_number in reversed(range(len(parts) - 1)):
+        text = f"where({s} == {part_number}, {view.at(parts[part_number], names)}, {text})"
     return text
 
 
@@ -274,10 +274,12 @@ def constant_pad_nd(view: OperatorView) -> str:
     require(1 not in view.shape(tensor) and not is_boolean(tensor), "a mode of extent 1")
     require(all(isinstance(width, int) and width >= 0 for width in widths), "padding that cuts off")
     names = list(view.out)
-    for place, before in enumerate(widths[::2]):
-        if before or widths[2 * place + 1]:
-            require(view.sizes[-1 - place] != 1, "a mode of extent 1")
-            names[-1 - place] = f"{names[-1 - place]} - {before}" if before else f"{names[-1 - place]} + 0"
+    for position, before in enumerate(widths[::2]):
+        if before or widths[2 * position + 1]:
+            require(view.sizes[-1 - position] != 1, "a mode of extent 1")
+            names[-1 - position] = (
+                f"{names[-1 - position]} - {before}" if before else f"{names[-1 - position]} + 0"
+            )
     return view.at(tensor, names)
 
 
@@ -302,8 +304,8 @@ def repeat(view: OperatorView) -> str:
     """`self[k]`: modes of extent 1 are repeated; other ones are read by an opaque copy."""
     tensor = view["self"]
     shape = view.shape(tensor)
-    kept = view.sizes[len(view.sizes) - len(shape) :]
-    require(all(a in (1, b) for a, b in zip(shape, kept, strict=True)), "a longer mode is repeated")
+    last_sizes = view.sizes[len(view.sizes) - len(shape) :]
+    require(all(a in (1, b) for a, b in zip(shape, last_sizes, strict=True)), "a longer mode is repeated")
     return view.at(tensor)
 
 

@@ -13,8 +13,8 @@ GROUPS: Final = (
 
 def each(value: Any, count: int) -> list[int]:
     """A setting for each of `count` modes."""
-    found = [value] * count if isinstance(value, int) else list(value)
-    return found * count if len(found) == 1 else found
+    settings = [value] * count if isinstance(value, int) else list(value)
+    return settings * count if len(settings) == 1 else settings
 
 
 def windows(
@@ -27,16 +27,16 @@ def windows(
 ) -> list[str]:
     """`stride * y + dilation * r - padding` for each mode of an image."""
     require(all(view.program.extents[y] != 0 for y in out), "images without entries")
-    found, count = [], len(out)
+    texts, count = [], len(out)
     settings = (each(value, count) for value in (stride, padding, dilation))
     for y, r, s, before, wide in zip(out, inside, *settings, strict=True):
         parts = [] if view.program.extents[y] == 1 else [y if s == 1 else f"{s} * {y}"]
         parts += [] if view.program.extents[r] == 1 else [r if wide == 1 else f"{wide} * {r}"]
         # With or without padding, an image is larger than the range of one variable.
-        found.append(
+        texts.append(
             f"{' + '.join(parts) or '0'} - {before}" if before else f"{' + '.join(parts) or '0'} + 0"
         )
-    return found
+    return texts
 
 
 @row(
@@ -55,9 +55,9 @@ def convolution(view: OperatorView) -> str:
     padding = padding_of(view)
     at = windows(view.out[len(lead) + 1 :], inside, view, view["stride"], padding, view["dilation"])
     weight, image = view.at(w, [k, c, *inside]), view.at(x, [*lead, c, *at])
-    for place, size in zip(at, view.shape(x)[len(lead) + 1 :], strict=True):
-        if size == 1 and place != "0 + 0":  # programs omit the mode: its only coordinate is 0
-            image = f"where({place} == 0, {image}, 0)"
+    for coordinate, size in zip(at, view.shape(x)[len(lead) + 1 :], strict=True):
+        if size == 1 and coordinate != "0 + 0":  # programs omit the mode: its only coordinate is 0
+            image = f"where({coordinate} == 0, {image}, 0)"
     text = view.reduce("sum", [c, *inside], f"{weight} * {image}")
     return f"{text} + {view.at(view['bias'], [k])}" if "bias" in view else text
 

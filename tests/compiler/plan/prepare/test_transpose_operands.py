@@ -61,7 +61,9 @@ def test_turned_operands_store_the_same_entries(form, ordering, expected):
     assert found == Format(expected)
     mask = np.random.default_rng(0).random((3, 4, 2)[: found.rank]) < 0.2
     pattern = sparsify.tensor(torch.from_numpy(mask * 1.0), form).pattern
-    here, there = (set(map(tuple, p.coordinates().T.tolist())) for p in (pattern, pattern.twin(found)[0]))
+    here, there = (
+        set(map(tuple, p.coordinates().T.tolist())) for p in (pattern, pattern.converted(found)[0])
+    )
     assert here == there
 
 
