@@ -13,6 +13,7 @@ import pytest
 from typer.main import get_command
 
 from sparsify.cli.main import app, main
+from tests.fork_server import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -51,7 +52,7 @@ def documents(language: str) -> list[object]:
 
 
 def run(command: list[str], folder: Path, kernel_cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "SPARSIFY_CACHE_DIR": str(kernel_cache), "SPARSIFY_CXXFLAGS": "-O0"}
+    environment = {**os.environ, "SPARSIFY_CACHE_DIR": str(kernel_cache)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -59,8 +60,8 @@ def run(command: list[str], folder: Path, kernel_cache: Path) -> subprocess.Comp
 def test_python(blocks: list[Block], tmp_path: Path, kernel_cache: Path) -> None:
     script = tmp_path / "document.py"
     script.write_text("\n".join(block.text for block in blocks), encoding="utf-8")
-    result = run([sys.executable, str(script)], tmp_path, kernel_cache)
-    assert result.returncode == 0, result.stderr
+    ended = run_script(script, {**os.environ, "SPARSIFY_CACHE_DIR": str(kernel_cache)})
+    assert ended.status == 0, ended.errors
 
 
 @pytest.mark.parametrize("blocks", documents("console"))

@@ -376,14 +376,14 @@ def _einsum_of_graph(*arguments: Any) -> Any:
     """The operator `sparsify::einsum`."""
     from sparsify.compiler.dynamo_kernels import einsum_of_graph  # loads Dynamo
 
-    return einsum_of_graph(*arguments)
+    return einsum_of_graph(einsum_kernel, *arguments)
 
 
 def _evaluate_of_graph(*arguments: Any) -> Any:
     """The operator `sparsify::evaluate`."""
     from sparsify.compiler.dynamo_kernels import evaluate_of_graph
 
-    return evaluate_of_graph(*arguments)
+    return evaluate_of_graph(evaluate_kernel, *arguments)
 
 
 _library = register(

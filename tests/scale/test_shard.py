@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn, optim
 
 import sparsify
@@ -24,6 +23,7 @@ from sparsify.errors import DataError, ProcessError
 from sparsify.scale import checkpoint, halo, parts
 from sparsify.scale.edge_list import open_edges
 from sparsify.scale.partition import partition
+from tests.fork_server import run_ranks
 from tests.training.processes import leave_together
 
 from .graph_models import NAMES, NODES, Dropped, arguments, losses, model, steps, train, write_graph
@@ -249,7 +249,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     (tmp_path / "missing" / "part-1" / "graph.safetensors").unlink()
     kernels = tuple(name for name in ("gcn", "gat") if name in PRESENT)
     overlaps = tuple(name for name in ("gat", "hand") if name in PRESENT)
-    mp.spawn(run, (2, tmp_path, PRESENT, True, kernels, overlaps), nprocs=2)
+    run_ranks(run, (2, tmp_path, PRESENT, True, kernels, overlaps), 2)
     compare(tmp_path, data, 2, PRESENT, kernels, overlaps)
 
 
@@ -263,7 +263,7 @@ def test_empty_and_unbalanced_parts(tmp_path: Path) -> None:
     )  # 52, 7, 0 and 1 rows
     parts.write(edges, part, 4, tmp_path / "parts", "by hand")
     names = ("hand",)
-    mp.spawn(run, (4, tmp_path, names, False, names), nprocs=4)
+    run_ranks(run, (4, tmp_path, names, False, names), 4)
     compare(tmp_path, data, 4, names, names)
     (first, *others) = (torch.load(tmp_path / f"{rank}.pt")["dropout"] for rank in range(4))
     assert all(torch.equal(first, other) for other in others)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
@@ -20,6 +19,7 @@ from sparsify.passes.capture.export import capture
 from sparsify.passes.rules.prune import prune
 from sparsify.scale.tensor_parallel.local import part_of
 from sparsify.scale.tensor_parallel.split import Split, reshaped, split_products
+from tests.fork_server import run_ranks
 from tests.training.processes import leave_together
 
 RECIPE = {"schema": 1, "name": "split", "shard": {"linear": "tensor"}}
@@ -203,7 +203,7 @@ def run(rank: int, folder: str) -> None:
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch without gloo")
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
-    mp.spawn(run, (str(tmp_path),), nprocs=2)
+    run_ranks(run, (str(tmp_path),), 2)
 
 
 def captured(net: nn.Module, *tensors: Tensor) -> Any:

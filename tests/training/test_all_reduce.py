@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn, optim
 
 import sparsify
 from sparsify.errors import DataError
 from sparsify.training import all_reduce_gradients, broadcast_parameters, mask_of, set_mask
+from tests.fork_server import run_ranks
 from tests.training.processes import leave_together
 
 SIZE = 64
@@ -69,7 +69,7 @@ def run(rank: int, folder: str) -> None:
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch without gloo")
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    mp.spawn(run, (str(tmp_path),), nprocs=2)
+    run_ranks(run, (str(tmp_path),), 2)
     whole = model(seed=0)
     x = torch.randn(8, SIZE, generator=torch.Generator().manual_seed(0)).double()
     train(whole, x, reduce=False)

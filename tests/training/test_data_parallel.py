@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn, optim
 
 from sparsify.errors import DataError
 from sparsify.training import data_parallel, distributed_data_parallel, mask_of, set_mask
+from tests.fork_server import run_ranks
 from tests.training.processes import leave_together
 from tests.training.test_all_reduce import SIZE, masks, model
 
@@ -111,4 +111,4 @@ def run(rank: int, folder: str) -> None:
 
 def test_gradients_are_reduced_within_the_backward_pass(tmp_path: Path) -> None:
     """Buckets, masks that differ, accumulated gradients, and torch's DistributedDataParallel."""
-    mp.spawn(run, (str(tmp_path),), nprocs=2)
+    run_ranks(run, (str(tmp_path),), 2)

@@ -9,6 +9,7 @@ from torch import nn
 
 import sparsify
 from sparsify.errors import SparsifyError
+from tests.fork_server import run_ranks
 from tests.training.processes import leave_together
 
 STEPS = 12
@@ -201,7 +202,7 @@ def rank_of_two(rank, file, results):
 
 
 def test_two_processes_have_the_same_masks(tmp_path):
-    torch.multiprocessing.spawn(rank_of_two, (str(tmp_path / "group"), str(tmp_path / "masks")), nprocs=2)
+    run_ranks(rank_of_two, (str(tmp_path / "group"), str(tmp_path / "masks")), 2)
     first, second = (torch.load(tmp_path / f"masks{rank}.pt") for rank in range(2))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from sparsify.compiler.ir.node import Node, find, holds, map_children
 from sparsify.compiler.loops import nodes
+from sparsify.compiler.loops.names import Names
 from sparsify.compiler.loops.nodes import Block, Expr, Horizontal, Op, Set, Stmt, Type, Var, type_of
 
 
@@ -26,22 +27,6 @@ def together(function: nodes.Function) -> nodes.Function:
     body = visit(function.body)
     assert isinstance(body, Stmt)
     return function if body == function.body else replace(function, body=body)
-
-
-class Names:
-    """Generator of names for new variables."""
-
-    def __init__(self, taken: set[str]) -> None:
-        self.taken = taken
-
-    def fresh(self, name: str) -> str:
-        """`name`, or `name` with an unused number."""
-        candidate, number = name, 0
-        while candidate in self.taken:
-            number += 1
-            candidate = f"{name}v{number}"
-        self.taken.add(candidate)
-        return candidate
 
 
 @dataclass(frozen=True, slots=True)

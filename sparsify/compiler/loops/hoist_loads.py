@@ -13,7 +13,7 @@ from typing import Final
 
 from sparsify.compiler.ir.node import Node, find, holds, map_children
 from sparsify.compiler.loops import nodes
-from sparsify.compiler.loops.batch_reductions import Names
+from sparsify.compiler.loops.names import Names
 from sparsify.compiler.loops.nodes import Block, Declare, Load, Op, Set, Stmt, Var, type_of
 
 # Vector registers by the bytes of one: 16 up to AVX2, 32 of AVX-512.

@@ -15,6 +15,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.lower.assembly import Assembly
 from sparsify.compiler.loops.lower.environment import Environment, Lowered
 from sparsify.compiler.loops.lower.program_facts import ProgramFacts
+from sparsify.compiler.loops.names import Names
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import UnsupportedProgramError
 
@@ -76,7 +77,7 @@ class Context(ProgramFacts):
         self.prefilled: set[str] = set()
         self.is_parallel = False
         self.shared_sums = 0
-        self.names = {*self.index_dtypes, *self.sizes} | self.in_memory
+        self.names = Names({*self.index_dtypes, *self.sizes} | self.in_memory)
         self.assembly: Assembly | None = None
         self.cases = 0
 
@@ -86,12 +87,7 @@ class Context(ProgramFacts):
 
     def fresh(self, name: str) -> str:
         """`name`, or `name` with an unused number."""
-        candidate, number = name, 0
-        while candidate in self.names:
-            number += 1
-            candidate = f"{name}v{number}"
-        self.names.add(candidate)
-        return candidate
+        return self.names.fresh(name)
 
     def fresh_int(self, name: str) -> loops.Var:
         """A fresh int64 variable."""

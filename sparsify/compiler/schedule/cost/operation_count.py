@@ -9,13 +9,13 @@ from math import prod
 from sparsify.compiler.einsum.nodes import Access, Expr, Program, Reduce
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.schedule.cost.statement import (
-    expected_entries,
     index_names,
     iterations,
     known_extents,
     parts,
     products,
     tensor_bytes,
+    with_results,
 )
 
 
@@ -30,13 +30,12 @@ def counted(program: Program, extents: Mapping[str, int], stored: Mapping[str, i
         stored: entries of each sparse operand; a missing one counts as full.
     """
     known = known_extents(program, extents)
-    counts, operations = dict(stored), 0.0
+    counts, operations = with_results(program, known, stored), 0.0
     for statement in program.statements:
-        name = statement.target.tensor
-        if not program.declaration(name).format.is_dense and name not in counts:
-            counts[name] = expected_entries(program, statement, known, counts)
         results = set(index_names(statement.target))
-        entries = float(counts.get(name, 0)) or iterations(program, results, statement.value, known, counts)
+        entries = float(counts.get(statement.target.tensor, 0)) or iterations(
+            program, results, statement.value, known, counts
+        )
         for part, driver in parts(program, statement.value):
             reduces = isinstance(part, Reduce)
             operations += 2 * reduced(program, part, driver, known, counts) if reduces else entries

@@ -78,13 +78,18 @@ def estimate_us(
     Source: the roofline model, Williams, Waterman and Patterson, 2009.
     """
     known = known_extents(program, extents)
-    counts, total = dict(stored), 0.0
+    counts = with_results(program, known, stored)
+    return sum((statement_us(program, each, known, counts, machine) for each in program.statements), 0.0)
+
+
+def with_results(program: Program, extents: Mapping[str, int], stored: Mapping[str, int]) -> dict[str, int]:
+    """The entries of sparse operands, extended by the expected entries of sparse results, statement by statement."""
+    counts = dict(stored)
     for statement in program.statements:
         name = statement.target.tensor
         if not program.declaration(name).format.is_dense and name not in counts:
-            counts[name] = expected_entries(program, statement, known, counts)
-        total += statement_us(program, statement, known, counts, machine)
-    return total
+            counts[name] = expected_entries(program, statement, extents, counts)
+    return counts
 
 
 def known_extents(program: Program, extents: Mapping[str, int]) -> dict[str, int]:

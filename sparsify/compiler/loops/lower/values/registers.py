@@ -52,7 +52,7 @@ def register(
     for index in temporary.indices:
         names = [f"{name}_{n}" for name in names for n in range(counts[index])]
     value = loops.Literal(context.fill_of(Access(temporary.name)) if start is None else start, kind)
-    context.names.update(names)
+    context.names.taken.update(names)
     declared = [loops.Declare(loops.Var(name, kind), value, True) for name in names]
     return declared, replace(env, registers={**env.registers, temporary.name: register})
 

@@ -166,7 +166,7 @@ def longest_segment(context: Context, tensor: str, level: int) -> loops.Expr:
     longest = loops.Var(f"{tensor}{level + 1}_longest", loops.INT)
     if longest.name in context.longest:
         return longest
-    context.names.add(longest.name)
+    context.names.taken.add(longest.name)
     context.longest.add(longest.name)
     parents = _parents(context, tensor, level)
     parent = context.fresh_int(f"{tensor}{level + 1}_segment")
