@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -90,3 +93,15 @@ def test_a_large_shape_costs_what_is_stored():
 def test_mistakes(key, error, match):
     with pytest.raises(error, match=match):
         sparse(7, 9)[key]
+
+
+def test_index_select_is_sparse_after_torch_geometric():
+    pytest.importorskip("torch_geometric")
+    code = (
+        "import torch, torch_geometric.hash_tensor, warnings, sparsify\n"
+        "warnings.simplefilter('error', RuntimeWarning)\n"
+        "A = sparsify.tensor(torch.eye(3), 'csr')\n"
+        "assert type(torch.index_select(A, 1, torch.tensor([0, 2]))).__name__ == 'SparseTensor'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

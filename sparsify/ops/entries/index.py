@@ -171,7 +171,8 @@ def _number(input: SparseTensor, entries: Entries) -> Tensor:
     return input.values().index_select(0, source).sum(dtype=input.dtype)
 
 
-@operator(torch.index_select, Tensor.index_select)
+# torch-geometric replaces `torch.index_select` by a function that calls the original.
+@operator(torch.index_select, torch._C._VariableFunctions.index_select, Tensor.index_select)
 def index_select(input: SparseTensor, dim: int, index: Tensor, *, out: Any = None) -> Tensor:
     """`torch.index_select`: the places of one mode listed in a vector, in the given order."""
     if out is not None or index.dim() > 1 or index.dtype not in (torch.int32, torch.int64):

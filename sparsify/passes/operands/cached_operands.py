@@ -204,7 +204,8 @@ class Structure:
     def packed_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
         """The operand of a packed weight, packed again if the model holds another format.
 
-        Other formats are for calls with far more, or far fewer, rows. Structures with the same format share `second_formats`.
+        Other formats are for calls with far more, or far fewer, rows. Structures with the same format share
+        `second_formats`.
         """
         form = weight._pattern.format
         if form is self._weight_format or spec.holds(weight):
