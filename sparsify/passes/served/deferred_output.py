@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
+from sparsify.errors import DataError
+
 # Prefix of the names under which results without their class are registered in torch.
 PREFIX: Final = "sparsify."
 _registered: dict[str, type] = {}
@@ -62,14 +64,23 @@ class DeferredOutput(OrderedDict[str, Any]):
 
 
 def restored(module: str, name: str, items: Iterable[tuple[str, Any]]) -> Any:
-    """The result of a class with some fields; imports the class."""
-    return getattr(import_module(module), name)(**dict(items))
+    """The result of a class with some fields; imports the class.
+
+    Raises:
+        DataError: the module registers no class of results under the name: a folder could name any function.
+    """
+    import_module(module)
+    kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(f"{module}.{name}")
+    if kind is None:
+        raise DataError(
+            f"results of class {module}.{name}, which is no registered class", "save the model again"
+        )
+    return kind(**dict(items))
 
 
 def known_class(path: tuple[str, str]) -> type | None:
     """The class of a path where its module is imported, else None."""
-    found: type | None = getattr(sys.modules.get(path[0]), path[1], None)
-    return found
+    return pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(".".join(path)) if path[0] in sys.modules else None
 
 
 def deferred_name(name: str) -> str:

@@ -65,7 +65,7 @@ def restored(
         variant = _variant(module, data, constants, reader)
         module.met.append(data["examples"])
         module._captures.add((evaluation, variant.captured.shape), variant)
-    for wanted, shape, dtypes in document["autocast"]:
+    for wanted, shape, dtypes in document.get("autocast", ()):
         module._autocast.dtypes_by_kind[decoded(wanted), evaluation, decoded_shape(shape)] = decoded(dtypes)
     module.show(module.variants[0])
     return module
