@@ -74,6 +74,12 @@ def is_rehearsed(name: str, rows: Tensor) -> bool:
     return bool(_REHEARSALS)
 
 
+def note_gradient() -> None:
+    """Notes a gradient of the latest exchange in a rehearsal."""
+    if _REHEARSALS:
+        _REHEARSALS[-1].append("its gradient")
+
+
 def register(plan: HaloPlan) -> int:
     """The number of a plan in operators; plans live as long as the process."""
     _PLANS.append(plan)
@@ -192,8 +198,7 @@ def _greatest(values: Tensor, modes: list[int], plan: int) -> Tensor:
 
 def _keep_plan(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
     """Saves the plan for the gradient."""
-    if _REHEARSALS:
-        _REHEARSALS[-1].append("its gradient")
+    note_gradient()
     ctx.plan = inputs[1]
 
 

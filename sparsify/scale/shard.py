@@ -25,6 +25,7 @@ from sparsify.scale.dropout import DRAWS, Draws
 from sparsify.scale.hoist import hoist
 from sparsify.scale.in_turns import PartsInTurn
 from sparsify.scale.kernels import require_rules_of_graphs, with_kernels
+from sparsify.scale.overlap.choose import measure
 from sparsify.scale.overlap.overlaps import Overlaps
 from sparsify.scale.parts import Part
 from sparsify.scale.place import NUMBERS, place
@@ -275,7 +276,9 @@ class ShardedModule(nn.Module):
         self._variants: dict[Any, Variant] = {}
         self._made = 0
         self._known = _tensors(model)
-        self._overlaps = Overlaps(part, self._plan, self._number, overlap)
+        is_measured = part.parts > 1 and any(processes.agree("the start", overlap is None))
+        network = measure(self._plan.group) if is_measured else None  # by all processes together
+        self._overlaps = Overlaps(part, self._plan, self._number, overlap, network)
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the model besides parameters, buffers and modules, shared with this module."""

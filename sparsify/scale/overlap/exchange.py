@@ -15,7 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsify.runtime.failures import named
-from sparsify.scale.halo import TAGS, HaloPlan, copies, halo_exchange, halo_reduce, is_rehearsed
+from sparsify.scale.halo import (
+    TAGS,
+    HaloPlan,
+    copies,
+    halo_exchange,
+    halo_reduce,
+    is_rehearsed,
+    note_gradient,
+)
 from sparsify.scale.overlap.halves import Half
 
 
@@ -26,14 +34,14 @@ class HalvesPlan:
     Attributes:
         plan: exchange of the whole part.
         number: number of that plan in the operators of `scale.halo`.
-        inner, boundary: halves of the part.
+        rows, columns: own rows of each half, and the rows that each half reads, as of `Half`.
         sent: for each half, int64 rows of the half that are sent, and their slots in the packed rows.
     """
 
     plan: HaloPlan
     number: int
-    inner: Half
-    boundary: Half
+    rows: tuple[Tensor, Tensor]
+    columns: tuple[Tensor, Tensor]
     sent: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
     @staticmethod
@@ -43,7 +51,8 @@ class HalvesPlan:
         for half, one in enumerate((inner, boundary)):
             at[half, one.rows] = torch.arange(len(one.rows))
         sent = [(rows[rows >= 0], (rows >= 0).nonzero().view(-1)) for rows in at[:, plan.send_rows]]
-        return HalvesPlan(plan, number, inner, boundary, (sent[0], sent[1]))
+        columns = inner.columns, boundary.columns
+        return HalvesPlan(plan, number, (inner.rows, boundary.rows), columns, (sent[0], sent[1]))
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ def _reduce_begun(halo: Tensor, plan: int) -> Tensor:
 def reduce_end(ticket: Tensor, sizes: list[int], dtype: torch.dtype, plan: int) -> tuple[Tensor, Tensor]:
     """The contributions of other processes to the own rows of both halves, [own, *sizes]."""
     halves = _PLANS[plan]
-    found = [torch.zeros([len(half.rows), *sizes], dtype=dtype) for half in (halves.inner, halves.boundary)]
+    found = [torch.zeros([len(rows), *sizes], dtype=dtype) for rows in halves.rows]
     if not is_rehearsed("the end of halo_reduce", found[1]):
         received = _received(ticket, halves.plan)
         for own, (rows, slots) in zip(found, halves.sent, strict=True):
@@ -164,9 +173,7 @@ def reduce_end(ticket: Tensor, sizes: list[int], dtype: torch.dtype, plan: int) 
 @reduce_end.register_fake
 def _reduce_ended(ticket: Tensor, sizes: list[int], dtype: torch.dtype, plan: int) -> tuple[Tensor, Tensor]:
     halves = _PLANS[plan]
-    inner, boundary = (
-        ticket.new_empty([len(half.rows), *sizes], dtype=dtype) for half in (halves.inner, halves.boundary)
-    )
+    inner, boundary = (ticket.new_empty([len(rows), *sizes], dtype=dtype) for rows in halves.rows)
     is_rehearsed("the end of halo_reduce", boundary)
     return inner, boundary
 
@@ -176,10 +183,10 @@ def halves_reduce(inner: Tensor, boundary: Tensor, plan: int) -> tuple[Tensor, T
     """`halo_reduce` of contributions to the rows read by each half; the sums of the own rows of each half."""
     halves = _PLANS[plan]
     whole = boundary.new_zeros((halves.plan.own + halves.plan.halo, *boundary.shape[1:]))
-    for half, part in ((halves.inner, inner), (halves.boundary, boundary)):
-        whole.index_add_(0, half.columns, part)
+    for columns, part in zip(halves.columns, (inner, boundary), strict=True):
+        whole.index_add_(0, columns, part)
     own = halo_reduce(whole, halves.number)
-    return own[halves.inner.rows], own[halves.boundary.rows]
+    return own[halves.rows[0]], own[halves.rows[1]]
 
 
 @halves_reduce.register_fake
@@ -187,14 +194,15 @@ def _halves_reduced(inner: Tensor, boundary: Tensor, plan: int) -> tuple[Tensor,
     is_rehearsed("halo_reduce", boundary)
     halves = _PLANS[plan]
     first, second = (
-        part.new_empty((len(half.rows), *part.shape[1:]))
-        for part, half in ((inner, halves.inner), (boundary, halves.boundary))
+        part.new_empty((len(rows), *part.shape[1:]))
+        for part, rows in zip((inner, boundary), halves.rows, strict=True)
     )
     return first, second
 
 
 def _keep_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Saves the plan, and the sizes and the dtype of a row, for the gradient."""
+    note_gradient()
     rows, ctx.plan = inputs[-2], inputs[-1]
     ctx.sizes, ctx.dtype = list(rows.shape[1:]), rows.dtype
 
@@ -217,6 +225,7 @@ def _reduce_begin_backward(ctx: Any, ticket: Tensor) -> tuple[Tensor, None]:
 
 def _keep_plan(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Saves the plan for the gradient."""
+    note_gradient()
     ctx.plan = inputs[-1]
 
 
@@ -229,9 +238,9 @@ def _reduce_backward(ctx: Any, inner: Tensor, boundary: Tensor) -> tuple[Tensor,
     """The gradients of the owners travel to the halos."""
     halves = _PLANS[ctx.plan]
     own = boundary.new_empty((halves.plan.own, *boundary.shape[1:]))
-    own[halves.inner.rows], own[halves.boundary.rows] = inner, boundary
+    own[halves.rows[0]], own[halves.rows[1]] = inner, boundary
     whole = halo_exchange(own, halves.number)
-    return whole[halves.inner.columns], whole[halves.boundary.columns], None
+    return whole[halves.columns[0]], whole[halves.columns[1]], None
 
 
 for _name, _backward, _setup in (

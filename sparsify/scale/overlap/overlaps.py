@@ -6,6 +6,7 @@ buffers, or None with a reason.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from torch import Tensor, fx
 
@@ -13,12 +14,15 @@ from sparsify.passes.graph.node_info import info
 from sparsify.scale.cost import machine_here
 from sparsify.scale.halo import HaloPlan
 from sparsify.scale.overlap import exchange
-from sparsify.scale.overlap.choose import Network, measure, saving
+from sparsify.scale.overlap.choose import Network, saving
 from sparsify.scale.overlap.halves import Half, halves
 from sparsify.scale.overlap.merge import EXCHANGE, is_mergeable, merged
 from sparsify.scale.parts import Part
 from sparsify.scale.place import ROW_BYTES, place, row_bytes
 from sparsify.scale.placement import EDGES, NODES, Placement
+
+# Captured graphs hold for this many rows and edges and more: an extent of 1 is broadcast and squeezed.
+LEAST: Final = 2
 
 
 @dataclass
@@ -30,22 +34,18 @@ class Overlaps:
         plan: exchange of the part.
         number: number of that plan, as of `halo.register`.
         is_forced: whether graphs are merged, or not, whatever the cost model expects; None for the cost model.
+        network: measured rates of the network; None if no process needs the cost model.
         reason: the latest decision.
-        network: measured rates; None for one process or a decision without a cost model.
     """
 
     part: Part
     plan: HaloPlan
     number: int
     is_forced: bool | None
-    reason: str = ""
     network: Network | None = None
+    reason: str = ""
     _halves: tuple[Half, Half] | None = None
     _number: int = field(default=-1)
-
-    def __post_init__(self) -> None:
-        if self.is_forced is None and self.part.parts > 1:  # in all processes, which measure together
-            self.network = measure(self.plan.group)
 
     def merged(
         self,
@@ -64,6 +64,7 @@ class Overlaps:
         is_refused, why = self._decide(captured, placed, inputs, outputs)
         self.reason = f"{'no overlap' if is_refused else 'overlap'}: {why}"
         if is_refused:
+            self._halves = None  # as large as the edges of the part
             return None
         inner, boundary = self._divided()
         part = self.part
@@ -103,10 +104,11 @@ class Overlaps:
         if problem:
             return True, problem
         inner, boundary = self._divided()
-        if not len(inner.rows) or not len(boundary.rows):
+        if any(min(len(half.rows), len(half.edges)) < LEAST for half in (inner, boundary)):
             return True, f"{len(inner.rows)} of {len(self.part.rows)} rows read own rows alone"
-        if self.network is None:
+        if self.is_forced:
             return False, "overlap=True"
+        assert self.network is not None, "measured without a forced decision"
         sent = max(len(self.plan.send_rows), len(self.part.halo))
         divided = self._divided_bytes(captured, inputs, outputs)
         expected = saving((inner, boundary), sent, sizes, divided, self.network, machine_here())

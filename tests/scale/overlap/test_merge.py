@@ -72,6 +72,18 @@ def test_refusals_have_reasons(part: parts.Part) -> None:
     )
 
 
+def test_halves_of_one_row_are_refused(tmp_path: Path) -> None:
+    """Captured graphs hold for two rows and more: operators squeeze and broadcast the mode of a single row."""
+    number = torch.arange(9)
+    edges = torch.stack([torch.cat([number, number + 1]), torch.cat([number + 1, number])])
+    data = {"edge_index": edges, "x": torch.rand(10, 8).double(), "edge_weight": torch.rand(18).double()}
+    torch.save(data, tmp_path / "graph.pt")
+    partition(tmp_path / "graph.pt", 2, "range", tmp_path / "parts")
+    found, graph = overlap(model("hand", torch.float64), parts.read(tmp_path / "parts", 0))
+    assert graph is None and found.reason == "no overlap: 4 of 5 rows read own rows alone"
+    assert found._halves is None  # as large as the edges of the part
+
+
 def test_operators_and_their_adjoints(part: parts.Part) -> None:
     plan = HaloPlan.of(part)
     inner, boundary = halves(part)
@@ -90,8 +102,9 @@ def test_operators_and_their_adjoints(part: parts.Part) -> None:
             [f"{end}{name} of torch.float64 [3]" for end in ("", "the end of ")]
             for name in ("halo_exchange", "halo_reduce")
         )
-        # A value, its gradient, and the gradients of both.
-        assert exchanges == [*exchanged, *reduced, *exchanged, *reduced]
+        # A value, its gradient, and the gradients of both; the latter have no gradients.
+        first_pass = [note for line in (*exchanged, *reduced) for note in (line, "its gradient")]
+        assert exchanges == [*first_pass, *exchanged, *reduced]
         torch.library.opcheck(exchange.exchange_begin, (first, second, number), test_utils=checks)
         torch.library.opcheck(exchange.exchange_halo, (ticket.detach(), second, number), test_utils=checks)
         wide = torch.rand(len(inner.columns), 3, requires_grad=True), torch.rand(len(boundary.columns), 3)
