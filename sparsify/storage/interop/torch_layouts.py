@@ -96,9 +96,10 @@ def from_jagged(data: Tensor, fill: Fill = 0) -> SparseTensor:
     Raises:
         InvalidTensorError: rows of different lengths along another mode than the second.
     """
-    if getattr(data, "_ragged_idx", 1) != 1:
+    ragged = getattr(data, "_ragged_idx", 1)
+    if ragged != 1:
         raise InvalidTensorError(
-            f"a nested tensor with lengths along mode {data._ragged_idx}",
+            f"a nested tensor with lengths along mode {ragged}",
             "lengths along mode 1, transpose it",
         )
     values, offsets = data.values(), data.offsets()  # type: ignore[attr-defined]
