@@ -43,7 +43,9 @@ def require_readable(data: Tensor, what: str) -> None:
     if is_lazy(data):
         raise InvalidTensorError(f"{what} without a shape, a {type(data).__name__}", "materialize it first")
     if data.is_nested:
-        raise InvalidTensorError(f"{what} in a nested tensor", "data.to_padded_tensor(0), or one part of it")
+        raise InvalidTensorError(
+            f"{what} in a nested tensor", "layout=torch.jagged, data.to_padded_tensor(0), or one part of it"
+        )
     if data.is_mkldnn:
         raise InvalidTensorError(f"{what} in oneDNN's layout", "data.to_dense()")
     if data.is_quantized:

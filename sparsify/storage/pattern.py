@@ -160,8 +160,11 @@ class Pattern:
             if crd is not None and not stored.level.has_bits:
                 count = crd.shape[0]
                 continue
+            has_positions, pos = "pos" in stored.level.arrays, self._pos[number]
+            if has_positions and (pos is None or pos.numel() <= count // stored.level.stride):
+                return 0  # too few positions, an error of `validate.pattern`
             count = stored.level.begin(self.level_arrays(number, count), count)
-            count = int(count) if stored.level.has_bits else count
+            count = int(count) if has_positions else count
         return count
 
     def level_arrays(self, number: int, parents: int) -> LevelArrays:

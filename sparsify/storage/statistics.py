@@ -59,17 +59,17 @@ def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
 
 
 def counts(pattern: "Pattern", is_turned: bool = False) -> tuple[int, ...]:
-    """Number of stored entries, of entries of the longest row, and of positions of each level that lists coordinates.
+    """Number of stored entries, of entries of the longest row, and of positions of each level with arrays.
 
     Together with the shape, the counts determine the number of positions of all levels. For a pattern read in the other
     order of its modes, the longest column is the longest row.
     """
     result = [pattern.nnz, pattern.longest(1 if is_turned else 0)]
     for depth, (crd, stored) in enumerate(zip(pattern._crd, pattern.format.levels, strict=True), 1):
-        if stored.level.has_bits:
-            result.append(pattern.positions(depth))
-        elif crd is not None:
+        if crd is not None and not stored.level.has_bits:
             result.append(crd.shape[0])
+        elif stored.level.arrays:
+            result.append(pattern.positions(depth))
     return tuple(result)
 
 

@@ -136,6 +136,16 @@ class SparseTensor(torch.Tensor):
 
         return to_torch(self)
 
+    def to_nested(self) -> Tensor:
+        """The nested tensor, `layout=torch.jagged`, of a tensor in `dense, ragged`, over the same values.
+
+        Raises:
+            FormatError: another format, or a fill other than 0.
+        """
+        from sparsify.storage.interop.torch_layouts import to_jagged
+
+        return to_jagged(self)
+
     def to_scipy(self) -> "scipy.sparse.sparray":
         """The scipy sparse array of the closest layout, sharing values if possible."""
         from sparsify.storage.interop.tensors import to_scipy

@@ -52,11 +52,14 @@ def pattern(pattern: Pattern) -> None:
         elif stored.level.stride > 1:
             parents = _check_slices(pattern, number, parents)
             number += 1
-        elif stored.level.arrays:
+        elif "crd" in stored.level.arrays:
             run = _run(pattern, number)
             parents = _check_run(pattern, number, run, parents)
             number += run
         else:
+            if stored.level.arrays:
+                pos = _array(pattern, number, "pos", pattern._pos[number], POSITION_DTYPES)
+                _positions_of(pattern, number, parents, int(pos[-1]) if len(pos) else 0)
             if not stored.level.is_full:
                 _check_rule(pattern, number, parents)
             parents = pattern.positions(number + 1)
@@ -242,6 +245,12 @@ def _check_rule(pattern: Pattern, number: int, parents: int) -> None:
     """Checks a level with computed coordinates: within the extent, ascending below each parent."""
     stored, at = pattern.format.levels[number], pattern.level_arrays(number, parents)
     begins = stored.level.begin(at, torch.arange(parents + 1))
+    most = int(begins.diff().max()) if parents else 0
+    if most > at.extent:
+        raise InvalidTensorError(
+            f"level {number} ({stored}) has {most} positions below one parent",
+            f"at most {at.extent}, one a coordinate",
+        )
     above = torch.repeat_interleave(begins.diff())
     computed = stored.level.coordinate(at, above, torch.arange(int(begins[-1])))
     wrong = (computed < 0) | (computed >= at.extent)

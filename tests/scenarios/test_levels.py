@@ -7,7 +7,7 @@ import sparsify
 from sparsify.errors import InvalidTensorError
 
 SHAPES = {"whole": (8, 12), "cut": (7, 10), "one": (1, 3)}
-FORMATS = ("nm(2, 4)", "nm(1, 4)", "nm(2, 4, group=4)", "ell", "j: dense, i: grouped", "dia")
+FORMATS = ("nm(2, 4)", "nm(1, 4)", "nm(2, 4, group=4)", "ell", "j: dense, i: grouped", "dia", "dense, ragged")
 
 
 def matrix(form, shape, fill=0.0):
@@ -57,6 +57,8 @@ def test_products(form, shape):
         ("ell", "csr"),
         ("dia", "ell"),
         ("j: dense, i: grouped", "nm(2, 4)"),
+        ("dense, ragged", "csr"),
+        ("j: dense, i: ragged", "dense, ragged"),
     ],
 )
 def test_beside_others(form, other):
@@ -87,7 +89,7 @@ def test_results_on_a_known_pattern(form):
     close(sampled, dense * (D[:, :3] @ B[:, :3].T))
 
 
-@pytest.mark.parametrize("form", ["nm(2, 4)", "ell", "dia"])
+@pytest.mark.parametrize("form", ["nm(2, 4)", "ell", "dia", "dense, ragged"])
 def test_results_of_unknown_pattern_are_converted(form):
     A, dense = matrix(form, SHAPES["cut"])
     S = A.to(format="csr")

@@ -26,6 +26,8 @@ MATRIX_FORMATS = (
     *("dense, bitmap", "j: bitmap, i: dense", "i/2: bitmap, j/8: dense, i%2: dense, j%8: bitmap"),
     *(
         "i/4: dense, i%4: dense, j: sliced(2)",
+        "dense, ragged",
+        "j: dense, i: ragged(pos=int64)",
         "j/3: compressed, i/2: dense, i%2: dense, j%3: sliced(2, crd=int8)",
     ),
 )

@@ -235,6 +235,46 @@ def test_every_source_is_differentiable():
     assert grad.tolist() == [1.0, 1.0]
 
 
+ROWS = [torch.arange(6.0).view(3, 2) + 1, torch.zeros(0, 2), torch.ones(5, 2)]
+
+
+def test_jagged_rows_share_their_values():
+    rows = torch.nested.nested_tensor(ROWS, layout=torch.jagged)
+    stored = tensor(rows, None)
+    assert str(stored.format) == "dense, ragged, dense" and stored.shape == (3, 5, 2)
+    assert stored.values().data_ptr() == rows.values().data_ptr()
+    assert torch.equal(stored.to_dense(), rows.to_padded_tensor(0.0))
+    written = stored.to_nested()
+    assert written.layout == torch.jagged and torch.equal(written.offsets(), rows.offsets())
+    assert torch.equal(written.values(), rows.values())
+    assert torch.equal(tensor(rows).to_dense(), stored.to_dense())
+    assert torch.equal(stored.to_torch().to_dense(), stored.to_dense())
+    with pytest.raises(
+        FormatError, match=r'a nested tensor of .*; to\(format="dense, ragged, dense"\) first'
+    ):
+        tensor(rows).to_nested()
+    with pytest.raises(FormatError, match="fill 1"):
+        tensor(torch.ones(2, 3), "dense, ragged", fill=1).to_nested()
+
+
+def test_jagged_rows_with_gaps_are_copied():
+    wide = torch.arange(42.0).view(3, 7, 2)
+    rows = torch.nested.narrow(wide, 1, torch.tensor([0, 1, 2]), torch.tensor([3, 2, 5]), layout=torch.jagged)
+    stored = tensor(rows, None)
+    wanted = torch.stack([torch.cat([row, torch.zeros(5 - len(row), 2)]) for row in rows.unbind()])
+    assert torch.equal(stored.to_dense(), wanted)
+    with pytest.raises(InvalidTensorError, match="lengths along mode 2; lengths along mode 1"):
+        tensor(torch.nested.nested_tensor(ROWS, layout=torch.jagged).transpose(1, 2))
+
+
+def test_gradients_reach_jagged_rows():
+    values = torch.ones(8, 2, requires_grad=True)
+    rows = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 3, 3, 8]))
+    tensor(rows, None).to_dense().mul(torch.arange(30.0).view(3, 5, 2)).sum().backward()
+    assert values.grad[:3].flatten().tolist() == list(range(6))
+    assert values.grad[3:].flatten().tolist() == list(range(20, 30))
+
+
 @pytest.mark.parametrize(
     "make, message",
     [

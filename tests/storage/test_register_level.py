@@ -21,9 +21,9 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "formats.md"
 def strided(monkeypatch):
     """The level of the documentation, known during a test."""
     monkeypatch.setattr(known_levels, "LEVELS", dict(known_levels.LEVELS))
-    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
     names: dict[str, object] = {}
-    exec(code[1], names)
+    exec(next(block for block in blocks if "class Strided" in block), names)
     return names["Strided"]
 
 

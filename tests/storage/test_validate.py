@@ -26,6 +26,11 @@ def listed(*columns, shape=(3, 4), form="coo"):
     return Pattern(Format(form), shape, (torch.tensor([0, count]), *rest), [torch.tensor(c) for c in columns])
 
 
+def ragged(pos, shape=(3, 4), **options):
+    """A pattern of rows of different lengths."""
+    return Pattern(Format("dense, ragged"), shape, (None, torch.tensor(pos, **options)), (None, None))
+
+
 VALID = (
     csr([0, 2, 2, 3], [0, 3, 1]),
     csr([0, 0, 0, 0], []),
@@ -33,6 +38,8 @@ VALID = (
     csr([0, 2, 2, 3], [3, 0, 1], form="dense, compressed(unordered)"),
     listed([0, 0, 2], [1, 3, 0]),
     listed([2, 0, 0], [1, 3, 0], form="coordinate(unordered), coordinate"),
+    ragged([0, 2, 2, 6]),
+    ragged([0], shape=(0, 4)),
     Pattern(Format("bitmap"), (9,), [torch.tensor([0, 2])], [torch.tensor([1, 1], dtype=torch.int8)]),
 )
 
@@ -84,6 +91,28 @@ def slices(pos, crd):
 def test_malformed_slices(pattern, message):
     with pytest.raises(InvalidTensorError, match=message):
         pattern.validated()
+
+
+@pytest.mark.parametrize(
+    "pattern, message",
+    [
+        (ragged([0, 5, 5, 6]), r"level 1 \(j: ragged\) has 5 positions below one parent; at most 4"),
+        (ragged([0, 2, 1, 3]), "falls from 2 to 1 at entry 2"),
+        (ragged([1, 2, 3, 3]), "starts with 1"),
+        (ragged([0, 2, 3]), "has 3 entries; 4, one more than positions above"),
+        (ragged([]), "is torch.float32"),
+        (ragged([0.0, 1, 2, 3]), "is torch.float32"),
+        (ragged([0, 2**40, 2**41, 2**42]), "positions below one parent; at most 4"),
+        (
+            Pattern(Format("dense, ragged"), (3, 4), (None, None), (None, None)),
+            "pos of level 1 .* is missing",
+        ),
+    ],
+    ids=str,
+)
+def test_malformed_rows_of_different_lengths(pattern, message):
+    with pytest.raises(InvalidTensorError, match=message):
+        validate.pattern(pattern)
 
 
 def test_slices_may_begin_lower_than_the_one_before_ends():

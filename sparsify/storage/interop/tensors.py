@@ -42,7 +42,7 @@ def tensor(
 
     Args:
         data: a dense tensor or array (entries equal to the fill are not stored); a torch sparse tensor of any
-            layout; a scipy sparse array;
+            layout; a nested tensor of the jagged layout, for `format=None` or `ragged` levels; a scipy sparse array;
             a `SparseTensor`; or `(coordinates [d, n], values [n], shape)` in any order of entries.
         format: target format; without it a matrix in CSR, and compressed levels for any other number of modes;
             `None`: the format of `data`, coordinates for dense data.
@@ -97,9 +97,12 @@ def _requested_format(format: Format | str | None, rank: int) -> Format:
 def _read(data: Any, format: Format | str | None, fill: Fill, duplicates: str) -> SparseTensor:
     """The data in the format closest to its storage."""
     if isinstance(data, Tensor):
-        require_readable(data, "data")
+        if data.layout != torch.jagged:
+            require_readable(data, "data")
         if not data.is_cpu:
             raise InvalidTensorError(f"a tensor on {data.device}", "data.cpu()")
+        if data.layout == torch.jagged:
+            return torch_layouts.from_jagged(data, fill)
     if isinstance(data, SparseTensor):
         return data if fill in (0, data.fill) else data.with_fill(fill)
     if isinstance(data, Tensor):

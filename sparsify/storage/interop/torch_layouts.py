@@ -1,6 +1,6 @@
 """torch's sparse layouts, read and made over the same values if the layout allows.
 
-In: a `torch.sparse_bsr` tensor. Out: a `SparseTensor` in `bcsr`, and back.
+In: a `torch.sparse_bsr` tensor. Out: a `SparseTensor` in `bcsr`, and back; a nested tensor in `ragged` levels.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage import convert, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format, LevelExpression, StoredLevel
-from sparsify.storage.level.levels import Compressed, Dense, Level, Singleton
+from sparsify.storage.level.levels import Compressed, Dense, Level, Ragged, Singleton
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
@@ -88,6 +88,47 @@ def from_compressed(data: Tensor, fill: Fill = 0) -> SparseTensor:
     crd: list[Tensor | None] = [None] * len(levels)
     pos[compressed], crd[compressed] = _joined(outer, inner)
     return checked(Pattern(Format(levels), tuple(data.shape), pos, crd), values, fill)
+
+
+def from_jagged(data: Tensor, fill: Fill = 0) -> SparseTensor:
+    """A nested tensor [rows, lengths, ...] of the jagged layout, over the same values.
+
+    Raises:
+        InvalidTensorError: rows of different lengths along another mode than the second.
+    """
+    ragged = getattr(data, "_ragged_idx", 1)
+    if ragged != 1:
+        raise InvalidTensorError(
+            f"a nested tensor with lengths along mode {ragged}",
+            "lengths along mode 1, transpose it",
+        )
+    values, offsets = data.values(), data.offsets()  # type: ignore[attr-defined]
+    if data.lengths() is not None:  # type: ignore[attr-defined]  # rows with gaps between them
+        rows = list(data.unbind())
+        values = torch.cat(rows)
+        offsets = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    extent = int(offsets.diff().max()) if len(offsets) > 1 else 0
+    shape = (len(offsets) - 1, extent, *values.shape[1:])
+    inner = len(shape) - 2
+    format = Format([Dense(), Ragged(), *(Dense() for _ in range(inner))])
+    pos = [None, offsets.contiguous(), *[None] * inner]
+    return checked(Pattern(format, shape, pos, [None] * len(shape)), values, fill)
+
+
+def to_jagged(matrix: SparseTensor) -> Tensor:
+    """See `SparseTensor.to_nested`."""
+    without_fill(matrix)
+    rank = matrix.dim()
+    rows = Format([Dense(), Ragged(), *(Dense() for _ in range(rank - 2))]) if rank > 1 else None
+    if rows is None or matrix.format.unfixed() != rows:
+        raise FormatError(
+            f"a nested tensor of {matrix.format}", f'to(format="{rows or "dense, ragged"}") first'
+        )
+    offsets = matrix.pattern._pos[1]
+    assert offsets is not None, "the second level is ragged"
+    values = matrix.values().view(-1, *matrix.shape[2:])
+    result: Tensor = torch.nested.nested_tensor_from_jagged(values, offsets.to(torch.int64, copy=True))
+    return result
 
 
 def _joined(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,6 +106,17 @@ def compressed(entries: Entries) -> Built:
     return Built(entries.numbers(), above.shape[0], pos, entries.coordinates())
 
 
+def leading(entries: Entries) -> Built:
+    """All coordinates up to the last one of each parent."""
+    column = entries.column.long()
+    parents = torch.zeros_like(column) if entries.places is None else entries.places.long()
+    lengths = torch.zeros(entries.parents, dtype=torch.int64)
+    lengths.scatter_reduce_(0, parents, column + 1, "amax")
+    pos = torch.zeros(entries.parents + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=pos[1:])
+    return Built(pos[parents] + column, int(pos[-1]), pos)
+
+
 def single(entries: Entries) -> Built:
     """The coordinate of each position above."""
     assert entries.places is not None, "a level above lists coordinates"

@@ -15,13 +15,14 @@ from sparsify.storage.level.levels import (
     Dense,
     Grouped,
     Level,
+    Ragged,
     Singleton,
     Sliced,
 )
 
 FLAGS = {word: name for name, word in FLAG_WORDS.items()}
 LEVELS: dict[str, type[Level]] = {
-    level.name: level for level in (Dense, Compressed, Singleton, Grouped, Bitmap, Sliced)
+    level.name: level for level in (Dense, Compressed, Singleton, Grouped, Bitmap, Sliced, Ragged)
 }
 
 BUILT_IN = frozenset(LEVELS)

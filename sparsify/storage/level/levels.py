@@ -358,6 +358,33 @@ class Sliced(Level):
         return sliced(entries, self.n)
 
 
+@dataclass(frozen=True, slots=True)
+class Ragged(Level):
+    """The first coordinates below parent `p`, `pos[p + 1] - pos[p]` of them: rows of different lengths.
+
+    Entries up to the last coordinate of a parent are stored, so no `crd` is needed; missing ones are padded.
+
+    Attributes:
+        pos: fixed dtype of `pos`, or `None`.
+
+    Source: jagged tensors, `torch.nested`.
+    """
+
+    name: ClassVar[str] = "ragged"
+    letter: ClassVar[str] = "r"
+    arrays: ClassVar[tuple[str, ...]] = ("pos",)
+    is_padded: ClassVar[bool] = True
+    pos: str | None = None
+
+    def coordinate(self, at: Stored, parent: Number, position: Number) -> Number:
+        return position - at.pos(parent)
+
+    def store(self, entries: "Entries", at: Stored) -> "Built":
+        from sparsify.storage.level.entries import leading
+
+        return leading(entries)
+
+
 FLAG_WORDS = {"unique": "nonunique", "ordered": "unordered"}
 
 

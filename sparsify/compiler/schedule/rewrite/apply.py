@@ -201,7 +201,7 @@ def _fuse(program: Notation, directive: d.Fuse) -> Notation:
     derived |= {r.position for r in program.relations if isinstance(r, notation.Position)}
     if found := derived & {directive.first, directive.second}:
         raise ScheduleError(
-            f"`{directive}`: {found.pop()} is a part of another loop", "fuse first, then split"
+            f"`{directive}`: {min(found)} is a part of another loop", "fuse first, then split"
         )
     _require_new(program, directive, directive.fused)
     relation = notation.Fuse(directive.first, directive.second, directive.fused)
