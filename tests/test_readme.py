@@ -18,7 +18,7 @@ from tests.fork_server import run_script
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_LANGUAGES = {"python", "console"}
-READ_LANGUAGES = {"sh", "yaml", "text"}
+READ_LANGUAGES = {"sh", "yaml", "text", "diff"}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
