@@ -49,7 +49,8 @@ class _Merge:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def buffer(self, name: str, tensor: Tensor) -> fx.Node:
-        """A buffer of the new graph."""
+        """A buffer of the new graph, under a name apart from the names of the model."""
+        name = f"halves_{name}"
         if name not in self.tensors:
             self.tensors[name] = tensor
         return self.graph.get_attr(name)
