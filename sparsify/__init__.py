@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparsify.storage.tensor import SparseTensor
     from sparsify.training.pruner import Pruner
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "apply",

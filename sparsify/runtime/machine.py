@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from sparsify import __version__
+
 INFO = Path("/proc/cpuinfo")
 
 
@@ -21,7 +23,7 @@ def machine() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "sparsify": version("sparsify-fx"),
+        "sparsify": __version__,
         "torch-geometric": version("torch-geometric"),
     }
 

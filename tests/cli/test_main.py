@@ -121,7 +121,7 @@ def test_providers(tmp_path: Path, file: str, text: str, found: bool) -> None:
 
 def test_our_own_distribution_is_no_intruder(tmp_path: Path) -> None:
     (tmp_path / "sparsify").mkdir()
-    info = tmp_path / "sparsify_fx-0.1.0.dist-info"
+    info = tmp_path / f"sparsify_fx-{sparsify.__version__}.dist-info"
     info.mkdir()
     (info / "top_level.txt").write_text("sparsify\n")
     providers.require_sole_provider([str(tmp_path)])
