@@ -70,7 +70,7 @@ SCHEDULE: tuple[Node, ...] = directives.Schedule.parse(
     "order i, j, k; split k ko ki 64 tail 32 8; fuse h i hi; join k in Y; merge j; pos j p A; "
     "precompute w at ko in register; distribute w; recompute S after m; rescale m at jo; "
     "pack P = B[j, ki] at ko in thread; vector ki; unroll i; parallel i dynamic A chunks 4; prefetch T 16; "
-    "transpose i k in Y; cut T"
+    "transpose i k in Y"
 ).directives
 INT, FLOAT, VECTOR, MASK = (loops.Type(*t) for t in (("int64",), ("float32",), ("float32", 8), ("bool", 8)))
 p, n, a, v, m = (

@@ -53,8 +53,6 @@ def gloss(directive: d.Directive) -> str:
             return f"what is gathered from {tensor} {distance} stored positions later is asked for now"
         case d.Transpose(rows, lanes, nest):
             return f"square tiles of {rows} and {lanes} that {nest} reads are transposed in registers"
-        case d.Cut(tensor):
-            return f"{tensor} is computed by a kernel or library call of its own"
         case _:
             raise AssertionError(f"no words for {type(directive).__name__}")
 

@@ -245,16 +245,6 @@ class Transpose(Directive):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut(Directive):
-    """`cut T`: `T` is computed by a separate kernel or library call."""
-
-    tensor: str
-
-    def __str__(self) -> str:
-        return f"cut {self.tensor}"
-
-
-@dataclass(frozen=True, slots=True)
 class Schedule(Node):
     """Directives in the order of their application; prints as text and parses back.
 
@@ -348,7 +338,6 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
         rf"transpose\s+(?P<rows>{_NAME})\s+(?P<lanes>{_NAME})\s+in\s+(?P<nest>{_NAME})",
         Transpose,
     ),
-    ("cut T", rf"cut\s+(?P<tensor>{_NAME})", Cut),
 )
 
 

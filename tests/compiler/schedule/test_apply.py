@@ -62,7 +62,6 @@ APPLIED = [
         f"parallel forall i dynamic by positions of A chunks 4: forall k: forall j: {BODY}",
     ),
     ("transpose i k in Y", f"transposed forall i: vector forall k: forall j: {BODY}"),
-    ("cut T", f"forall i: forall k: forall j: {BODY}"),
 ]
 
 

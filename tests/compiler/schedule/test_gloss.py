@@ -41,7 +41,6 @@ TEXTS = {
     ),
     "prefetch T 16": "what is gathered from T 16 stored positions later is asked for now",
     "transpose i k in w": "square tiles of i and k that w reads are transposed in registers",
-    "cut T": "T is computed by a kernel or library call of its own",
 }
 
 

@@ -40,7 +40,7 @@ def apply(program: Notation, schedule: d.Schedule) -> Notation:
     for directive in schedule.directives:
         before = program
         program = _step(program, directive)
-        if program == before and not isinstance(directive, d.Cut | d.Order):
+        if program == before and not isinstance(directive, d.Order):
             raise ScheduleError(
                 f"`{directive}` changes nothing in {program.body}", "name a loop or tensor of it"
             )
@@ -94,8 +94,6 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
             return done
         case d.Prefetch(tensor=tensor, distance=distance):
             return replace(program, relations=(*program.relations, notation.Prefetch(tensor, distance)))
-        case d.Cut():
-            return program
         case _:
             assert_never(directive)  # type: ignore[arg-type]
 
