@@ -16,11 +16,10 @@ ALIASES: Final = {"truediv": "div", "and": "bitwise_and", "or": "bitwise_or", "x
 FIRST: Final = ("input", "self")
 
 
-@lru_cache(maxsize=1024)
 def canonical(operator: Callable[..., Any]) -> Callable[..., Any]:
     """The function of `torch` equivalent to a method or an operator sign; other functions themselves.
 
-    In-place methods stand for themselves.
+    In-place methods stand for themselves. Without a cache, whose wrapper Dynamo warns about.
 
     >>> canonical(torch.Tensor.__add__) is torch.add, canonical(torch.Tensor.mm) is torch.mm
     (True, True)
