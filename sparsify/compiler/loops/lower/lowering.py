@@ -115,7 +115,7 @@ def _fill(context: Context, name: str) -> loops.Stmt:
 
 
 def _sequence(context: Context, node: notation.Sequence, env: Environment) -> Lowered:
-    """Statements one after the other."""
+    """The loop IR of a sequence of statements, in order."""
     return [stmt for inner in node.statements for stmt in context.statement(inner, env)]
 
 

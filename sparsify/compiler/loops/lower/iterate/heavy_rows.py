@@ -40,12 +40,12 @@ from sparsify.compiler.loops.lower.environment import Environment, Held, Hub, Lo
 from sparsify.compiler.loops.lower.iterate.bind import range_of
 from sparsify.compiler.loops.lower.iterate.body import bound_body
 from sparsify.compiler.loops.lower.iterate.partial_sums import summed_apart
-from sparsify.compiler.loops.lower.iterate.work import DYNAMIC_CHUNKS, work
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels.places import advance, first_below, is_located, place_of
 from sparsify.compiler.loops.lower.levels.stored import drivers, level_range, repeats
 from sparsify.compiler.loops.lower.values.registers import register
 from sparsify.compiler.loops.lower.values.temporary_places import is_whole
+from sparsify.compiler.loops.lower.work import DYNAMIC_CHUNKS, work
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.provenance import Provenance
 from sparsify.errors import ScheduleError

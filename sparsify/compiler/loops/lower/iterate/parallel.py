@@ -18,11 +18,11 @@ from sparsify.compiler.loops.lower.environment import Environment, Range, scalar
 from sparsify.compiler.loops.lower.iterate import coordinates, heavy_rows
 from sparsify.compiler.loops.lower.iterate.bind import range_of
 from sparsify.compiler.loops.lower.iterate.tiles import tiles
-from sparsify.compiler.loops.lower.iterate.work import DYNAMIC_CHUNKS, work
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels.places import coordinate_at, is_located, place_of
 from sparsify.compiler.loops.lower.levels.stored import drivers, level_range, repeats
 from sparsify.compiler.loops.lower.rows import parts, upper_bound
+from sparsify.compiler.loops.lower.work import DYNAMIC_CHUNKS, work
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
