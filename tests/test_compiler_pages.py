@@ -22,7 +22,7 @@ from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation import printer as notation_printer
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.schedule import directives
-from sparsify.compiler.schedule.rewrite.apply import apply
+from sparsify.compiler.schedule.directives import apply
 from sparsify.storage.format import Format
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,12 +194,14 @@ def test_rows_of_cpp_are_lines_of_one_kernel() -> None:
     assert [right for _, right in rows if right not in cpp_lines] == []
 
 
-@pytest.mark.parametrize("form", [form for form, _, _ in directives._FORMS], ids=lambda form: form.split()[0])
+@pytest.mark.parametrize(
+    "form", [kind.form for kind in directives.DIRECTIVES], ids=lambda form: form.split()[0]
+)
 def test_each_directive_has_an_entry(form: str) -> None:
     """The form, the class, printed loops, the condition and refusals."""
     word = form.split()[0]
     entry = SCHEDULES.split(f"\n## {word}\n")[1].split("\n## ")[0]
-    kind = next(kind for text, _, kind in directives._FORMS if text == form)
+    kind = next(kind for kind in directives.DIRECTIVES if kind.form == form)
     assert entry.strip().startswith(f"`{form}`")
     assert f"`{kind.__name__}`" in entry
     assert "**Legal when:**" in entry
@@ -208,7 +210,7 @@ def test_each_directive_has_an_entry(form: str) -> None:
 
 
 def test_there_is_an_entry_for_nothing_else() -> None:
-    words = [form.split()[0] for form, _, _ in directives._FORMS]
+    words = [kind.form.split()[0] for kind in directives.DIRECTIVES]
     headings = re.findall(r"^## (.*)$", SCHEDULES, re.MULTILINE)
     assert headings == [*words, "Unknown directives"]
-    assert {kind.__name__ for _, _, kind in directives._FORMS} == kinds(directives).keys() - {"Schedule"}
+    assert {kind.__name__ for kind in directives.DIRECTIVES} == kinds(directives).keys() - {"Schedule"}

@@ -7,6 +7,7 @@ weights compressed.
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -50,7 +51,7 @@ def encoder(
     layers, heads = max(1, round(layers * place.scale)), max(1, round(HEADS * place.scale))
     hidden, tokens = HIDDEN // HEADS * heads, max(16, round(TOKENS * place.scale))
     torch.manual_seed(0)
-    model = Encoder(layers, hidden, heads).eval().requires_grad_(False)
+    model: nn.Module = Encoder(layers, hidden, heads).eval().requires_grad_(False)
     if zeros:
         model = prune(model, load(_pruning(zeros)))
     case = network(
@@ -112,7 +113,7 @@ def network(name: str, work: str, model: nn.Module, recipe: Any, x: Tensor, dtyp
     case.contenders.append(Contender("sparsify", ours, baseline=False))
     case.contenders.append(Contender("torch", baselines.without_gradients(own, (given,))))
     for peer, make in _peers(dtype).items():
-        call = case.prepare(peer, lambda make=make: make(model, (x,)))
+        call = case.prepare(peer, partial(make, model, (x,)))
         if call is None:
             case.missing.append(peer)
         else:

@@ -24,9 +24,7 @@ from sparsify.compiler.notation.lane_width import lane_bytes, lanes
 from sparsify.compiler.notation.nodes import Notation
 from sparsify.compiler.plan.prepare.transpose_operands import Twin
 from sparsify.compiler.plan.step import Step
-from sparsify.compiler.schedule.describe import gloss
-from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.rewrite import apply
+from sparsify.compiler.schedule.directives import Schedule, apply
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.schedule.templates.candidates import candidates
 from sparsify.compiler.schedule.templates.heavy_rows import with_hubs
@@ -74,7 +72,7 @@ def concretized(program: Program, given: Given) -> Notation:
 
 def scheduled(plain: Notation, given: Given) -> Notation:
     """The loops after applying the schedule."""
-    return apply.apply(plain, given.schedule)
+    return apply(plain, given.schedule)
 
 
 def lowered(tree: Notation, given: Given) -> loop_nodes.Function:
@@ -106,9 +104,9 @@ def directives_text(schedule: Schedule) -> str:
     """The directives with their explanations."""
     texts = [str(directive) for directive in schedule.directives]
     width = max(map(len, texts), default=0)
-    glosses = map(gloss, schedule.directives)
+    meanings = [directive.describe() for directive in schedule.directives]
     return (
-        "\n".join(f"{text:{width}}   {words}" for text, words in zip(texts, glosses, strict=True))
+        "\n".join(f"{text:{width}}   {words}" for text, words in zip(texts, meanings, strict=True))
         or "as it is"
     )
 

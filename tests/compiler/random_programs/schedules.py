@@ -19,8 +19,8 @@ from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.pipeline import schedules
 from sparsify.compiler.plan.plan import Step
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.apply import apply
-from sparsify.compiler.schedule.rewrite.nests import loop_chain
+from sparsify.compiler.schedule.directives import apply
+from sparsify.compiler.schedule.nests import loop_chain
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import ScheduleError
 from tests.compiler.random_programs.generate import WIDTHS

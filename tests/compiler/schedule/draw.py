@@ -9,8 +9,7 @@ from sparsify.compiler.einsum.nodes import Assign
 from sparsify.compiler.ir.node import walk
 from sparsify.compiler.notation.nodes import Forall, Let, Notation
 from sparsify.compiler.notation.verify import verify
-from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.rewrite.apply import apply
+from sparsify.compiler.schedule.directives import Schedule, apply
 from sparsify.errors import DiscordantError, ScheduleError
 
 KINDS = (

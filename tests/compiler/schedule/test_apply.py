@@ -9,8 +9,7 @@ from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.notation.interpret import interpret
 from sparsify.compiler.notation.nodes import Notation
 from sparsify.compiler.notation.verify import verify
-from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.rewrite.apply import apply
+from sparsify.compiler.schedule.directives import Schedule, apply
 from sparsify.errors import ScheduleError
 from sparsify.storage.format import Format
 

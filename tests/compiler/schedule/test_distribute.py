@@ -6,8 +6,7 @@ import torch
 import sparsify
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.pipeline import plain_notation
-from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.rewrite.apply import apply
+from sparsify.compiler.schedule.directives import Schedule, apply
 from sparsify.errors import ScheduleError
 
 A = sparsify.tensor(torch.eye(4).double(), "csr")

@@ -2,9 +2,7 @@
 
 import pytest
 
-from sparsify.compiler.schedule import directives
-from sparsify.compiler.schedule.describe import gloss
-from sparsify.compiler.schedule.directives import Directive, Schedule
+from sparsify.compiler.schedule.directives import DIRECTIVES, Schedule
 
 TEXTS = {
     "order i, j": "the loops from outside to inside",
@@ -47,13 +45,8 @@ TEXTS = {
 @pytest.mark.parametrize(("text", "words"), TEXTS.items(), ids=list(TEXTS))
 def test_gloss(text: str, words: str) -> None:
     (directive,) = Schedule.parse(text).directives
-    assert gloss(directive) == words
+    assert directive.describe() == words
 
 
 def test_every_directive_has_words() -> None:
-    kinds = {
-        kind
-        for kind in vars(directives).values()
-        if isinstance(kind, type) and issubclass(kind, Directive) and kind is not Directive
-    }
-    assert kinds == {type(Schedule.parse(text).directives[0]) for text in TEXTS}
+    assert set(DIRECTIVES) == {type(Schedule.parse(text).directives[0]) for text in TEXTS}

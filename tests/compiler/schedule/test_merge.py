@@ -3,7 +3,7 @@
 import pytest
 
 from sparsify.compiler.notation.parse import parse_notation
-from sparsify.compiler.schedule.rewrite.fuse_loops import merge
+from sparsify.compiler.schedule.directives import Merge
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,6 @@ from sparsify.compiler.schedule.rewrite.fuse_loops import merge
     ],
 )
 def test_merge(before, after):
-    body = parse_notation(f"forall i: ({before})").body
+    program = parse_notation(f"forall i: ({before})")
     wanted = parse_notation(f"forall i: ({before if after is None else after})").body
-    assert merge(body, "j") == wanted
+    assert Merge("j").apply(program).body == wanted

@@ -18,8 +18,7 @@ from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import chosen, compile_stages, plain_notation
 from sparsify.compiler.plan.fuse.row_chain import fusion
 from sparsify.compiler.plan.plan import joined, steps
-from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.rewrite.apply import apply
+from sparsify.compiler.schedule.directives import Schedule, apply
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.schedule.templates.row_chain.chain import row_chain
 from sparsify.compiler.schedule.templates.row_chain.strategies import row_ways

@@ -12,7 +12,7 @@ from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.notation.lane_width import lane_bytes, lanes
 from sparsify.compiler.notation.verify import verify
 from sparsify.compiler.plan.prepare.expand_blocks import assembled
-from sparsify.compiler.schedule.rewrite.apply import apply
+from sparsify.compiler.schedule.directives import apply
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.candidates import candidates
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError

@@ -21,7 +21,7 @@ from sparsify.compiler.notation.nodes import Notation
 from sparsify.compiler.schedule.cost.machine import scaled
 from sparsify.compiler.schedule.cost.matmul import kernel_us
 from sparsify.compiler.schedule.cost.statement import known_extents, statement_us, tensor_bytes
-from sparsify.compiler.schedule.rewrite.apply import apply
+from sparsify.compiler.schedule.directives import apply
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.row_chain.block_cost import chain_us
 from sparsify.compiler.schedule.templates.row_chain.chain import RowChain, row_chain

@@ -16,7 +16,7 @@ from sparsify.compiler.ir.node import find, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import around, downward, loop_chain, loop_names, many_first
+from sparsify.compiler.schedule.nests import around, downward, loop_chain, loop_names, many_first
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.schedule.templates import sparse_linear
 from sparsify.compiler.schedule.templates.compressed_rows import dropped

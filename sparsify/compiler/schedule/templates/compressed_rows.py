@@ -13,7 +13,7 @@ from sparsify.compiler.ir.node import find, holds
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import loop_chain, loop_names
+from sparsify.compiler.schedule.nests import loop_chain, loop_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Ex
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Temporary
-from sparsify.compiler.schedule.rewrite.nests import Body, loop_chain, loop_names
+from sparsify.compiler.schedule.nests import Body, loop_chain, loop_names
 from sparsify.storage.level.levels import Compressed
 
 # Roles of nests: the row of an entry, from sums (products) or from other rows; the number of an entry, from sums over

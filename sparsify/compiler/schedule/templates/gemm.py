@@ -20,7 +20,7 @@ from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Notation
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import loop_names
+from sparsify.compiler.schedule.nests import loop_names
 from sparsify.compiler.schedule.sizes import Sizes
 
 # Vectors of columns and rows of a tile: with two loaded vectors and a broadcast scalar, the accumulators fill 16 or 32

@@ -14,7 +14,7 @@ from sparsify.compiler.ir.node import find, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import loops_to_assignment
+from sparsify.compiler.schedule.nests import loops_to_assignment
 
 
 def joined(program: Notation) -> Iterator[d.Schedule]:

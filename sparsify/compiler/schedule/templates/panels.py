@@ -15,7 +15,7 @@ from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Notation, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import loop_names
+from sparsify.compiler.schedule.nests import loop_names
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.storage.level.levels import Compressed
 

@@ -18,7 +18,7 @@ from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import loop_chain, loop_names
+from sparsify.compiler.schedule.nests import loop_chain, loop_names
 from sparsify.compiler.schedule.sizes import NARROW_BYTES, NEAR_BYTES, Sizes
 
 # Entries summed in parallel: each has one or two accumulators, enough to hide the latency of an fma.

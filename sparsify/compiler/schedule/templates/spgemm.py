@@ -16,7 +16,7 @@ from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import downward
+from sparsify.compiler.schedule.nests import downward
 from sparsify.compiler.schedule.sizes import Sizes
 
 # Coordinates covered by one test of marks, see `loops/bitset.py`; tests that a row always affords, and tests that cost

@@ -31,7 +31,7 @@ from sparsify.compiler.schedule.cost.matmul import (
     VECTOR,
     WRITTEN,
 )
-from sparsify.compiler.schedule.rewrite.nests import downward, loop_names, loops_to_assignment
+from sparsify.compiler.schedule.nests import downward, loop_names, loops_to_assignment
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.sparse_linear import tile_rows
 

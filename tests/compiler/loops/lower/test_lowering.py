@@ -11,8 +11,7 @@ from sparsify.compiler.loops.simplify import simplify
 from sparsify.compiler.loops.verify import verify
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.notation.nodes import Notation
-from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.rewrite.apply import apply
+from sparsify.compiler.schedule.directives import Schedule, apply
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.storage.format import Format
 

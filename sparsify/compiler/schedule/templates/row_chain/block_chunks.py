@@ -10,7 +10,7 @@ A chunk is the part of a block in the rows of a strip. Numbers and sums of rows 
 from dataclasses import dataclass, replace
 
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.online_rescale import NEXT, PART, SCALE
+from sparsify.compiler.schedule.directives.rescale import NEXT, PART, SCALE
 from sparsify.compiler.schedule.templates.row_chain.block_rows import Loops, Strips, kinds
 from sparsify.compiler.schedule.templates.row_chain.chain import Nest, RowChain
 from sparsify.compiler.schedule.templates.row_chain.chunks import Chunks, Steps, held

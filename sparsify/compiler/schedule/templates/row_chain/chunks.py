@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.recompute import AGAIN
+from sparsify.compiler.schedule.directives.recompute import AGAIN
 from sparsify.compiler.schedule.templates.row_chain.block_rows import Strips
 from sparsify.compiler.schedule.templates.row_chain.chain import Nest, RowChain
 from sparsify.compiler.schedule.templates.row_chain.entry_rows import EntryRows

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.online_rescale import PART
+from sparsify.compiler.schedule.directives.rescale import PART
 from sparsify.compiler.schedule.templates.row_chain.chain import Nest, RowChain
 from sparsify.compiler.schedule.templates.row_chain.chunks import Chunks, Steps, held
 from sparsify.compiler.schedule.templates.row_chain.entry_rows import EntryRows

@@ -20,7 +20,7 @@ from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import Body, loop_chain, loop_names
+from sparsify.compiler.schedule.nests import Body, loop_chain, loop_names
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.templates.row_lanes import entries_at_a_time
 from sparsify.compiler.schedule.templates.tile_width import lane_tile

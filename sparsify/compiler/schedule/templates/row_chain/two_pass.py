@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.ir.node import find
-from sparsify.compiler.schedule.rewrite.online_rescale import is_linear, is_relative
+from sparsify.compiler.schedule.directives.rescale import is_linear, is_relative
 from sparsify.compiler.schedule.templates.row_chain.chain import Nest, RowChain
 
 ENTRIES = ("scores", "entries")

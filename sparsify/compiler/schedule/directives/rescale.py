@@ -19,7 +19,7 @@ Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018;
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final, NoReturn
+from typing import ClassVar, Final, NoReturn
 
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index
@@ -28,8 +28,8 @@ from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Sequence, Serial, Temporary
 from sparsify.compiler.notation.provenance import Provenance
-from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import (
+from sparsify.compiler.schedule.directives.directive import NAME, Directive
+from sparsify.compiler.schedule.nests import (
     Body,
     accesses,
     assigns,
@@ -86,25 +86,47 @@ def reads(value: Expr, names: set[str]) -> bool:
     return any(access.tensor in names for access in find(value, Access))
 
 
-def rescale(program: Notation, directive: d.Rescale) -> Notation:
-    """The statements around the maximum's in one nest, a single pass over the chunks of a row.
+@dataclass(frozen=True, slots=True)
+class Rescale(Directive):
+    """`rescale m at jo`: fuses the nests up to `jo`, with the running maximum in place of `m` (online softmax).
 
-    Raises:
-        ScheduleError: statements without these common loops, or sums that are not multiples of `exp(S - m)`.
+    Sums of `exp(S - m)` are multiplied with `exp(m - n)` when a later chunk of the row raises the maximum from `m` to
+    `n`.
     """
-    let = let_of(program, directive.maximum, directive)
-    statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
-    place = next(n for n, statement in enumerate(statements) if assigns(statement, directive.maximum))
-    first, last = _group(statements, place, directive)
-    nests = [_nest(statement, directive) for statement in statements[first:last]]
-    rescaled = _Rescaled(program, directive, nests[place - first], nests)
-    rescaled.read(nests)
-    rescaled.check_others([*statements[:first], *statements[last:]])
-    body = sequence([*statements[:first], *rescaled.begun, rescaled.merged(), *statements[last:]])
-    return replace(program, body=replace_body(program.body, let, Let(let.temporaries, body)))
+
+    form: ClassVar[str] = "rescale m at jo"
+    pattern: ClassVar[str] = rf"rescale\s+(?P<maximum>{NAME})\s+at\s+(?P<at>{NAME})"
+
+    maximum: str
+    at: str
+
+    def __str__(self) -> str:
+        return f"rescale {self.maximum} at {self.at}"
+
+    def describe(self) -> str:
+        """The meaning in words."""
+        running = f"each iteration of {self.at} has a {self.maximum} of what came so far"
+        return f"{running}, by which earlier sums are rescaled"
+
+    def apply(self, program: Notation) -> Notation:
+        """The statements around the maximum's in one nest, a single pass over the chunks of a row.
+
+        Raises:
+            ScheduleError: statements without these common loops, or sums that are not multiples of `exp(S - m)`.
+        """
+        let = let_of(program, self.maximum, self)
+        statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
+        place = next(n for n, statement in enumerate(statements) if assigns(statement, self.maximum))
+        first, last = _group(statements, place, self)
+        nests = [_nest(statement, self) for statement in statements[first:last]]
+        rescaled = _Rescaled(program, self, nests[place - first], nests)
+        rescaled.read(nests)
+        rescaled.check_others([*statements[:first], *statements[last:]])
+        body = sequence([*statements[:first], *rescaled.begun, rescaled.merged(), *statements[last:]])
+        return replace(program, body=replace_body(program.body, let, Let(let.temporaries, body)))
 
 
-def _group(statements: tuple[Body, ...], place: int, directive: d.Rescale) -> tuple[int, int]:
+def _group(statements: tuple[Body, ...], place: int, directive: Rescale) -> tuple[int, int]:
     """The range of statements with the same loops up to the directive's, around the maximum's statement."""
     wanted = _outer(statements[place], directive.at)
     if not wanted:
@@ -125,7 +147,7 @@ def _outer(statement: Body, at: str) -> list[str]:
     return names[: names.index(at) + 1] if at in names else []
 
 
-def _nest(statement: Body, directive: d.Rescale) -> _Nest:
+def _nest(statement: Body, directive: Rescale) -> _Nest:
     """A statement split at the loop of the directive."""
     chain, body = loop_chain(statement)
     count = len(_outer(statement, directive.at))
@@ -145,7 +167,7 @@ class _Rescaled:
         begun: statements that initialize each row with the identity of the monoid.
     """
 
-    def __init__(self, program: Notation, directive: d.Rescale, nest: _Nest, nests: list[_Nest]) -> None:
+    def __init__(self, program: Notation, directive: Rescale, nest: _Nest, nests: list[_Nest]) -> None:
         self.program, self.directive, self.nest = program, directive, nest
         if not isinstance(nest.body, Assign) or nest.body.monoid != "max":
             self.refuse(f"{directive.maximum} is no maximum of a row there")

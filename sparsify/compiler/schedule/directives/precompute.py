@@ -1,4 +1,4 @@
-"""Scopes of temporaries: `precompute` and `pack` move or introduce a `let` at a loop.
+"""Scopes of temporaries: `precompute` moves or introduces a `let` at a loop.
 
 In:  `let w[i,k]: (forall i: forall k: forall j: w[i,k] += ..); forall i: forall k: Y[i,k] = relu(w[i,k])`
      and `precompute w at i in register`
@@ -6,11 +6,12 @@ Out: `forall i: let w[k] in register: (forall k: forall j: w[k] += ..); forall k
 """
 
 from collections.abc import Sequence as Listed
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import ClassVar
 
 from sparsify.compiler.einsum.infer.dtype import declared_kind, kind_of, reduced
-from sparsify.compiler.einsum.nodes import Access, Assign, Index, Stored
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.ir.dtypes import Kind, computing
 from sparsify.compiler.ir.node import Node, find, walk
 from sparsify.compiler.notation.concretize import index_names
@@ -25,11 +26,10 @@ from sparsify.compiler.notation.nodes import (
     Temporary,
 )
 from sparsify.compiler.notation.provenance import Provenance
-from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.rewrite.nests import (
+from sparsify.compiler.schedule.directives.directive import NAME, SCOPES, Directive
+from sparsify.compiler.schedule.nests import (
     Body,
     accesses,
-    assigns,
     close_chain,
     let_of,
     loop_chain,
@@ -37,13 +37,79 @@ from sparsify.compiler.schedule.rewrite.nests import (
     loops_to_assignment,
     replace_accesses,
     replace_body,
-    rewrite_loops,
     sequence,
 )
 from sparsify.errors import ScheduleError
 
 
-def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
+@dataclass(frozen=True, slots=True)
+class Precompute(Directive):
+    """`precompute w at ko in register`: `w` is computed inside loop `ko`, right before its consumer, and shrinks.
+
+    `precompute a = Y at ko in register` introduces `a`, an accumulator of the additions to `Y` inside loop `ko`;
+    `precompute a = w over p in register` gives each iteration of `p` a copy of `w`, added up afterwards.
+
+    `listed` temporaries keep a list of their entries in use: the workspaces of sparse results. `marked` ones mark
+    entries in use: the marks give the pattern of the whole result first, then values are computed on the pattern.
+    """
+
+    form: ClassVar[str] = "precompute a [= Y] at i|over p in register|thread|memory [listed|marked]"
+    pattern: ClassVar[str] = (
+        rf"precompute\s+(?P<temporary>{NAME})(?:\s*=\s*(?P<source>{NAME}))?"
+        rf"\s+(?:at\s+(?P<at>{NAME})|over\s+(?P<over>{NAME}))\s+in\s+(?P<scope>{NAME})"
+        r"(?:\s+(?P<listed>listed)|\s+(?P<marked>marked))?"
+    )
+
+    temporary: str
+    scope: str
+    at: str = ""
+    source: str = ""
+    over: str = ""
+    listed: bool = False
+    marked: bool = False
+
+    def __str__(self) -> str:
+        source = f" = {self.source}" if self.source else ""
+        place = f" over {self.over}" if self.over else f" at {self.at or 'root'}"
+        kept = " listed" * self.listed + " marked" * self.marked
+        return f"precompute {self.temporary}{source}{place} in {self.scope}{kept}"
+
+    def check(self, text: str) -> None:
+        """Raises for an unknown scope, lists of registers, and copies of no accumulator."""
+        check_scope(self.scope, text)
+        if self.scope == "register" and (self.listed or self.marked):
+            raise ScheduleError(f"`{text}`: registers have no list", "in thread or in memory")
+        if self.over and not self.source:
+            raise ScheduleError(
+                f"`{text}`: what is computed over {self.over}?", "precompute a = w over p in register"
+            )
+
+    def describe(self) -> str:
+        """The meaning in words."""
+        name, where = self.temporary, SCOPES[self.scope]
+        if self.over:
+            return (
+                f"each iteration of {self.over} has a {self.source} of its own, {name}, combined at the end"
+            )
+        place = f"inside {self.at}" if self.at else "before all loops"
+        if self.source:
+            return f"{place}, {name} collects what is added to {self.source}, {where}"
+        return f"{place}, {name} is computed right before it is read, {where}"
+
+    def apply(self, program: Notation) -> Notation:
+        """A `let` of the temporary at the loop, with the temporary as small as its consumers allow."""
+        if self.over:
+            return _over(program, self)
+        return _of(program, self) if self.source else _at(program, self)
+
+
+def check_scope(scope: str, text: str) -> None:
+    """Raises for an unknown scope of temporaries."""
+    if scope not in SCOPES:
+        raise ScheduleError(f"`{text}`: there is no scope {scope}", f"one of {', '.join(SCOPES)}")
+
+
+def _at(program: Notation, directive: Precompute) -> Notation:
     """`let w: (forall i: P); forall i: C -> forall i: let w: P; C`, with `w` without the indices of shared loops.
 
     All statements from the first to the last with `w` move into one loop, except independent ones in other loops, which
@@ -62,7 +128,7 @@ def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
     )
 
 
-def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: d.Precompute) -> Notation:
+def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: Precompute) -> Notation:
     """The statements of the temporary fused in one nest of the loops up to the directive's."""
     name = temporary.name
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
@@ -83,7 +149,7 @@ def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: 
     _check_joined([body for _, body in cut], [loop.index for loop in shared], program, directive)
     shrunk = _shrink(program, temporary, [loop.index for loop in shared], group[0], directive)
     inner: Body = sequence([body for _, body in cut])
-    inner = Let((shrunk,), replace_accesses(inner, name, _access(shrunk)))
+    inner = Let((shrunk,), replace_accesses(inner, name, access_to(shrunk)))
     merged = close_chain(shared, inner)
     rest = [*statements[: places[0]], *ahead, merged, *statements[places[-1] + 1 :]]
     outer = tuple(t for t in let.temporaries if t.name != name)
@@ -91,7 +157,7 @@ def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: 
     return _replace_let(program, let, Let(outer, body) if outer else body)
 
 
-def _in_other_loops(statements: Listed[Body], directive: d.Precompute) -> tuple[list[Body], list[Body]]:
+def _in_other_loops(statements: Listed[Body], directive: Precompute) -> tuple[list[Body], list[Body]]:
     """The statements in other loops that can be hoisted before the group, and the group."""
 
     def loops(statement: Body) -> list[str]:
@@ -113,7 +179,7 @@ def _in_other_loops(statements: Listed[Body], directive: d.Precompute) -> tuple[
     return ahead, group
 
 
-def _check_joined(bodies: list[Body], shared: list[str], program: Notation, directive: d.Precompute) -> None:
+def _check_joined(bodies: list[Body], shared: list[str], program: Notation, directive: Precompute) -> None:
     """Raises if an iteration of the fused loops would read a value written by another iteration."""
     written = {a.target.tensor for body in bodies for a in find(body, Assign)}
     for tensor in written:
@@ -132,7 +198,7 @@ def _check_joined(bodies: list[Body], shared: list[str], program: Notation, dire
 
 
 def _out_of_loops(
-    program: Notation, around: Forall, let: Let, temporary: Temporary, directive: d.Precompute
+    program: Notation, around: Forall, let: Let, temporary: Temporary, directive: Precompute
 ) -> Notation:
     """The temporary expanded over the loops in between, which then run once for each statement.
 
@@ -155,7 +221,7 @@ def _out_of_loops(
     parts = []
     for statement in statements:
         for t in wider:
-            statement = replace_accesses(statement, t.name, _access(t))
+            statement = replace_accesses(statement, t.name, access_to(t))
         parts.append(close_chain(between, statement))
     return replace(
         program,
@@ -171,7 +237,7 @@ def _loop_around(body: Body, index: str, inner: Node) -> Forall | None:
     return None
 
 
-def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
+def _of(program: Notation, directive: Precompute) -> Notation:
     """`forall k: Y += e -> forall k: let a: a += e; Y = a`, the new `a` indexed by the loops inside `k`.
 
     A plain assignment, `Y = e`, becomes `a = e; Y = a`.
@@ -187,7 +253,7 @@ def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
         raise ScheduleError(f"`{directive}`: {directive.source} is not a plain sum there", "another place")
     source = Temporary(directive.temporary, index_names(assign.target), _accumulated(program, assign))
     shrunk = _shrink(program, source, [loop.index for loop in shared], inside, directive)
-    access = _access(shrunk)
+    access = access_to(shrunk)
     given = [replace(loop, kind=Serial()) for loop in chain if loop.index in shrunk.indices]
     if directive.listed:  # unordered entries are read in the order of the result's levels
         given.sort(key=lambda loop: _level(program, assign.target, loop.index))
@@ -209,7 +275,7 @@ def _level(program: Notation, target: Access, index: str) -> int:
     return modes.index(names.index(index)) if names.index(index) in modes else 0
 
 
-def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
+def _over(program: Notation, directive: Precompute) -> Notation:
     """`w += e -> let a: (a[p] += e); forall p: w += a[p]`: a partial sum for each iteration of `p`, added up last."""
     nest = _nest_of(program, directive.source)
     if nest is None:
@@ -236,7 +302,7 @@ def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
         _accumulated(program, assign),
         directive.scope,
     )
-    access = _access(copies)
+    access = access_to(copies)
     collect = close_chain(inner, Assign(access, assign.monoid, assign.value))
     loops = [loop for loop in inner if loop.index in copies.indices]
     loops.sort(key=lambda loop: copies.indices.index(loop.index))
@@ -245,48 +311,8 @@ def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
     return replace(program, body=replace_body(program.body, nest, new))
 
 
-def pack(program: Notation, directive: d.Pack) -> Notation:
-    """`forall o: C(B) -> forall o: let P: (forall ..: P[..] = B[..]); C(P)`, C all readers of B or one assignment."""
-
-    def reads(body: Body) -> list[Access]:
-        if not directive.reader:
-            return accesses(body, directive.tensor)
-        readers = [assign for assign in find(body, Assign) if assign.target.tensor == directive.reader]
-        return [access for assign in readers for access in accesses(assign, directive.tensor)]
-
-    def inside(body: Body) -> Let:
-        found = reads(body)
-        if not found or any(access != found[0] for access in found):
-            raise ScheduleError(
-                f"`{directive}`: {directive.tensor} is read in {len(found)} ways there", "exactly one"
-            )
-        if assigns(body, directive.tensor):
-            raise ScheduleError(f"`{directive}`: {directive.tensor} is computed there", "another place")
-        if any(n.access.tensor == directive.tensor for n in find(body, Stored)):
-            raise ScheduleError(
-                f"`{directive}`: stored({found[0]}) asks what is stored, which a copy does not know",
-                "an operand whose values alone are read",
-            )
-        temporary = Temporary(
-            directive.temporary, directive.indices, _dtype(program, directive.tensor), directive.scope
-        )
-        copied: Body = Assign(_access(temporary), None, found[0])
-        for name in reversed(directive.indices):
-            copied = Forall(name, copied)
-        packed = replace_accesses(body, directive.tensor, _access(temporary), directive.reader)
-        return Let((temporary,), Sequence((copied, packed)))
-
-    if not directive.at:
-        return replace(program, body=inside(program.body))
-
-    def change(loop: Forall) -> Forall:
-        return replace(loop, body=inside(loop.body)) if reads(loop.body) else loop
-
-    return replace(program, body=rewrite_loops(program.body, directive.at, change))
-
-
 def _shrink(
-    program: Notation, temporary: Temporary, shared: list[str], producer: Body, directive: d.Precompute
+    program: Notation, temporary: Temporary, shared: list[str], producer: Body, directive: Precompute
 ) -> Temporary:
     """`temporary` with one index for each of its loops inside the shared loops.
 
@@ -308,12 +334,12 @@ def _shrink(
     return replace(_kept(temporary, directive), indices=tuple(indices))
 
 
-def _kept(temporary: Temporary, directive: d.Precompute) -> Temporary:
+def _kept(temporary: Temporary, directive: Precompute) -> Temporary:
     """`temporary` in the scope of the directive."""
     return replace(temporary, scope=directive.scope, listed=directive.listed, marked=directive.marked)
 
 
-def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]:
+def _cut_chain(nest: Body, directive: Precompute) -> tuple[list[Forall], Body]:
     """The loops of `nest` up to the one named by the directive, and the rest."""
     chain, body = loop_chain(nest)
     names = [loop.index for loop in chain]
@@ -372,13 +398,14 @@ def _replace_let(program: Notation, let: Let, new: Body) -> Notation:
     return replace(program, body=replace_body(program.body, let, new))
 
 
-def _access(temporary: Temporary) -> Access:
+def access_to(temporary: Temporary) -> Access:
+    """The access to a temporary at its own indices."""
     return Access(temporary.name, tuple(Index(name) for name in temporary.indices))
 
 
 def _accumulated(program: Notation, assign: Assign) -> str:
     """The dtype of the accumulation in `assign`: the truth value of a sum of numbers is taken after summing."""
-    dtype = _dtype(program, assign.target.tensor)
+    dtype = computing_dtype(program, assign.target.tensor)
     if dtype != "bool" or assign.monoid is None:
         return dtype
     kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
@@ -387,7 +414,7 @@ def _accumulated(program: Notation, assign: Assign) -> str:
     return computing(reduced(kind_of(assign.value, kinds), assign.monoid, assign.value, kinds).dtype)
 
 
-def _dtype(program: Notation, name: str) -> str:
+def computing_dtype(program: Notation, name: str) -> str:
     """The dtype of a temporary in place of a tensor or temporary: its computing dtype."""
     for node in walk(program.body):
         if isinstance(node, Let):

@@ -12,6 +12,7 @@ from sparsify.compiler.ir.node import Node, children, find, map_children, walk
 from sparsify.compiler.notation.nodes import (
     Forall,
     Fuse,
+    Kind,
     Let,
     Notation,
     Position,
@@ -34,6 +35,15 @@ def rewrite_loops(body: Body, index: str, change: Callable[[Forall], Statement])
     result = visit(body)
     assert isinstance(result, Statement)
     return result
+
+
+def with_kind(program: Notation, index: str, kind: Kind, nest: str = "") -> Notation:
+    """`forall index -> kind forall index`, everywhere or around the assignments to `nest` only."""
+
+    def change(loop: Forall) -> Forall:
+        return replace(loop, kind=kind) if not nest or assigns(loop, nest) else loop
+
+    return replace(program, body=rewrite_loops(program.body, index, change))
 
 
 def assigns(node: Node, tensor: str) -> bool:

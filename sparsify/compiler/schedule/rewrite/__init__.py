@@ -1,1 +1,0 @@
-"""Application of directives: index notation in, index notation out."""
