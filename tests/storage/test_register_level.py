@@ -90,7 +90,7 @@ def test_rules_are_validated():
     @dataclass(frozen=True, slots=True)
     class Shifted(sparsify.Level):
         name: ClassVar[str] = "shifted"
-        letter: ClassVar[str] = "h"
+        letter: ClassVar[str] = "k"
 
         def begin(self, at, parent):
             return parent * 2
