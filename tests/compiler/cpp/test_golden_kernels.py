@@ -200,11 +200,11 @@ LOOPS = {
     "hash_table": Golden("y[i] += A[i,j] * H[i,j]", {"A": "csr", "H": "dense, hash"}, "order i, j"),
 }
 MODULES = {
-    **{name: name for name in TEMPLATES},
+    **{name: name for name in TEMPLATES if name != "row_lanes"},
     "candidates": "padded_rows",
+    "one_nest": "row_lanes",
     "expert_nests": "experts",
     "panels": "sparse_linear",
-    "tile_width": "row_nests",
     "chain": "entry_rows",
     "chunks": "entry_chunks",
     "two_pass": "entry_chunks",
