@@ -156,7 +156,7 @@ TEMPLATES = {
         "precompute m at i in thread",
     ),
     "padded_rows": Golden(SPGEMM, {"A": "csc", "B": D2}, every(MESH), "in memory"),
-    "row_lanes": Golden(
+    "one_nest": Golden(
         "y[i] += A[i,j] * x[j]",
         {"A": "csr", "x": "dense"},
         every(Sizes({"i": 1000, "j": 1000}, {"A": 16_000})),
@@ -204,7 +204,6 @@ MODULES = {
     "candidates": "padded_rows",
     "expert_nests": "experts",
     "panels": "sparse_linear",
-    "tile_width": "row_nests",
     "chain": "entry_rows",
     "chunks": "entry_chunks",
     "two_pass": "entry_chunks",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsify.compiler.schedule.templates.tile_width import WIDE_TILE_BYTES, has_wide_tiles, lane_tile
+from sparsify.compiler.schedule.tile_width import WIDE_TILE_BYTES, has_wide_tiles, lane_tile
 
 
 @pytest.mark.parametrize(
