@@ -200,9 +200,8 @@ LOOPS = {
     "hash_table": Golden("y[i] += A[i,j] * H[i,j]", {"A": "csr", "H": "dense, hash"}, "order i, j"),
 }
 MODULES = {
-    **{name: name for name in TEMPLATES if name != "row_lanes"},
+    **{name: name for name in TEMPLATES},
     "candidates": "padded_rows",
-    "one_nest": "row_lanes",
     "expert_nests": "experts",
     "panels": "sparse_linear",
     "chain": "entry_rows",
