@@ -121,6 +121,7 @@ def from_sorted(
     pos: list[Tensor | None] = [None] * len(levels)
     crd: list[Tensor | None] = [None] * len(levels)
     places: Tensor | None = None  # of the entries, at the levels done; None: all at 0
+    moved: Tensor | None = None  # the entries in the order of their places, if levels do not keep their order
     parents = 1
     for number, stored in enumerate(levels):
         run = number + 1
@@ -132,6 +133,10 @@ def from_sorted(
         )
         built = stored.level.store(entries, Arrays(extent, parents))
         places, parents = built.places, built.positions
+        if stored.level.has_empty_slots and number + 1 < len(levels):
+            sorting = torch.argsort(places, stable=True)
+            places, columns = places[sorting], [column[sorting] for column in columns]
+            moved = sorting if moved is None else moved[sorting]
         if parents > MOST_POSITIONS:
             raise FormatError(f"{format} of shape {list(shape)} has {parents} positions", "compressed levels")
         if built.pos is not None:
@@ -140,6 +145,8 @@ def from_sorted(
             crd[number] = narrowed(built.crd, stored, "crd", dtype)
     pos, crd = _without_shared_memory(pos, columns), _without_shared_memory(crd, columns)
     pattern = shared(format, shape, pos, crd, is_private=True).trusted()
+    if moved is not None and places is not None:
+        return pattern, torch.empty_like(places).index_copy_(0, moved, places)
     if places is None or (parents == count and (levels[-1].level.can_append or _is_range(places))):
         return pattern, None
     return pattern, places

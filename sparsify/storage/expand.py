@@ -34,18 +34,21 @@ def _expand(pattern: "Pattern") -> list[Tensor]:
 
 
 def mode_coordinates(pattern: "Pattern") -> Tensor:
-    """Mode coordinates from level coordinates."""
+    """Mode coordinates from level coordinates; -1 in all modes for an empty slot of a hash level."""
     result = torch.zeros((pattern.rank, pattern.nnz), dtype=torch.int64, device=pattern.device)
     differences = []
+    empty: Tensor | None = None
     for stored, column in zip(pattern.format.levels, _expand(pattern), strict=True):
         expression = stored.expression
         result[expression.mode] += column * expression.size if expression.kind == "block" else column
+        if stored.level.has_empty_slots:
+            empty = column < 0 if empty is None else empty | (column < 0)
         if expression.kind == "difference":
             differences.append(expression)
     for expression in differences:
         assert expression.other is not None, "a difference has two modes"
         result[expression.mode] += result[expression.other] + expression.lowest(pattern.shape)
-    return result
+    return result if empty is None else result.masked_fill_(empty, -1)
 
 
 def row_major(pattern: "Pattern") -> tuple[Tensor, Tensor | None]:
@@ -86,7 +89,9 @@ def count_true(mask: Tensor) -> int:
 def inside(pattern: "Pattern") -> Tensor | None:
     """The mask of entries inside the shape, `None` if all are."""
     partial = {
-        s.expression.mode for s in pattern.format.levels if s.expression.can_lie_outside(pattern.shape)
+        s.expression.mode
+        for s in pattern.format.levels
+        if s.level.has_empty_slots or s.expression.can_lie_outside(pattern.shape)
     }
     if not partial:
         return None

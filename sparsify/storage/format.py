@@ -171,6 +171,11 @@ class Format:
         return any(stored.level.has_bits for stored in self.levels)
 
     @property
+    def has_empty_slots(self) -> bool:
+        """Whether a level stores coordinates in hash tables."""
+        return any(stored.level.has_empty_slots for stored in self.levels)
+
+    @property
     def has_slices(self) -> bool:
         """Whether a level interleaves the positions of neighbouring parents."""
         return any(stored.level.stride > 1 for stored in self.levels)

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage import convert
 from sparsify.storage.fill import Fill
-from sparsify.storage.level import bits
+from sparsify.storage.level import bits, hash_table
 from sparsify.storage.parts import require_readable
 from sparsify.storage.pattern import Pattern
 
@@ -48,6 +48,9 @@ def pattern(pattern: Pattern) -> None:
         _check_arrays(pattern, number)
         if stored.level.has_bits:
             parents = _check_bits(pattern, number, parents)
+            number += 1
+        elif stored.level.has_empty_slots:
+            parents = _check_slots(pattern, number, parents)
             number += 1
         elif stored.level.stride > 1:
             parents = _check_slices(pattern, number, parents)
@@ -214,6 +217,16 @@ def _check_bits(pattern: Pattern, number: int, parents: int) -> int:
             "as many as pos has entries there",
         )
     return count
+
+
+def _check_slots(pattern: Pattern, number: int, parents: int) -> int:
+    """Checks a level of hash tables: coordinates in their slots, -1 in empty ones; the number of positions."""
+    crd = _coordinates_of(pattern, number)
+    pos = _positions_of(pattern, number, parents, crd.shape[0])
+    _check_range(pattern, number, torch.where(crd == hash_table.EMPTY, 0, crd))
+    name = f"level {number} ({pattern.format.levels[number]})"
+    hash_table.check(name, pattern.level_arrays(number, parents), pos.long(), crd)
+    return crd.shape[0]
 
 
 def _check_slices(pattern: Pattern, number: int, parents: int) -> int:

@@ -28,17 +28,20 @@ MATRIX_FORMATS = (
         "i/4: dense, i%4: dense, j: sliced(2)",
         "dense, ragged",
         "j: dense, i: ragged(pos=int64)",
+        *("dense, hash", "hash, compressed", "j: hash(crd=int8), i: hash", "hash, dense"),
+        "i/2: dense, j/4: hash, i%2: dense, j%4: hash(pos=int64)",
         "j/3: compressed, i/2: dense, i%2: dense, j%3: sliced(2, crd=int8)",
     ),
 )
 FORMATS = {
     0: ("scalar",),
-    1: ("dense", "compressed", "compressed(unordered)", "i/4: compressed, i%4: dense"),
+    1: ("dense", "hash", "compressed", "compressed(unordered)", "i/4: compressed, i%4: dense"),
     2: MATRIX_FORMATS,
     3: (
         *("csf", "coo(3)", "dense(3)", "dense, compressed, compressed", "k: dense, i: compressed, j: dense"),
         "j/2: dense, i: compressed, k/3: compressed, j%2: dense, k%3: dense",
         "coordinate, coordinate, dense",
+        *("dense, hash, compressed", "hash, coordinate, coordinate"),
         *("i: dense, k-j: compressed, j: dense", "i: compressed, j/2: grouped, k: grouped, j%2: dense"),
     ),
     4: (

@@ -82,7 +82,8 @@ def large(
     }
     for declaration, pattern in zip(declared, patterns, strict=True) if found else ():
         for stored in () if pattern is None else pattern.format.levels:
-            is_listed = not isinstance(stored.level, Dense) and not stored.level.has_bits
+            level = stored.level
+            is_listed = not (isinstance(level, Dense) or level.has_bits or level.has_empty_slots)
             if not is_listed or stored.expression.kind != "whole":
                 found.discard(declaration.extents[stored.expression.mode])
     return frozenset(found)

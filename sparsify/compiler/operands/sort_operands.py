@@ -26,9 +26,14 @@ def ordered(format: Format) -> Format:
     >>> str(ordered(Format("dense, compressed(unordered)")))
     'dense, compressed'
     """
-    if all(stored.level.is_ordered for stored in format.levels):
+    if not any(_is_unsorted(stored.level) for stored in format.levels):
         return format
     return Format([StoredLevel(stored.expression, _ordered_level(stored.level)) for stored in format.levels])
+
+
+def _is_unsorted(level: Level) -> bool:
+    """Whether a level lists coordinates in any order; hash levels are searched in the order that they have."""
+    return isinstance(level, Compressed) and not level.is_ordered
 
 
 def _ordered_level(level: Level) -> Level:

@@ -24,10 +24,17 @@ NUMBERS: Final = (None, 1, LEAST)
 
 
 def is_undecided(error: Exception) -> bool:
-    """Whether export failed on a comparison of a data-dependent size in model code."""
+    """Whether export failed on a comparison of a data-dependent size in model code.
+
+    Comparisons of data-dependent floats, as of `x.sum().item()`, have no symbol that stands for an integer: assumptions
+    about sizes cannot decide such a comparison.
+    """
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # with sympy
 
-    return isinstance(error, GuardOnDataDependentSymNode) and str(error).strip().startswith(COMPARED)
+    if not isinstance(error, GuardOnDataDependentSymNode) or not str(error).strip().startswith(COMPARED):
+        return False
+    symbols = getattr(error.cond, "free_symbols", ())
+    return not symbols or any(symbol.is_integer for symbol in symbols)
 
 
 @contextmanager

@@ -229,6 +229,7 @@ def _is_unordered_list(format: Format) -> bool:
     levels = [stored.level for stored in format.levels]
     return (
         bool(levels)
+        and levels[0].can_append
         and not levels[0].is_ordered
         and all(level.is_branchless for level in levels[1:])
         and format.is_short

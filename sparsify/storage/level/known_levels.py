@@ -7,6 +7,7 @@ from dataclasses import fields
 from types import FunctionType
 
 from sparsify.errors import FormatError
+from sparsify.storage.level.hash_table import Hash
 from sparsify.storage.level.levels import (
     ARRAY_DTYPES,
     FLAG_WORDS,
@@ -22,7 +23,7 @@ from sparsify.storage.level.levels import (
 
 FLAGS = {word: name for name, word in FLAG_WORDS.items()}
 LEVELS: dict[str, type[Level]] = {
-    level.name: level for level in (Dense, Compressed, Singleton, Grouped, Bitmap, Sliced, Ragged)
+    level.name: level for level in (Dense, Compressed, Singleton, Grouped, Bitmap, Sliced, Ragged, Hash)
 }
 
 BUILT_IN = frozenset(LEVELS)

@@ -61,6 +61,7 @@ class Level:
         holds_all: any set of coordinates can be stored.
         has_width: all parents have the same number of positions, determined by the data.
         has_bits: `crd` is no list of coordinates but has a bit for each.
+        has_empty_slots: positions without a coordinate exist, -1 in `crd`; positions are in any order.
     """
 
     name: ClassVar[str]
@@ -74,6 +75,7 @@ class Level:
     is_branchless: ClassVar[bool] = False
     is_padded: ClassVar[bool] = False
     has_bits: ClassVar[bool] = False
+    has_empty_slots: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for role, allowed in ARRAY_DTYPES.items():

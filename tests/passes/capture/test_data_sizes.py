@@ -12,6 +12,7 @@ from torch import nn
 from sparsify import options
 from sparsify.errors import CaptureError, VerificationError
 from sparsify.passes.apply import apply
+from sparsify.passes.capture import calls, export
 from sparsify.passes.module import capture_call
 from sparsify.passes.module.check import require_gain
 
@@ -196,3 +197,22 @@ def test_statistics_are_updated_once():
         for mask in (some, none, some):
             torch.testing.assert_close(sparse(x, edges, mask), twin(x, edges, mask), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(dict(sparse.named_buffers()), dict(twin.named_buffers()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("asked, exports", [("numbers", 2), ("sizes", 5)])
+def test_only_comparisons_of_sizes_are_retried_with_assumptions(asked, exports, monkeypatch):
+    """Dimensions of inputs are dynamic, then fixed; assumptions about sizes lie between the two attempts."""
+
+    class Asks(nn.Module):
+        def forward(self, x):
+            number = (x if asked == "numbers" else x > 0).sum().item()
+            return x + 1 if number > 1000 else x - 1
+
+    attempts = []
+    monkeypatch.setattr(
+        export, "export", lambda *given, real=export.export: attempts.append(1) or real(*given)
+    )
+    x = torch.randn(6, 3)
+    with pytest.raises(CaptureError, match="cannot capture Asks"):
+        export.capture(Asks(), calls.flatten(calls.signature(Asks()), (x,), {}))
+    assert len(attempts) == exports

@@ -12,6 +12,7 @@ import pytest
 import torch
 from graph_models import MESSAGES, graph
 from torch import Tensor, nn
+from torch._dynamo import guards
 
 import sparsify
 from sparsify import options
@@ -96,6 +97,16 @@ def test_pieces_run_in_kernels_and_are_reported(shared):
     assert sparse.report.rules[0].matched
     assert sparse.report.to_dict()["pieces"][0]["regions"] == 1
     assert sparse.report.largest_error is not None
+
+
+def test_guards_of_pieces_are_not_timed(monkeypatch):
+    """Dynamo flushes the caches of the CPU before it times guards; other compilations still do."""
+    timer, timed = getattr(guards, pieces.GUARD_TIMER), []
+    monkeypatch.setattr(guards, pieces.GUARD_TIMER, lambda *given: timed.append(1) or timer(*given))
+    assert applied(model().eval()).report.pieces
+    assert not timed
+    torch.compile(torch.square, backend="eager")(torch.ones(2))
+    assert timed
 
 
 def test_a_model_is_warned_of_once():

@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sparsify.compiler.einsum.infer.shared_pattern import shared_access
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Const,
+    Declaration,
+    Expr,
+    Index,
+    Program,
+    Reduce,
+)
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.storage.format import Format, Kind, LevelExpression, StoredLevel
@@ -36,12 +46,17 @@ def unblocked(program: Program, statement: Assign) -> Unblocked:
     if output.pattern_of is not None:
         accesses.append(shared_access(program, statement.target))
     formats = {access: declarations[access.tensor].format for access in accesses}
-    blocked = {a: format for a, format in formats.items() if not format.is_short or format.has_bits}
+    blocked = {
+        a: format
+        for a, format in formats.items()
+        if not format.is_short or format.has_bits or format.has_empty_slots
+    }
     if not blocked:
         return Unblocked()
     is_unknown = output.pattern_of is None and not output.format.is_dense
     why = f"the pattern of {output.name} is not known" if is_unknown else _in_the_way(formats)
     why = why or _product_in_the_way(program, statement, formats)
+    why = why or _table_in_the_way(program, statement, formats)
     return (
         Unblocked({a: unblocked_format(format) for a, format in blocked.items()}, why) if why else Unblocked()
     )
@@ -157,6 +172,39 @@ def _product_in_the_way(program: Program, statement: Assign, formats: Mapping[Ac
                         return ""
     what = "bits" if declared.format.has_bits else "slices"
     return f"no loops but those of a product with a dense operand run over the {what} of {access}"
+
+
+def _table_in_the_way(program: Program, statement: Assign, formats: Mapping[Access, Format]) -> str:
+    """The reason against loops over hash tables; "" if no operand has any, or such loops exist.
+
+    The supported case is a sum of products: the factors without a table are iterated, and coordinates looked up.
+    """
+    tables = [access for access, format in formats.items() if format.has_empty_slots]
+    if not tables:
+        return ""
+    sparse = [access for access, format in formats.items() if not format.is_dense]
+    factors = _factors(statement.value)
+    are_zero = all(program.declaration(access.tensor).fill == 0 for access in sparse)
+    names = [index_names(access) for access in sparse]
+    are_plain = all(len(set(n)) == len(n) == len(a.indices) for n, a in zip(names, sparse, strict=True))
+    if factors is not None and are_zero and are_plain and {*sparse} <= factors:
+        return ""
+    return f"slots of {tables[0]} have no order, and {statement.target.tensor} is no sum of its products"
+
+
+def _factors(value: Expr) -> set[Access] | None:
+    """The accesses multiplied in a product, or summed over such a product; `None` for other expressions."""
+    match value:
+        case Access():
+            return {value}
+        case Const():
+            return set()
+        case Reduce("sum", _, inner):
+            return _factors(inner)
+        case Call("mul", (left, right)):
+            factors = _factors(left), _factors(right)
+            return None if factors[0] is None or factors[1] is None else factors[0] | factors[1]
+    return None
 
 
 def _is_ordered(formats: Mapping[Access, Format]) -> bool:

@@ -13,9 +13,11 @@ from sparsify.compiler.loops.lower.environment import Environment, Lowered, Plac
 from sparsify.compiler.loops.lower.iterate import prefetch
 from sparsify.compiler.loops.lower.iterate.body import body_at
 from sparsify.compiler.loops.lower.iterate.cursor import Cursor
+from sparsify.compiler.loops.lower.levels import hash_table
 from sparsify.compiler.loops.lower.levels.places import advance
 from sparsify.compiler.loops.lower.rows import remarked
 from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import ScheduleError
 
 
 def iterate(
@@ -37,7 +39,13 @@ def iterate(
     body = body_at(context, loop, coordinate, inner, ahead)
     if not body:
         return []
-    declared = loops.Declare(coordinate, cursor.coordinate_of(context, var))
+    if context.levels(cursor.access.tensor)[cursor.level].level.has_empty_slots:
+        if cursor.shift != ZERO:
+            raise ScheduleError(f"a window of {cursor.access}, whose slots have no order", "an ordered level")
+        declared = loops.Declare(coordinate, hash_table.slot(context, cursor.access, cursor.level, var))
+        body = hash_table.if_used(coordinate, body)
+    else:
+        declared = loops.Declare(coordinate, cursor.coordinate_of(context, var))
     block = loops.Block((declared, *body))
     made = [*cursor.declarations, loops.For(var, reach.begin, reach.end, block)]
     return remarked.once(

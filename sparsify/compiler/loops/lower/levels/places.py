@@ -142,7 +142,7 @@ def coordinate_at(
     """The coordinate at a position of a level below a parent, one a lane if positions differ.
 
     Raises:
-        ScheduleError: a level of bits, without a coordinate at a position.
+        ScheduleError: a level of bits or of slots, without a coordinate at each position.
     """
     stored = facts.levels(access.tensor)[number]
     level = stored.level
@@ -151,6 +151,11 @@ def coordinate_at(
         raise ScheduleError(
             f"a position along {index} of {access}, whose coordinates are bits, not a list",
             f"a loop over {index} that {access} alone drives",
+        )
+    if level.has_empty_slots:
+        index = facts.level_variable(access, stored)
+        raise ScheduleError(
+            f"a position along {index} of {access}, whose slots have no order", f"a serial loop over {index}"
         )
     at = numbers_of(facts, access, number, lane)
     found = level.coordinate(at, Number(scalar(parent)), Number(position))

@@ -31,6 +31,7 @@ from sparsify.compiler.loops.arithmetic import (
 )
 from sparsify.compiler.loops.lower.context import Context
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Lowered, Place, Range, scalar
+from sparsify.compiler.loops.lower.levels import hash_table
 from sparsify.compiler.loops.lower.levels.places import (
     advance,
     coordinate_at,
@@ -145,9 +146,10 @@ def _either(condition: loops.Expr, then: Lowered, otherwise: Lowered) -> Lowered
 def _to_search(context: Context, access: Access, env: Environment) -> Place | None:
     """The place of an access with a next level to be searched, as no loop runs over the level."""
     levels = context.levels(access.tensor)
-    if all(isinstance(index, Index) for index in access.indices):
-        return None  # reached by loops in level order
     place = place_of(context, access, env)
+    is_table = hash_table.is_hashed(context, access, env)
+    if not is_table and all(isinstance(index, Index) for index in access.indices):
+        return None  # reached by loops in level order
     if place.levels == len(levels) or is_located(levels[place.levels]):
         return None
     return None if known_coordinate(context, access, levels[place.levels], env) is None else place
@@ -165,9 +167,15 @@ def _searched(
         raise ScheduleError(f"the lanes of a vector loop search {access}", "vectorise another index")
     reach = level_range(context, access, place)
     parent = place.position.start
-    found, lowered = first_from(context, access, place.levels, parent, reach, wanted.start)
+    is_table = stored.level.has_empty_slots
+    if is_table:
+        found, lowered = hash_table.lookup(context, access, place.levels, reach, wanted.start)
+    else:
+        found, lowered = first_from(context, access, place.levels, parent, reach, wanted.start)
 
     def stored_at(position: loops.Expr) -> loops.Expr:
+        if is_table:
+            return hash_table.slot(context, access, place.levels, position)
         return coordinate_at(context, access, place.levels, parent, scalar(position)).start
 
     here = compare("eq", stored_at(found), wanted.start)

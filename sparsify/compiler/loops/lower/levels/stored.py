@@ -12,6 +12,7 @@ from sparsify.compiler.loops.arithmetic import integer, plus
 from sparsify.compiler.loops.lower.context import Context
 from sparsify.compiler.loops.lower.environment import Environment, Place, Range
 from sparsify.compiler.loops.lower.lattice import prune
+from sparsify.compiler.loops.lower.levels import hash_table
 from sparsify.compiler.loops.lower.levels.places import first_below, is_located, next_variable, place_of
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
@@ -27,7 +28,7 @@ def drivers(context: Context, loop: notation.Forall, env: Environment) -> list[A
             continue
         if next_variable(context, access, levels[place.levels], env) == loop.index:
             found[access] = None
-    return list(found)
+    return hash_table.iterated(context, list(found), accesses_read(context, loop.body, env), env)
 
 
 def stored_accesses(context: Context, node: Node, env: Environment) -> list[Access]:
@@ -67,13 +68,17 @@ def level_range(context: Context, access: Access, place: Place, *, in_lanes: boo
 def note_skipping(context: Context, body: Node, found: list[Access]) -> None:
     """Marks results of a loop over `found` as prefilled, except results on the pattern of `found`.
 
-    Loops leave out the padding of blocks, so padding has to be prefilled.
+    Loops leave out the padding of blocks and empty slots, so these have to be prefilled.
     """
     context.prefilled.update(
         n.target.tensor
         for n in find(body, Assign)
         if n.monoid is None
-        and not (context.root_of(n.target) in found and all(map(context.is_whole, context.blocks)))
+        and not (
+            (root := context.root_of(n.target)) in found
+            and not context.declaration(root.tensor).format.has_empty_slots
+            and all(map(context.is_whole, context.blocks))
+        )
     )
 
 
