@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NoReturn, assert_never
 
 from sparsify.compiler.einsum.nodes import Access, Assign
-from sparsify.compiler.ir.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, holds, map_children
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Notation, Statement
@@ -130,6 +130,8 @@ def _order(body: Body, indices: tuple[str, ...], nest: str) -> Statement:
     """Chains of loops with those over `indices` permuted into the given order, in their places."""
 
     def visit(node: Node) -> Node:
+        if not holds(node, Forall):
+            return node
         if not isinstance(node, Forall):
             return map_children(node, visit)
         chain, inner = loop_chain(node)
