@@ -179,7 +179,8 @@ def stage_sections(explained: Explained) -> tuple[Section, ...]:
         f"{twin.name} is {twin.source} stored {twin.format.letters}, once for each pattern: {twin.why}"
         for twin in stages.twins
     ]
-    schedule = [one_line(stages.schedule), "", directives_text(stages.schedule), ""]
+    schedule = [one_line(stages.schedule), *([stages.why] if stages.why else []), ""]
+    schedule += [directives_text(stages.schedule), ""]
     schedule += [printer.indented(stages.notation.body), *runners_up(stages)]
     sections = [
         Section("notation", "\n".join([*turned, printer.folded(stages.plain.body)])),

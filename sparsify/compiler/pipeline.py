@@ -27,8 +27,9 @@ from sparsify.compiler.plan.step import Step
 from sparsify.compiler.schedule.describe import gloss
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.rewrite import apply
+from sparsify.compiler.schedule.search.searched import Searched
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.compiler.schedule.templates.candidates import candidates
+from sparsify.compiler.schedule.templates.candidates import candidates, search_of
 from sparsify.compiler.schedule.templates.heavy_rows import with_hubs
 from sparsify.dump import Dump
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
@@ -145,6 +146,7 @@ class Stages:
         refused: better schedules that do not lower, with reasons.
         behind: next best schedules.
         twins: operands read in another format.
+        why: reason for a searched schedule, empty for others.
     """
 
     program: Program
@@ -156,6 +158,7 @@ class Stages:
     refused: tuple[tuple[Schedule, str], ...] = ()
     behind: tuple[Schedule, ...] = ()
     twins: tuple[Twin, ...] = ()
+    why: str = ""
 
 
 def compile_stages(
@@ -195,7 +198,9 @@ def compile_stages(
             refused.append((candidate, str(error)))
             continue
         behind = tuple(islice(dict.fromkeys(other for other in waiting if other != candidate), RUNNERS_UP))
-        return Stages(program, plain, candidate, tree, short, text, tuple(refused), behind, step.twins)
+        found = None if schedule is not None else searched(plain, vector_bytes, sizes, step.order)
+        why = "" if found is None else found.said(candidate)
+        return Stages(program, plain, candidate, tree, short, text, tuple(refused), behind, step.twins, why)
     # The last candidate is the unscheduled loops: their error does not concern a schedule.
     raise UnsupportedProgramError(f"no loop order computes `{step.program.statements[0]}`: {refused[-1][1]}")
 
@@ -223,6 +228,13 @@ def chosen(step: Step, vector_bytes: int, sizes: Sizes) -> Schedule:
 def plain_notation(step: Step) -> Notation:
     """The notation of a step before its schedule."""
     return concretize.concretize(format.infer_format(step.program))
+
+
+def searched(
+    plain: Notation, vector_bytes: int, sizes: Sizes, order: tuple[str, ...] = ()
+) -> Searched | None:
+    """The searched schedules of a program without a template; `None` for other programs."""
+    return search_of(plain, lanes(plain, vector_bytes), lane_bytes(plain), sizes, order)
 
 
 def schedules(

@@ -1,5 +1,6 @@
 """Explanation of kernels: all stages, in order, and abbreviated or omitted parts."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +20,7 @@ from sparsify.compiler.explain import (
 )
 from sparsify.compiler.kernel.kernel import compile_program, result_index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import Options
 from sparsify.storage.format import Format
 
@@ -91,6 +93,19 @@ def test_refused_schedules_are_among_the_runners_up(monkeypatch: pytest.MonkeyPa
     schedule = next(s for s in explain_program(SPMV, options=SCALAR) if s.title == "schedule").text
     assert schedule.splitlines()[0] == "order i, j"
     assert "runners-up\n  parallel j static\n    refused: " in schedule
+
+
+def test_searched_schedules_are_explained() -> None:
+    text = "Y[i,j] = A[i,j] * B[i,j] * sum(k, P[i,k] * Q[j,k])"
+    masked = program(text, A="dense, compressed", B="dense, compressed", P="dense, dense", Q="dense, dense")
+    sizes = Sizes({"i": 1000, "j": 1000, "k": 512}, {"A": 40_000, "B": 40_000})
+    with options.override(vector_bytes=32):
+        schedule = next(s for s in explain_program(masked, sizes=sizes) if s.title == "schedule").text
+    first, why = schedule.splitlines()[:2]
+    assert "precompute lanes_w = w over ki in register" in first
+    assert re.fullmatch(r"searched \d+ schedules, estimated \d+ us, default \d+ us", why)
+    plain = next(s for s in explain_program(masked, options=SCALAR) if s.title == "schedule").text
+    assert "searched" not in plain
 
 
 def test_operands_that_are_turned_around_are_named() -> None:

@@ -7,7 +7,7 @@ by statement and rounded sizes of the operands (adjacencies, weights or dense te
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import torch
@@ -15,6 +15,7 @@ from torch import fx
 
 from sparsify.compiler.cpp.toolchain.side_by_side import side_by_side
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
+from sparsify.compiler.pipeline import searched
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.neighbours import neighbours
 from sparsify.compiler.schedule.sizes import Sizes
@@ -124,8 +125,14 @@ def computed(step: GeneratedStep, ranges: Sequence[Operands]) -> list[Any]:
 
 
 def compiled(step: GeneratedStep, expected: Schedule, sizes: Sizes) -> dict[Schedule, GeneratedStep]:
-    """The statement with valid schedules near the expected one, compiled in parallel."""
-    near = list(islice(neighbours(expected, sizes.extents), THRESHOLDS[KIND].most))
+    """The statement with the best searched schedules and those near the expected one, compiled in parallel.
+
+    Only programs without a template have searched schedules.
+    """
+    found = searched(step.stages.plain, step.variants.vector_bytes, sizes, step.step.order)
+    best = () if found is None else found.schedules
+    others = dict.fromkeys(one for one in chain(best, neighbours(expected, sizes.extents)) if one != expected)
+    near = list(islice(others, THRESHOLDS[KIND].most))
     steps = {schedule: step.with_schedule(schedule) for schedule in near}
     outcomes = side_by_side([partial(one.prepare, sizes) for one in steps.values()])
     signature = step.current.signature

@@ -9,8 +9,11 @@ from graph_models import MESSAGES, HandWritten, TwoLayers, graph
 
 import sparsify
 from sparsify import options
+from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.kernel.least_time import Least
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.errors import UnsupportedProgramError
 from sparsify.passes.choose import autotune, schedules
 
@@ -120,3 +123,20 @@ def test_the_report_says_that_threads_share_a_hub() -> None:
         found, wanted = sparse(x, edge_index), model(x, edge_index)
     # Node 7 sums 17,000 rows, which cancel in the next layer.
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_the_best_of_a_search_are_timed():
+    """A product at the entries of two matrices has no template."""
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.rand(200, 200, generator=generator) for _ in range(2)]
+    A, B = (sparsify.tensor(matrix * (matrix < 0.3), "csr") for matrix in matrices)
+    P = torch.rand(200, 300, generator=generator)
+    text = "Y[i,j] = A[i,j] * B[i,j] * sum(k, P[i,k] * P[j,k])"
+    with options.override(vector_bytes=32):
+        kernel = evaluate_kernel(text, A=A, B=B, P=P)
+        (step,) = kernel.generated
+        sizes = sizes_of(kernel.program, (A, B, P)).shared(kernel.program)
+        usual = Schedule.parse("order i, j; precompute w at j in register; parallel i dynamic A")
+        found = schedules.compiled(step, usual, sizes)
+    assert step.stages.schedule in found
+    assert "lanes_w = w over ki" in str(step.stages.schedule)

@@ -18,7 +18,7 @@ from sparsify.compiler.notation.nodes import Let, Notation, Sequence
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.rewrite.nests import loop_chain, loop_names
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.schedule.templates.tile_width import lane_tile
+from sparsify.compiler.schedule.tile_width import lane_tile
 from sparsify.storage.format import Format
 
 BY_ROWS: Final = Format("dense, compressed")

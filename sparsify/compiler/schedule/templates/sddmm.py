@@ -46,6 +46,7 @@ class Sampled:
     levels: tuple[str, ...]
     reads: tuple[Access, ...]
     taken: frozenset[str]
+    has_several_masks: bool = False
 
     def name(self, text: str) -> str:
         """An unused name."""
@@ -66,8 +67,13 @@ class Sampled:
             yield d.Schedule(
                 (*order, *self._together(self.lane, lanes), share, *self._ahead(self.lane, item_bytes, sizes))
             )
+        yield from self.one_at_a_time()
+
+    def one_at_a_time(self) -> Iterator[d.Schedule]:
+        """The schedules with a sum in a register for each stored entry; they always lower."""
+        order = [d.Order(self.levels)] if len(self.levels) > 1 else []
         alone = d.Precompute(self.temporary, "register", at=self.levels[-1])
-        yield d.Schedule((*order, alone, share))
+        yield d.Schedule((*order, alone, d.Parallel(self.levels[0], "dynamic", self.mask.name)))
         yield d.Schedule((*order, alone))
 
     @property
@@ -217,8 +223,10 @@ def sampled(program: Notation) -> Sampled | None:
     mask = declared[next(iter(masks)).tensor]
     reads = tuple(find(summed.value, Access))
     taken = frozenset(loop_names(program)) | frozenset(declared)
+    sums = tuple(loop.index for loop in loops)
+    several = len({access.tensor for access in masks}) > 1
     return Sampled(
-        temporary.name, written.target.tensor, tuple(loop.index for loop in loops), mask, levels, reads, taken
+        temporary.name, written.target.tensor, sums, mask, levels, reads, taken, has_several_masks=several
     )
 
 

@@ -21,9 +21,9 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.rewrite.nests import Body, loop_chain, loop_names
+from sparsify.compiler.schedule.row_lanes import entries_at_a_time
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.schedule.templates.row_lanes import entries_at_a_time
-from sparsify.compiler.schedule.templates.tile_width import lane_tile
+from sparsify.compiler.schedule.tile_width import lane_tile
 from sparsify.storage.format import Format
 
 BY_ROWS: Final = Format("dense, compressed")

@@ -1,0 +1,1 @@
+"""The schedule search: facts, actions, beam, and when a search is made."""
