@@ -17,7 +17,7 @@ import torch
 import sparsify
 from sparsify.pruning.methods import METHODS, table
 from sparsify.pruning.score import Facts, scores
-from tests.passes.program.test_table import computed
+from tests.passes.scenarios.test_operator_table import computed
 
 for sizes in ({"m": 3, "n": 4}, {"m": 1, "n": 0}):
     torch.testing.assert_close(*computed("logaddexp(x[m,n], y[m,n])", sizes))

@@ -16,9 +16,10 @@ import pytest
 import sparsify
 from sparsify import recipe
 
-from . import conftest
+from . import conftest, mirror
 
 ROOT = Path(__file__).resolve().parent.parent
+MOST_WITHOUT_TEST = 287  # lower it with each module that gets a test
 SHIPPED = ("sparsify", "recipes", "models", "experiments/reproduce", "experiments/scorch", "experiments/sten")
 SOURCES = sorted(path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py"))
 LINES_OF_A_FUNCTION = 60
@@ -143,6 +144,15 @@ def test_the_architecture_page_shows_the_passes() -> None:
         if line.strip()
     ]
     assert shown[1 : 1 + len(PASSES)] == [step.name for step in PASSES]
+
+
+def test_tests_are_named_after_modules() -> None:
+    assert not list(mirror.without_module()), (
+        "name the tests after one module, or move them to a scenarios folder"
+    )
+    assert len(mirror.without_test()) <= MOST_WITHOUT_TEST, (
+        "`python -m tests.mirror` lists modules without a test"
+    )
 
 
 def test_environment_is_read_in_options_alone() -> None:

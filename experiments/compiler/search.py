@@ -166,6 +166,11 @@ S[i,k] += A[i,j] * X[j,k]
 w[i] += S[i,k]
 Y[i,k] = S[i,k] - w[i] / 64
 """
+WIDE_NORM: Final = """
+S[i,k] += A[i,j] * X[j,k]
+w[i] += S[i,k] * S[i,k]
+Y[i,k] = S[i,k] / sqrt(1 + w[i])
+"""
 GATES: Final = """
 u[i] += A[i,j] * x[j]
 v[i] += B[i,j] * x[j]
@@ -205,6 +210,11 @@ WITH_TEMPLATE: Final = (
          lambda A, X: (A @ X) - (A @ X).sum(1, keepdims=True) / 64, ("Y",)),
     Case("row sums", GATES, {"A": CSR, "B": CSR, "x": vector(ROWS)},
          lambda A, B, x: (A @ x) * (B @ x) + A @ x, ("y",)),
+    Case("dropped rows, sigmoid", "Y[i,j] = X[i,j] * sigmoid(X[i,j]) * max(X[i,j] - 2, 0)", {"X": dense(ROWS, 512)},
+         lambda X: X / (1 + np.exp(-X)) * np.maximum(X - 2, 0), format="csr"),
+    Case("row nests, wide", WIDE_NORM, {"A": CSR, "X": dense(ROWS, 200)},
+         lambda A, X: (A @ X) / np.sqrt(1 + ((A @ X) ** 2).sum(1, keepdims=True)), ("Y",)),
+    Case("spgemm, long rows", "C[i,k] = A[i,j] * B[j,k]", {"A": CSR, "B": CSR}, lambda A, B: A @ B),
     Case("dropped rows", "Y[i,j] = relu(X[i,j] - 1)", {"X": dense(ROWS, 512)}, lambda X: np.maximum(X - 1, 0),
          format="csr"),
 )  # fmt: skip

@@ -9,9 +9,9 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.register import expand_functions, register_function, register_monoid
 from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.errors import EinsumError, ParseError
+from tests.compiler.einsum.gradient.test_adjoint import check
 
 from .programs import MATRIX, VECTOR, program, random_inputs
-from .test_gradient import check
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import pytest
 from sparsify.compiler.plan.rematerialize import keeping, with_results
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from tests.compiler.einsum.programs import CSR, MATRIX, program
-from tests.compiler.einsum.test_shift import GUARDED, OPERANDS, SOFTMAX
+from tests.compiler.einsum.rewrite.test_softmax_shift import GUARDED, OPERANDS, SOFTMAX
 
 ATTENTION = program(SOFTMAX + GUARDED, **OPERANDS)
 

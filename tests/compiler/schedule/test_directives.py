@@ -4,7 +4,7 @@ import pytest
 
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import ScheduleError
-from tests.compiler.schedule.test_gloss import TEXTS
+from tests.compiler.schedule.test_describe import TEXTS
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -6,7 +6,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsify.passes.graph.direct_calls import call_directly, direct
-from tests.passes.program.test_table import EXAMPLES, instance
+from tests.passes.scenarios.test_operator_table import EXAMPLES, instance
 
 aten = torch.ops.aten
 SIZES = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", 3)
