@@ -9,7 +9,7 @@ from itertools import count, islice
 from typing import Final
 
 from sparsify.compiler.cpp.helpers.types import ELEMENTS
-from sparsify.compiler.ir.node import Node, walk
+from sparsify.compiler.ir.node import Node, find
 from sparsify.compiler.loops import nodes
 
 _KEYWORDS = """
@@ -33,6 +33,24 @@ OWN_PATTERN: Final = re.compile(
     r"|.*__.*|_[A-Z].*|SPARSIFY_.*)\Z"
 )
 
+# Nodes that mention names: variables, tables, parallel loops and all with a field `buffer`.
+MENTIONING: Final = (
+    *(
+        nodes.Var,
+        nodes.ParallelFor,
+        nodes.Table,
+        nodes.Enter,
+        nodes.SortTable,
+        nodes.ClearTable,
+        nodes.Compress,
+    ),
+    *(
+        kind
+        for kind in vars(nodes).values()
+        if isinstance(kind, type) and issubclass(kind, Node) and "buffer" in kind.__dataclass_fields__
+    ),
+)
+
 
 def assign(function: nodes.Function) -> dict[str, str]:
     """The C++ name of every size, buffer and variable, in order of appearance."""
@@ -51,7 +69,7 @@ def assign(function: nodes.Function) -> dict[str, str]:
 def mentioned(node: Node) -> list[str]:
     """Names of the variables, sizes and buffers in a tree, in order of appearance."""
     found: dict[str, None] = {}
-    for part in walk(node):
+    for part in find(node, *MENTIONING):
         match part:
             case nodes.Var(name, _):
                 found[name] = None

@@ -15,7 +15,7 @@ from sparsify.compiler.cpp.helpers import types
 from sparsify.compiler.cpp.helpers.unit import Template, Unit, indent
 from sparsify.compiler.cpp.scratch import fits_stack
 from sparsify.compiler.cpp.statements import Statements
-from sparsify.compiler.ir.node import Node, children, find, holds, walk
+from sparsify.compiler.ir.node import Node, children, find, holds
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 
@@ -124,9 +124,19 @@ def _captured(statements: Statements, stmt: nodes.ParallelFor) -> list[str]:
     return [name for name in dict.fromkeys(mentioned) if name in known and name not in inside]
 
 
+DECLARING: Final = (
+    nodes.Declare,
+    nodes.For,
+    nodes.Transpose,
+    nodes.HorizontalTogether,
+    nodes.Allocate,
+    nodes.Table,
+)
+
+
 def _declared(region: nodes.Stmt) -> set[str]:
     found: set[str] = set()
-    for node in walk(region):
+    for node in find(region, *DECLARING):
         match node:
             case nodes.Declare(var=var) | nodes.For(var=var):
                 found.add(var.name)

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign
-from sparsify.compiler.ir.node import Node, children, find, map_children, walk
+from sparsify.compiler.ir.node import Node, children, find, holds, map_children, walk
 from sparsify.compiler.notation.nodes import (
     Forall,
     Fuse,
@@ -29,6 +29,8 @@ def rewrite_loops(body: Body, index: str, change: Callable[[Forall], Statement])
     """`body` with every loop over `index` replaced."""
 
     def visit(node: Node) -> Node:
+        if not holds(node, Forall):
+            return node
         node = map_children(node, visit)
         return change(node) if isinstance(node, Forall) and node.index == index else node
 
@@ -150,6 +152,14 @@ def loop_names(program: Notation) -> set[str]:
 def accesses(node: Node, tensor: str) -> list[Access]:
     """The accesses to `tensor` in `node`."""
     return [inner for inner in find(node, Access) if inner.tensor == tensor]
+
+
+def accesses_by_tensor(node: Node) -> dict[str, list[Access]]:
+    """The accesses in `node` by tensor, in one walk."""
+    found: dict[str, list[Access]] = {}
+    for access in find(node, Access):
+        found.setdefault(access.tensor, []).append(access)
+    return found
 
 
 def replace_accesses(body: Body, tensor: str, access: Access, reader: str = "") -> Body:

@@ -103,6 +103,7 @@ VIEWS = frozenset(
 )
 # Operators that copy numbers to other memory or another dtype.
 COPIES = frozenset(["to", "_to_copy", "clone", "contiguous", "alias", "detach"])
+ALIASING = VIEWS | COPIES
 LAYOUT_ONLY = frozenset(["t", "transpose", "permute", "contiguous", "view", "unsqueeze", "clone"])
 RANDOM = frozenset(
     [
@@ -178,9 +179,10 @@ def overwritten(graph: fx.Graph) -> frozenset[fx.Node]:
         while isinstance(node, fx.Node) and node not in aliases:
             aliases.add(node)
             node = node.args[0] if node.args else None
-    for node in graph.nodes:
-        if operator_name(node) in VIEWS | COPIES and node.args and node.args[0] in aliases:
-            aliases.add(node)
+    if aliases:
+        for node in graph.nodes:
+            if operator_name(node) in ALIASING and node.args and node.args[0] in aliases:
+                aliases.add(node)
     return frozenset(aliases)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sparsify.compiler.einsum.nodes import Assign
-from sparsify.compiler.ir.node import Node, find, map_children
+from sparsify.compiler.ir.node import Node, find, holds, map_children
 from sparsify.compiler.notation.nodes import Forall, Notation, Statement
 from sparsify.compiler.schedule.directives.directive import NAME, NAMES, Directive, of_nest, refuse
 from sparsify.compiler.schedule.nests import Body, assigns, close_chain, loop_chain
@@ -52,6 +52,8 @@ def _ordered(body: Body, indices: tuple[str, ...], nest: str) -> Statement:
     """Chains with the loops over `indices` permuted into the given order, in their places."""
 
     def visit(node: Node) -> Node:
+        if not holds(node, Forall):
+            return node
         if not isinstance(node, Forall):
             return map_children(node, visit)
         chain, inner = loop_chain(node)

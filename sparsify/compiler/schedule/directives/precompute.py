@@ -30,6 +30,7 @@ from sparsify.compiler.schedule.directives.directive import NAME, SCOPES, Direct
 from sparsify.compiler.schedule.nests import (
     Body,
     accesses,
+    accesses_by_tensor,
     close_chain,
     let_of,
     loop_chain,
@@ -182,15 +183,16 @@ def _in_other_loops(statements: Listed[Body], directive: Precompute) -> tuple[li
 def _check_joined(bodies: list[Body], shared: list[str], program: Notation, directive: Precompute) -> None:
     """Raises if an iteration of the fused loops would read a value written by another iteration."""
     written = {a.target.tensor for body in bodies for a in find(body, Assign)}
-    for tensor in written:
-        found = [access for body in bodies for access in accesses(body, tensor)]
-        holders = sum(1 for body in bodies if accesses(body, tensor))
-        if holders < 2:
+    local = {t.name for body in bodies for let in find(body, Let) for t in let.temporaries}
+    by_body = [accesses_by_tensor(body) for body in bodies]
+    for tensor in written - local:
+        holders = [by_tensor[tensor] for by_tensor in by_body if tensor in by_tensor]
+        if len(holders) < 2:
             continue
+        found = [access for part in holders for access in part]
         for access in found:
             leaves = {leaf for name in index_names(access) for leaf in _leaves(program, name)}
-            local = any(t.name == tensor for b in bodies for n in find(b, Let) for t in n.temporaries)
-            if not local and (access != found[0] or not set(shared) <= leaves):
+            if access != found[0] or not set(shared) <= leaves:
                 raise ScheduleError(
                     f"`{directive}`: {tensor} is written in some iterations of {', '.join(shared)} and read in others",
                     "another place",
