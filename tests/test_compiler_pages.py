@@ -143,7 +143,9 @@ def kinds(module: ModuleType) -> dict[str, type[Node]]:
     """The classes of nodes of a module that have no subclasses."""
     found = inspect.getmembers(module, lambda one: inspect.isclass(one) and issubclass(one, Node))
     return {
-        name: one for name, one in found if one.__module__ == module.__name__ and not one.__subclasses__()
+        name: one
+        for name, one in found
+        if one.__module__.startswith(module.__name__) and not one.__subclasses__()
     }
 
 

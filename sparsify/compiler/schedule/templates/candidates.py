@@ -33,8 +33,8 @@ from sparsify.compiler.schedule.templates.transposed_copies import transposed_co
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A program whose schedules are asked for.
+class Request:
+    """A program to schedule, with what is known of its operands.
 
     Attributes:
         program: notation before its schedule.
@@ -54,67 +54,67 @@ class Asked:
 Schedules = Iterator[d.Schedule]
 
 
-def _sampled(asked: Asked) -> Schedules:
+def _sampled(request: Request) -> Schedules:
     """Sums at the stored entries of one operand: its positions alone are not those of several."""
-    if (found := sampled(asked.program)) is not None and not found.has_several_masks:
-        yield from found.schedules(asked.lanes, asked.item_bytes, asked.sizes)
+    if (found := sampled(request.program)) is not None and not found.has_several_masks:
+        yield from found.schedules(request.lanes, request.item_bytes, request.sizes)
 
 
-def _dropped(asked: Asked) -> Schedules:
+def _dropped(request: Request) -> Schedules:
     """Rows from which entries equal to the fill are dropped."""
-    if (found := dropped(asked.program)) is not None:
-        yield from found.schedules(asked.lanes)
+    if (found := dropped(request.program)) is not None:
+        yield from found.schedules(request.lanes)
 
 
-def _scattered(asked: Asked) -> Schedules:
+def _scattered(request: Request) -> Schedules:
     """Sums scattered into rows of unknown pattern."""
-    if (found := scattered(asked.program)) is not None:
-        yield from found.schedules(asked.sizes, asked.order)
+    if (found := scattered(request.program)) is not None:
+        yield from found.schedules(request.sizes, request.order)
 
 
-def _panels(asked: Asked) -> Schedules:
+def _panels(request: Request) -> Schedules:
     """Products with a sparse weight in panels."""
-    if (found := panels(asked.program)) is not None:
-        yield from sparse_linear.schedules(found, asked.lanes, asked.item_bytes, asked.sizes)
+    if (found := panels(request.program)) is not None:
+        yield from sparse_linear.schedules(found, request.lanes, request.item_bytes, request.sizes)
 
 
-def _tiles(asked: Asked) -> Schedules:
+def _tiles(request: Request) -> Schedules:
     """Products of dense or blocked matrices in register tiles."""
-    if (found := tiles(asked.program)) is not None:
-        yield from found.schedules(asked.lanes, asked.item_bytes, asked.sizes)
+    if (found := tiles(request.program)) is not None:
+        yield from found.schedules(request.lanes, request.item_bytes, request.sizes)
 
 
-def _experts(asked: Asked) -> Schedules:
+def _experts(request: Request) -> Schedules:
     """Mixtures of experts."""
-    if (found := experts(asked.program)) is not None:
-        yield from found.schedules(asked.lanes, asked.item_bytes, asked.sizes)
+    if (found := experts(request.program)) is not None:
+        yield from found.schedules(request.lanes, request.item_bytes, request.sizes)
 
 
-def _row_chain(asked: Asked) -> Schedules:
+def _row_chain(request: Request) -> Schedules:
     """Attention, row by row."""
-    if (chain := row_chain(asked.program)) is not None:
-        yield from (way.schedule for way in row_ways(chain, asked.lanes, asked.item_bytes, asked.sizes))
+    if (chain := row_chain(request.program)) is not None:
+        yield from (way.schedule for way in row_ways(chain, request.lanes, request.item_bytes, request.sizes))
 
 
-def _aggregates(asked: Asked) -> Schedules:
+def _aggregates(request: Request) -> Schedules:
     """Several reductions over the same rows."""
-    if (found := aggregates(asked.program)) is not None:
-        yield from found.schedules(asked.lanes, asked.item_bytes, asked.sizes)
+    if (found := aggregates(request.program)) is not None:
+        yield from found.schedules(request.lanes, request.item_bytes, request.sizes)
 
 
-def _row_nests(asked: Asked) -> Schedules:
+def _row_nests(request: Request) -> Schedules:
     """Statements that read values of the same row only."""
-    if (rows := row_nests(asked.program)) is not None and not rows.is_one_sum:
-        yield from rows.schedules(asked.lanes, asked.item_bytes, asked.sizes)
+    if (rows := row_nests(request.program)) is not None and not rows.is_one_sum:
+        yield from rows.schedules(request.lanes, request.item_bytes, request.sizes)
 
 
-def _joined(asked: Asked) -> Schedules:
+def _joined(request: Request) -> Schedules:
     """Statements of the same rows in one loop."""
-    yield from joined(asked.program)
+    yield from joined(request.program)
 
 
 # Templates in the order of their candidates. Programs of the exclusive ones have no other candidates.
-TEMPLATES: Final[Mapping[str, Callable[[Asked], Schedules]]] = {
+TEMPLATES: Final[Mapping[str, Callable[[Request], Schedules]]] = {
     "sddmm": _sampled,
     "compressed_rows": _dropped,
     "spgemm": _scattered,
@@ -146,44 +146,44 @@ def candidates(
         order: loop order, if chosen by cost.
         without: names of templates that are left out, and "search".
     """
-    asked = Asked(program, lanes, item_bytes, sizes, order)
+    request = Request(program, lanes, item_bytes, sizes, order)
     has_template = False
     for name, template in TEMPLATES.items():
         if name in without:
             continue
-        for schedule in template(asked):
+        for schedule in template(request):
             has_template = True
             yield schedule
         if has_template and name in EXCLUSIVE:
             return
     if not has_template and "search" not in without:
-        found = searched(program, lanes, item_bytes, sizes, order, _defaults(asked))
+        found = searched(program, lanes, item_bytes, sizes, order, _defaults(request))
         yield from () if found is None else found.better
-    yield from _defaults(asked)
+    yield from _defaults(request)
 
 
 def search_of(
     program: Notation, lanes: int, item_bytes: int, sizes: Sizes, order: tuple[str, ...] = ()
 ) -> Searched | None:
     """The searched schedules of a program; `None` with a template, for unknown sizes, and for little work."""
-    asked = Asked(program, lanes, item_bytes, sizes, order)
-    if any(next(template(asked), None) is not None for template in TEMPLATES.values()):
+    request = Request(program, lanes, item_bytes, sizes, order)
+    if any(next(template(request), None) is not None for template in TEMPLATES.values()):
         return None
-    return searched(program, lanes, item_bytes, sizes, order, _defaults(asked))
+    return searched(program, lanes, item_bytes, sizes, order, _defaults(request))
 
 
-def _defaults(asked: Asked) -> Schedules:
+def _defaults(request: Request) -> Schedules:
     """The schedules of a program without a template, and those that always lower."""
-    program, sizes = asked.program, asked.sizes
+    program, sizes = request.program, request.sizes
     if (samples := sampled(program)) is not None and samples.has_several_masks:
         yield from samples.one_at_a_time()
         return
     nests = nests_of(program)
-    rest = program, nests, asked.lanes, asked.item_bytes, sizes
+    rest = program, nests, request.lanes, request.item_bytes, sizes
     if len(nests) <= 2:
-        shape = OneNest(*rest, asked.order)
+        shape = OneNest(*rest, request.order)
         if (copies := transposed_copies(program, shape.order, shape.lane)) is not None:
-            found = list(copies.schedules(asked.lanes, asked.item_bytes, sizes))
+            found = list(copies.schedules(request.lanes, request.item_bytes, sizes))
             yield from found
             if not found and copies.is_ordered_for_copies:
                 shape = OneNest(*rest, ())
@@ -192,5 +192,5 @@ def _defaults(asked: Asked) -> Schedules:
         yield shape.schedule(parallel=False)
         yield shape.schedule(parallel=False, vector=False)
         yield d.Schedule((d.Order(tuple(shape.order)),)) if len(shape.order) > 1 else d.Schedule()
-    yield from OneNest(*rest, asked.order).around()
+    yield from OneNest(*rest, request.order).around()
     yield d.Schedule()
