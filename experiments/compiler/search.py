@@ -26,7 +26,7 @@ from sparsify.compiler.notation.nodes import Notation
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.search.searched import Searched, searched
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
-from sparsify.compiler.schedule.templates.candidates import TEMPLATES, Asked, candidates
+from sparsify.compiler.schedule.templates.candidates import TEMPLATES, Request, candidates
 from sparsify.errors import SparsifyError
 from sparsify.options import override
 
@@ -293,16 +293,16 @@ def rows(case: Case, templates: bool) -> Iterator[Row]:
         plain = step.stages.plain
         width = lanes(plain, step.variants.vector_bytes), lane_bytes(plain)
         own = sizes.also({twin.name: twin.source for twin in step.step.twins})
-        used = template_of(Asked(plain, *width, own, step.step.order))
+        used = template_of(Request(plain, *width, own, step.step.order))
         if bool(used) != templates:
             continue
         name = f"{case.name}: {', '.join(step.results)}" if len(kernel.generated) > 1 else case.name
         yield measured(name, step, values, plain, width, own, used)
 
 
-def template_of(asked: Asked) -> str:
+def template_of(request: Request) -> str:
     """The name of the template with the first schedule, "" without one."""
-    return next((name for name, make in TEMPLATES.items() if next(make(asked), None) is not None), "")
+    return next((name for name, make in TEMPLATES.items() if next(make(request), None) is not None), "")
 
 
 def measured(
