@@ -137,9 +137,9 @@ class Drawn:
             case 4:
                 at = "" if self.rng.random() < 0.1 else index
                 kept = self.kept()
-                return d.Precompute(self.one(lets) if lets else nest, self.one(d.SCOPES), at, **kept)
+                return d.Precompute(self.one(lets) if lets else nest, self.one(tuple(d.SCOPES)), at, **kept)
             case 5:
-                name, scope = self.name("s"), self.one(d.SCOPES)
+                name, scope = self.name("s"), self.one(tuple(d.SCOPES))
                 if self.rng.random() < 0.5:
                     at = "" if self.rng.random() < 0.1 else index
                     return d.Precompute(name, scope, at, nest, **self.kept())
@@ -180,7 +180,7 @@ class Drawn:
         reads = [n for n in walk(tree.body) if isinstance(n, Access) and n.tensor == tensor]
         names = [str(n) for n in self.rng.permutation(list(index_names(self.one(reads))))] if reads else []
         kept = tuple(name for name in names if self.rng.random() < 0.8)
-        return d.Pack(self.name("P"), tensor, kept, index, self.one(d.SCOPES))
+        return d.Pack(self.name("P"), tensor, kept, index, self.one(tuple(d.SCOPES)))
 
     def name(self, letter: str) -> str:
         """A fresh name."""

@@ -1,6 +1,6 @@
 """Directives of schedules, a module for each or for a few of one kind: text, checks, words, and rewriting of loops."""
 
-from sparsify.compiler.schedule.directives.directive import Directive
+from sparsify.compiler.schedule.directives.directive import SCOPES, Directive
 from sparsify.compiler.schedule.directives.distribute import Distribute
 from sparsify.compiler.schedule.directives.fuse import Fuse, Join, Merge
 from sparsify.compiler.schedule.directives.lanes import Transpose, Unroll, Vector
@@ -18,6 +18,7 @@ from sparsify.compiler.schedule.directives.split import Split
 __all__ = [
     "CLASSES",
     "DIRECTIVES",
+    "SCOPES",
     "Directive",
     "Distribute",
     "Fuse",
