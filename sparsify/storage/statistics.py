@@ -106,8 +106,8 @@ def crowding(pattern: "Pattern") -> float:
     >>> crowding(tensor(torch.eye(9), "csr").pattern), crowding(tensor(torch.eye(40)[:, ::2], "csc").pattern)
     (1.0, 0.0)
     """
-    crd = pattern._crd[-1] if pattern._crd else None
-    if crd is None or len(crd) < 2 or pattern.format.levels[-1].level.has_bits:
+    crd = _last_coordinates(pattern)
+    if crd is None or len(crd) < 2:
         return 0.0
     looked = torch.arange(1, len(crd), max(1, len(crd) // LOOKS))
     before = (looked[:, None] - torch.arange(1, BEFORE + 1)).clamp(min=0)
@@ -166,9 +166,8 @@ def _extrapolate(distinct: int, looked: int, entries: int) -> int:
 
 def reach(pattern: "Pattern") -> int:
     """The median coordinate distance of entries whose position distance is the mean number of children of a parent."""
-    crd = pattern._crd[-1] if pattern._crd else None
-    last = pattern.format.levels[-1].level if pattern._crd else None
-    if crd is None or last is None or len(crd) < 2 or last.has_bits or last.stride > 1:
+    crd = _last_coordinates(pattern)
+    if crd is None or len(crd) < 2 or pattern.format.levels[-1].level.stride > 1:
         return 0
     offset = min(
         max(1, round(len(crd) / max(1, pattern.positions(len(pattern.format.levels) - 1)))), len(crd) - 1
@@ -176,3 +175,11 @@ def reach(pattern: "Pattern") -> int:
     step = max(1, (len(crd) - offset) // SAMPLES)
     first, second = crd[: len(crd) - offset : step], crd[offset::step]
     return int((first - second).abs().median())
+
+
+def _last_coordinates(pattern: "Pattern") -> Tensor | None:
+    """The coordinates of the last level without empty slots; `None` for a level without a list of them."""
+    crd = pattern._crd[-1] if pattern._crd else None
+    if crd is None or pattern.format.levels[-1].level.has_bits:
+        return None
+    return crd[crd >= 0] if pattern.format.levels[-1].level.has_empty_slots else crd

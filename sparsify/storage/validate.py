@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage import convert
 from sparsify.storage.fill import Fill
-from sparsify.storage.level import bits, hash_table
+from sparsify.storage.level import bits, hash_table, slices
 from sparsify.storage.parts import require_readable
 from sparsify.storage.pattern import Pattern
 
@@ -359,7 +359,7 @@ def _check_order(pattern: Pattern, number: int, pos: Tensor, arrays: Sequence[Te
         s.expression.extent(pattern.shape) for s in pattern.format.levels[number : number + len(arrays)]
     ]
     if not ordered:
-        parents = torch.repeat_interleave(pos.diff(), output_size=arrays[0].shape[0])
+        parents = slices.parents_of(pos, 1, arrays[0].shape[0])
         columns = [parents, *arrays]
         sorting = convert.order(columns, [pos.shape[0] - 1, *extents])
         sorted_columns = columns if sorting is None else [c[sorting] for c in columns]

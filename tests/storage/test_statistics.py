@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.compiler.schedule.sizes import APART
 from sparsify.storage.statistics import SAMPLE, coordinates_at
 
 
@@ -56,6 +57,13 @@ def test_bands_are_crowded(format: str) -> None:
     assert found.crowding() > 0.95
     assert random((3000, 3000), 9000, format).pattern.crowding() < 0.05
     assert random((3000, 3000), 0, format).pattern.crowding() == 0.0
+
+
+def test_empty_slots_of_hash_tables_are_no_entries() -> None:
+    tables, rows = (random((300, 3000), 9000, format).pattern for format in ("dense, hash", "csr"))
+    assert tables.nnz == 2 * rows.nnz
+    assert tables.crowding() < 0.05
+    assert tables.reach() == pytest.approx(APART * 3000, rel=0.1)  # slots are in no order
 
 
 def test_an_empty_pattern_says_nothing() -> None:

@@ -154,7 +154,7 @@ class GeneratedStep:
         """
         if self.failure is not None or (sizes is UNKNOWN and self._current is not None):
             return False
-        sizes = compact_sizes(self._compactable, sizes.also(self.twins))
+        sizes = self.sizes_as_read(sizes)
         known = sizes.key(self.program)
         if known == self._known:
             return False
@@ -182,6 +182,10 @@ class GeneratedStep:
         self._current, self._known = found, known
         return self.variants.built > before
 
+    def sizes_as_read(self, sizes: Sizes) -> Sizes:
+        """The sizes of the operands as the kernels read them: transposed copies, renumbered coordinates."""
+        return compact_sizes(self._compactable, sizes.also(self.twins))
+
     def with_schedule(self, schedule: Schedule | None) -> "GeneratedStep":
         """The same statement with the given schedule only, or with automatic choices, without memoized state."""
         given = self.variants
@@ -191,7 +195,7 @@ class GeneratedStep:
 
     def prefer(self, schedule: Schedule, sizes: Sizes) -> None:
         """Fixes a benchmarked schedule for operands in the size class of `sizes`, from the next call on."""
-        self.variants.prefer(schedule, compact_sizes(self._compactable, sizes.also(self.twins)))
+        self.variants.prefer(schedule, self.sizes_as_read(sizes))
         self._known = ()
         self._frames.clear()
         self._choices.clear()

@@ -129,7 +129,8 @@ def compiled(step: GeneratedStep, expected: Schedule, sizes: Sizes) -> dict[Sche
 
     Only programs without a template have searched schedules.
     """
-    found = searched(step.stages.plain, step.variants.vector_bytes, sizes, step.step.order)
+    known = step.sizes_as_read(sizes)
+    found = searched(step.stages.plain, step.variants.vector_bytes, known, step.step.order)
     best = () if found is None else found.schedules
     others = dict.fromkeys(one for one in chain(best, neighbours(expected, sizes.extents)) if one != expected)
     near = list(islice(others, THRESHOLDS[KIND].most))

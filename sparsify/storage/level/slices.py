@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 
 def parents_of(begins: Tensor, stride: int, positions: int) -> Tensor:
-    """The parent of each position, int64 [positions], from the starts of the parents [parents + 1]."""
-    groups = torch.repeat_interleave(begins[::stride].diff(), output_size=positions)
+    """The parent of each position [positions], from the starts of the parents [parents + 1]."""
+    counts = begins[::stride].diff()
+    counts = counts.long() if counts.dtype == torch.int16 else counts  # int16 is not implemented in torch
+    groups = torch.repeat_interleave(counts, output_size=positions)
     return groups if stride == 1 else groups * stride + torch.arange(positions, device=begins.device) % stride
 
 

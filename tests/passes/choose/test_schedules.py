@@ -125,11 +125,12 @@ def test_the_report_says_that_threads_share_a_hub() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
 
 
-def test_the_best_of_a_search_are_timed():
-    """A product at the entries of two matrices has no template."""
+@pytest.mark.parametrize("format", ["csr", "csc"])
+def test_the_best_of_a_search_are_timed(format):
+    """A product at the entries of two matrices has no template; CSC is read as a transposed copy."""
     generator = torch.Generator().manual_seed(0)
     matrices = [torch.rand(200, 200, generator=generator) for _ in range(2)]
-    A, B = (sparsify.tensor(matrix * (matrix < 0.3), "csr") for matrix in matrices)
+    A, B = (sparsify.tensor(m * (m < 0.3), f) for m, f in zip(matrices, ("csr", format), strict=True))
     P = torch.rand(200, 300, generator=generator)
     text = "Y[i,j] = A[i,j] * B[i,j] * sum(k, P[i,k] * P[j,k])"
     with options.override(vector_bytes=32):
@@ -138,5 +139,6 @@ def test_the_best_of_a_search_are_timed():
         sizes = sizes_of(kernel.program, (A, B, P)).shared(kernel.program)
         usual = Schedule.parse("order i, j; precompute w at j in register; parallel i dynamic A")
         found = schedules.compiled(step, usual, sizes)
+    assert set(step.sizes_as_read(sizes).stored) >= set(step.program.inputs) - {"P"}
     assert step.stages.schedule in found
     assert "lanes_w = w over ki" in str(step.stages.schedule)

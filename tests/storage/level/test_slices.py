@@ -8,6 +8,7 @@ from sparsify.storage.level.arrays import Arrays
 from sparsify.storage.level.entries import Entries
 from sparsify.storage.level.levels import Sliced
 from sparsify.storage.level.slices import parents_of, sliced
+from sparsify.storage.pattern import Pattern
 
 
 def test_positions_of_slices_are_counted_in_int64():
@@ -58,3 +59,13 @@ def test_entries_and_padding_are_distinct_and_in_order(density):
     for parent in range(parents):
         coordinates = built.crd[above == parent].tolist()
         assert coordinates == sorted(set(coordinates)) and all(0 <= c < extent for c in coordinates)
+
+
+@pytest.mark.parametrize("level", ["compressed", "compressed(unordered)", "hash"])
+def test_positions_of_int16(level):
+    dense = torch.tensor([[0.0, 2, 3], [0, 0, 0], [4, 0, 5]])
+    form = f"{level[:-1]}, pos=int16)" if level.endswith(")") else f"{level}(pos=int16)"
+    stored = sparsify.tensor(dense, f"dense, {form}")
+    assert stored.pattern.pos[1].dtype == torch.int16
+    assert torch.equal(stored.to_dense(), dense) and torch.equal(stored.to(format="csc").to_dense(), dense)
+    Pattern(stored.format, stored.shape, stored.pattern.pos, stored.pattern.crd).validated()

@@ -1,4 +1,10 @@
-"""Directives of schedules, a module for each or for a few of one kind: text, checks, words, and rewriting of loops."""
+"""Directives of schedules: text, checks, meaning in words, and rewriting of loops.
+
+In: concrete index notation and `order i, k, j; vector k`. Out: the notation with reordered loops and vector lanes.
+
+Read `directive.py` (what each directive defines), `order.py` and `split.py` (the shortest ones), `precompute.py`
+(temporaries), then `schedule.py` (the text of several directives, and their application in order).
+"""
 
 from sparsify.compiler.schedule.directives.directive import SCOPES, Directive
 from sparsify.compiler.schedule.directives.distribute import Distribute

@@ -44,7 +44,7 @@ class Fuse(Directive):
                     f"`{self}`: {self.second} is not right inside {self.first}", "order them first"
                 )
             if not isinstance(loop.kind, notation.Serial) or not isinstance(loop.body.kind, notation.Serial):
-                raise ScheduleError(f"`{self}` comes after another self on its loops", "fuse first")
+                raise ScheduleError(f"`{self}` comes after another directive on its loops", "fuse first")
             return Forall(self.fused, loop.body.body)
 
         derived = {r.inner for r in program.relations if isinstance(r, notation.Split)}
@@ -99,7 +99,7 @@ class Join(Directive):
             if not isinstance(loop.body, Forall) or loop.body.index != inner:
                 raise ScheduleError(f"`{self}`: {inner} is not right inside {outer}", "order them first")
             if not isinstance(loop.kind, notation.Serial) or not isinstance(loop.body.kind, notation.Serial):
-                raise ScheduleError(f"`{self}` comes after another self on its loops", "join first")
+                raise ScheduleError(f"`{self}` comes after another directive on its loops", "join first")
             sparse = {declared.name for declared in program.declarations if not declared.format.is_dense}
             read = [n for n in find(loop, Access) if n.tensor in sparse and n.tensor not in rows]
             if found := [access for access in read if self.index in index_names(access)]:

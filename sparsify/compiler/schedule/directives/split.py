@@ -65,7 +65,7 @@ class Split(Directive):
 
         def change(loop: Forall) -> Forall:
             if not isinstance(loop.kind, notation.Serial | notation.Parallel):
-                raise ScheduleError(f"`{self}` comes after another self on {loop.index}", "split first")
+                raise ScheduleError(f"`{self}` comes after another directive on {loop.index}", "split first")
             return Forall(self.outer, Forall(self.inner, loop.body), loop.kind)
 
         body = rewrite_loops(program.body, self.index, change)

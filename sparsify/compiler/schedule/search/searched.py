@@ -92,9 +92,9 @@ def searched(
 
 
 def _key(plain: Notation, sizes: Sizes) -> tuple[Any, ...]:
-    """The sizes that determine a search."""
+    """The sizes that determine a search; the reaches of operands decide which tables are prefetched."""
     distinct = tuple((name, tuple(sorted(sizes.distinct(name).items()))) for name in plain.inputs)
-    stored = tuple((name, sizes.stored.get(name)) for name in plain.inputs)
+    stored = tuple((name, sizes.stored.get(name), sizes.reach(name)) for name in plain.inputs)
     return tuple(sorted(sizes.extents.items())), stored, distinct
 
 

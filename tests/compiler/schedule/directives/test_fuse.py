@@ -50,9 +50,10 @@ def test_tiles_become_one_loop_where_nothing_is_stored_by_them():
         ("fuse i k i", "a loop i exists"),
         ("join k in Y", "k is not split"),
         ("split k ko ki 4; order ko, i, ki; join k in Y", "ki is not right inside ko"),
-        ("split k ko ki 4; vector ki; join k in Y", "join first"),
+        ("split k ko ki 4; vector ki; join k in Y", "another directive on its loops.*join first"),
         ("split j jo ji 4; join j in Y", r"A\[i,j\] is stored sparse"),
         ("fuse i j f", "j is not right inside i"),
+        ("vector k; fuse i k f", "comes after another directive on its loops"),
     ],
 )
 def test_refusals(schedule, text):

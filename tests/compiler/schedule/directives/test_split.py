@@ -33,6 +33,7 @@ def test_relations(schedule, relation):
         ("split z zo zi 4", "changes nothing"),
         ("split k i ki 4", "a loop i exists"),
         ("split k ki ki 4", "a loop ki exists"),
+        ("vector k; split k ko ki 4", "comes after another directive on k"),
     ],
 )
 def test_refusals(schedule, text):
