@@ -19,7 +19,7 @@ from sparsify import recipe
 from . import conftest, mirror
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_WITHOUT_TEST = 286  # lower it with each module that gets a test
+MOST_WITHOUT_TEST = 285  # lower it with each module that gets a test
 SHIPPED = ("sparsify", "recipes", "models", "experiments/reproduce", "experiments/scorch", "experiments/sten")
 SOURCES = sorted(path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py"))
 LINES_OF_A_FUNCTION = 60
