@@ -44,7 +44,7 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     import torch
 
     import sparsify
-    from tests.compiler.schedule import test_attention as attention
+    from tests.scenarios import test_attention_schedules as attention
 
     drawn = torch.Generator().manual_seed(0)
     for name, rows, form, (height, width) in LAYERS:
