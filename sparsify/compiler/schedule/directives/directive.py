@@ -53,12 +53,12 @@ class Directive(Node):
 
 
 def of_nest(nest: str) -> str:
-    """` of w` for the nest of `w`, "" for all nests."""
+    """The words that restrict a sentence to the nest of one tensor: " of w", or "" for all nests."""
     return f" of {nest}" if nest else ""
 
 
 def in_nest(nest: str) -> str:
-    """` in w` for the nest of `w`, "" for all nests."""
+    """The end of a directive that names the nest of one tensor: " in w", or "" for all nests."""
     return f" in {nest}" if nest else ""
 
 
