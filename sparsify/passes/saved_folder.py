@@ -13,7 +13,6 @@ have graphs.
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -24,24 +23,31 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sparsify.errors import DataError, SparsifyError
-from sparsify.recipe.source import MAX_BYTES
+from sparsify.passes import manifest as manifests
+from sparsify.passes.manifest import (
+    GRAPH,
+    KERNELS,
+    LAYOUT,
+    SERVED,
+    Manifest,
+    ManifestError,
+    SavedFile,
+    UnknownLayoutError,
+)
+from sparsify.recipe.limits import MAX_BYTES
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-LAYOUT, SERVED = 2, 3
 WEIGHTS, RECIPE, MANIFEST = "weights.safetensors", "recipe.yaml", "manifest.json"
-GRAPH: Final = "graph.json"
 FILES: Final = (WEIGHTS, RECIPE, GRAPH, MANIFEST)
-KERNELS: Final = "kernels-"
 COMPLETE: Final = ".saved"
 DRAFT: Final = re.compile(r"\.saving-[0-9a-f]{16}")
 MANIFEST_BYTES: Final = 64 << 20
@@ -52,73 +58,8 @@ READS: Final = 10
 FULL: Final = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota of the disk is used up"}
 
 
-class SavedFile(BaseModel):
-    """The size and the SHA-256 sum of a file."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    bytes: int
-    sha256: str
-
-
-class Manifest(BaseModel):
-    """A saved model: class, arguments of `apply`, parameters without pruning, files.
-
-    For a served model `files` are the files of graphs and kernels, `levels` the CPU levels of the kernels,
-    `instructions` the instruction sets of the CPU of their build, and `code` the digest of the compiler.
-    """
-
-    model_config = ConfigDict(frozen=True, strict=True, protected_namespaces=())
-
-    layout: Literal[1, 2, 3]
-    model: str
-    training: bool
-    strict: bool
-    verify: bool
-    trainable: bool | None
-    tied: dict[str, str]
-    passed: dict[int, dict[str, str]] | None = None
-    weights: SavedFile | None = None
-    recipe: SavedFile | None = None
-    files: dict[str, SavedFile] = {}
-    levels: list[str] = []
-    instructions: list[str] = []
-    code: str = ""
-    sparsify: str = ""
-    torch: str = ""
-
-    @model_validator(mode="after")
-    def _has_sums(self) -> "Manifest":
-        if self.layout > 1 and None in (self.weights, self.recipe):
-            raise ValueError("the sums of its files are missing")
-        if self.is_served != (GRAPH in self.files):
-            raise ValueError("the sum of its graph is missing")
-        for name in self.files:
-            if not re.fullmatch(rf"{re.escape(GRAPH)}|{KERNELS}[0-9a-f]{{16}}/[0-9a-f]{{16,64}}\.so", name):
-                raise ValueError(f"{name} is no file of a saved model")
-        return self
-
-    @property
-    def is_served(self) -> bool:
-        """Whether the folder has graphs and kernels, so that no class is needed."""
-        return self.layout == SERVED
-
-    @property
-    def digest(self) -> str:
-        """A digest equal for folders with equal content, independent of the saves."""
-        files = sorted([name.rpartition("/")[2], file.sha256] for name, file in self.files.items())
-        sums = [None if file is None else file.sha256 for file in (self.weights, self.recipe)]
-        return hashlib.sha256(json.dumps([self.model, *sums, files]).encode()).hexdigest()
-
-
 # Function to the tensors of a model from the arrays in its folder.
 Unpack = Callable[[Path, Manifest, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
-
-
-class _Layout(BaseModel):
-    """The fields of a manifest common to all layouts."""
-
-    layout: int
 
 
 @dataclass(frozen=True)
@@ -290,19 +231,15 @@ def _manifest(folder: Path, path: Path) -> Manifest:
             f"{folder} holds no saved sparse model: {_cause(error)}", "name a folder that sparsify.save wrote"
         ) from None
     try:
-        layout = _Layout.model_validate_json(text).layout
-        if layout > SERVED:
-            raise DataError(
-                f"{path} has the layout {layout}, a layout that this version does not know, it reads up to {SERVED}",
-                "load it with the version of sparsify that wrote it",
-            )
-        return Manifest.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        complaint = f"{where}: {first['msg']}" if where else first["msg"]
+        return manifests.parsed(text)
+    except UnknownLayoutError as error:
         raise DataError(
-            f"{folder} holds no saved sparse model: {MANIFEST} is damaged, {complaint}",
+            f"{path} has {error}, a layout that this version does not know, it reads up to {SERVED}",
+            "load it with the version of sparsify that wrote it",
+        ) from None
+    except ManifestError as error:
+        raise DataError(
+            f"{folder} holds no saved sparse model: {MANIFEST} is damaged, {error}",
             "save the model again, into another folder or after this file is deleted",
         ) from None
 
@@ -379,12 +316,9 @@ def _replace(
         names = [] if graphs is None else _write_graphs(draft, graphs)
         sums: dict[str, Any] = {"weights": _file(draft / WEIGHTS), "recipe": _file(draft / RECIPE)}
         files = {name: _file(draft / name) for name in names}
-        layout: Literal[2, 3] = LAYOUT if graphs is None else SERVED  # type: ignore[assignment]
+        layout = LAYOUT if graphs is None else SERVED
         manifest = Manifest(layout=layout, **facts, **sums, files=files)
-        # Folders without graphs keep the format of earlier versions.
-        unset = None if manifest.is_served else {"files", "levels", "instructions", "code"}
-        text = manifest.model_dump_json(indent=2, exclude=unset)
-        (draft / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        (draft / MANIFEST).write_text(manifests.text(manifest) + "\n", encoding="utf-8")
         for path in (*(draft / name for name in (WEIGHTS, RECIPE, *names, MANIFEST)), draft):
             _sync(path)
         draft.rename(folder / COMPLETE)

@@ -24,8 +24,9 @@ from typing import Any, Final
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sparsify.errors import RecipeError
+from sparsify.recipe.limits import MAX_BYTES
 from sparsify.recipe.parse import load
-from sparsify.recipe.source import MAX_BYTES, composed
+from sparsify.recipe.source import composed
 
 # Fields of `prune` by the name of a modifier.
 PRUNING: Final[Mapping[str, Mapping[str, Any]]] = {

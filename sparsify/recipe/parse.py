@@ -15,9 +15,11 @@ from pydantic import BaseModel, ValidationError
 
 from sparsify.errors import RecipeError, RecipeNotFoundError, path_of
 from sparsify.recipe import builtin
+from sparsify.recipe.limits import MAX_BYTES
 from sparsify.recipe.schema import Recipe, Rule
-from sparsify.recipe.source import MAX_BYTES, TOO_DEEP, Path, Position, Source, nearest, read, substitute
+from sparsify.recipe.source import TOO_DEEP, Path, Position, Source, read, substitute
 from sparsify.recipe.stages import folded
+from sparsify.recipe.suggestion import nearest
 from sparsify.recipe.unsupported import refusal
 
 # Maximum number of mistakes in an error text, and maximum characters of each.

@@ -21,8 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from sparsify.recipe.source import nearest
 from sparsify.recipe.sparsifier_spec import Sparsifier
+from sparsify.recipe.suggestion import nearest
 from sparsify.recipe.target import kind_of, require_target
 
 Scalar = bool | int | float | str

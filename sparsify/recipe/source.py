@@ -7,7 +7,6 @@ Tags, duplicate keys, merge keys and cycles are refused, so nothing in a file ca
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -15,13 +14,13 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sparsify.errors import RecipeError
+from sparsify.recipe.limits import MAX_BYTES, MAX_NODES
+from sparsify.recipe.suggestion import nearest
 
 Path = tuple[str | int, ...]
 CORE_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null")
 )
-MAX_NODES = 20_000
-MAX_BYTES = 256 << 10
 TOO_LARGE = f"a recipe has at most {MAX_BYTES >> 10} KiB; shorten it, or name many tensors by patterns"
 TOO_DEEP = "the recipe refers to itself or is nested too deeply; write values out"
 MAX_OVERRIDE = 1000
@@ -216,12 +215,3 @@ def substitute(source: Source, overrides: Mapping[str, Any]) -> None:
 
     rest = {key: visit(value, (key,)) for key, value in data.items() if key != "args"}
     source.data = {**rest, **({"args": args} if "args" in data else {})}
-
-
-def nearest(name: str, known: Any, count: int = 3) -> str:
-    """`; did you mean 'a' or 'b'?`, or the list of all names without a near one."""
-    names = [str(item) for item in known]
-    close = get_close_matches(name, names, n=count, cutoff=0.5)
-    if close:
-        return "; did you mean " + " or ".join(repr(item) for item in close) + "?"
-    return f"; there are: {', '.join(names)}" if names else "; there are none"

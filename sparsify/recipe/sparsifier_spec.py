@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 
 # Class and ordered parameters by name in recipes; users' own classes are given as objects.
 NAMES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {

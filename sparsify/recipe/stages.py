@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sparsify.recipe.schema import GRADUAL, OF_SIZE, Prune, Rule, ScheduleSpec, Stage
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 
 NEAR = 1e-6
 

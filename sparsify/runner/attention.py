@@ -12,7 +12,7 @@ from sparsify.errors import SparsifyError
 from sparsify.passes.lift.attention.mask import GIVEN
 from sparsify.recipe import Recipe, Rule
 from sparsify.recipe.schema import MaskKind
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 
 SHORT: Final = {"window": "sliding_window", "segments": "block_diagonal"}
 KINDS: Final[tuple[str, ...]] = tuple(kind for kind in get_args(MaskKind) if kind != GIVEN)

@@ -29,7 +29,7 @@ from sparsify.passes.apply import apply
 from sparsify.passes.explain import STAGES, Explanation, explain_model
 from sparsify.passes.graph.operators import scope
 from sparsify.passes.rules.mark import named
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 from sparsify.runner.preview import captured
 from sparsify.runner.request import Request
 from sparsify.runner.subject import subject

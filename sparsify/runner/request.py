@@ -13,7 +13,8 @@ from sparsify import recipe as recipes
 from sparsify.errors import SparsifyError
 from sparsify.models import registry
 from sparsify.recipe import Recipe
-from sparsify.recipe.source import nearest, parse_scalar
+from sparsify.recipe.source import parse_scalar
+from sparsify.recipe.suggestion import nearest
 from sparsify.runner.attention import kind_of, numbers_of, with_sparse_attention
 from sparsify.runner.weights import with_sparse_weights
 

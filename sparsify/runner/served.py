@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import SparsifyError
 from sparsify.passes import saved_folder
+from sparsify.passes.manifest import GRAPH
 from sparsify.passes.served.load import load_served
 from sparsify.runner import measure
 from sparsify.runner.measure import milliseconds
@@ -122,7 +123,7 @@ def run_served(folder: Path, *, seconds: float = 4.0) -> ServedResult:
             kinds.append(ServedKind(text, first_ms, timing.median_ms, timing.runs_ms, is_finite))
     manifest = saved_folder.read_manifest(folder)
     files = {name: file.bytes for name, file in manifest.files.items()}
-    graph = files.pop(saved_folder.GRAPH)
+    graph = files.pop(GRAPH)
     return ServedResult(
         folder=str(folder),
         model=manifest.model,

@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def rewritten(folder, change):
     """Changes the text of graphs, with the sums that it has then."""
     path, told = folder / "graph.json", json.loads((folder / "manifest.json").read_text())
     path.write_text(change(path.read_text()))
-    told["files"]["graph.json"] = saved_folder._file(path).model_dump()
+    told["files"]["graph.json"] = asdict(saved_folder._file(path))
     (folder / "manifest.json").write_text(json.dumps(told))
 
 

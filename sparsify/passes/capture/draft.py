@@ -15,13 +15,13 @@ from sparsify.options import Options
 from sparsify.passes.capture.captured import Captured, Dynamic
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info
-from sparsify.recipe import Recipe, Rule
 from sparsify.report import CalibrationEntry, PassedEntry, PrunedEntry, Report
 from sparsify.sparsification.masks.mask_spec import MaskSpec
 from sparsify.storage.format import Format
 from sparsify.warn import warn
 
 if TYPE_CHECKING:
+    from sparsify.recipe import Recipe, Rule
     from sparsify.sparsification.sparsified import Parts
 
 
@@ -47,7 +47,7 @@ class Pruning:
     calibration: CalibrationEntry | None = None
     merged: dict[str, str] = field(default_factory=dict)
 
-    def describe(self, report: Report, rules: Sequence[Rule]) -> None:
+    def describe(self, report: Report, rules: "Sequence[Rule]") -> None:
         """Writes the pruned and the passed-over weights into a report."""
         labels = [rule.id or f"rule {number + 1}" for number, rule in enumerate(rules)]
         report.pruned = [
@@ -110,7 +110,7 @@ class ApplyRequest:
         trains_dense: reason why trained weights start dense under masks, "" where kernels compute with them.
     """
 
-    recipe: Recipe
+    recipe: "Recipe"
     dynamic: Dynamic = None
     strict: bool = False
     verify: bool = True
@@ -238,7 +238,7 @@ class Draft:
         return self.captured.graph
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "Recipe":
         """The recipe: sparse tensors and their formats."""
         return self.request.recipe
 

@@ -27,7 +27,7 @@ from sparsify.passes.dynamo.torch_fused_layers import SPELLED
 from sparsify.passes.module.prune_and_capture import applied
 from sparsify.passes.operands.content_memo import Key, key_of, sampled
 from sparsify.recipe import Recipe
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 from sparsify.report import Report
 from sparsify.storage.own_memory import PLAIN
 from sparsify.warn import warn

@@ -19,7 +19,7 @@ from sparsify.passes.capture.libraries import torch_geometric_data
 from sparsify.passes.capture.shell import Modes, modes
 from sparsify.passes.module.variants.run_eager import without_effects
 from sparsify.passes.module.variants.variant import Variant
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule

@@ -24,7 +24,7 @@ from sparsify.passes.lift.experts.mixture import gate_of
 from sparsify.passes.rules import prunable
 from sparsify.passes.rules.scatters import is_inner, reason_against, scatters_features
 from sparsify.recipe import Recipe, Rule
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 from sparsify.recipe.target import KINDS, selects
 from sparsify.report import Choice, RuleEntry
 from sparsify.sparsification.from_recipe import parts_of

@@ -10,7 +10,7 @@ from typing import Final
 from torch import nn
 
 from sparsify.recipe import Rule
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 from sparsify.recipe.target import kind_of as target_kind
 from sparsify.recipe.target import selects
 

@@ -77,6 +77,7 @@ def described(module: SparseModule, target: Sequence[str]) -> Described:
         "varying": sorted(module._captures.varying),
         "variants": graphs,
         "autocast": _autocast(module),
+        "threads": module._request.recipe.compile.threads,
         "structures": writer.structures,
         "kernels": writer.kernels,
         "calls": writer.calls,

@@ -15,19 +15,19 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sparsify import recipe as recipes
 from sparsify.compiler.cpp.toolchain import levels
 from sparsify.compiler.cpp.toolchain.fingerprint import code_digest
 from sparsify.compiler.kernel.stored_kernels import Stored, opened, usable
 from sparsify.errors import CompilerError, DataError, SparsifyError
 from sparsify.options import current
 from sparsify.passes import saved_folder
-from sparsify.passes.capture.draft import ApplyRequest, Pruning
-from sparsify.passes.saved_folder import GRAPH, RECIPE, WEIGHTS, Manifest
+from sparsify.passes.manifest import GRAPH, Manifest
+from sparsify.passes.saved_folder import RECIPE, WEIGHTS
+from sparsify.passes.served.late_recipe import ServedRequest, served_request
 from sparsify.passes.served.restore import dense_state, restored
 from sparsify.passes.served.served_module import ServedModule
 from sparsify.passes.served.weights import Mapped
-from sparsify.recipe.source import MAX_BYTES
+from sparsify.recipe.limits import MAX_BYTES
 from sparsify.warn import warn
 
 # Widest first: kernels built for this CPU are better than kernels of a level.
@@ -57,10 +57,8 @@ def _whole(place: Path, manifest: Manifest) -> ServedModule:
             "give the model, sparsify.load(folder, model), or save it with kernels=True to load it without its class",
         )
     paths = {name: saved_folder.checked(place, manifest, name) for name in (WEIGHTS, RECIPE, *manifest.files)}
-    recipe = recipes.loads(saved_folder.text_of(paths[RECIPE], MAX_BYTES), str(paths[RECIPE]))
-    pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
-    asked = ApplyRequest(recipe, None, False, False, False, pruning=pruning, is_calibrated=True)
-    options = replace(current(), threads=recipe.compile.threads or current().threads)
+    text = saved_folder.text_of(paths[RECIPE], MAX_BYTES)
+    asked = served_request(text, str(paths[RECIPE]), manifest.passed)
     if (saved := manifest.torch.partition("+")[0]) != (now := str(torch.__version__).partition("+")[0]):
         warn(
             f"{place} was saved with torch {saved}, and this is torch {now}: save it again if calls are not known"
@@ -69,9 +67,18 @@ def _whole(place: Path, manifest: Manifest) -> ServedModule:
         document = json.loads(saved_folder.text_of(paths[GRAPH]))
         kernels = {name.rpartition("/")[2]: path for name, path in paths.items() if name.endswith(".so")}
         stored = stored_kernels(place, manifest, document, kernels)
+        options = replace(current(), threads=threads_of(document, asked) or current().threads)
         found = restored(document, Mapped(paths[WEIGHTS]), stored, asked, options, place.absolute())
     found.remember(manifest.digest)
     return found
+
+
+def threads_of(document: Mapping[str, Any], asked: ServedRequest) -> int | None:
+    """The threads of kernels that the recipe fixes; None without a rule. The recipe is parsed for old folders only."""
+    if "threads" not in document:
+        return asked.recipe.compile.threads
+    threads: int | None = document["threads"]
+    return threads
 
 
 def dense_weights(place: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from sparsify import recipe as recipes
 from sparsify.errors import SparsifyError
 from sparsify.models import registry
 from sparsify.recipe import Recipe
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 from sparsify.runner.request import model_arguments, parsed, require_none, require_seed, require_types
 
 BATCH: Final = {"tokens": 16, "images": 64, "pixels": 64, "features": 64}

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
 from sparsify.errors import DtypeError, InvalidTensorError, ShapeError, SparsifyError, public
-from sparsify.recipe.source import nearest
+from sparsify.recipe.suggestion import nearest
 
 ORIGINAL: Final = "_orig"
 MASK: Final = "_mask"

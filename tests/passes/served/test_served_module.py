@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,7 @@ def test_it_runs_without_class_compiler_and_cache(served, tmp_path):
                  "compiler.reference.evaluate", "compiler.plan.plan", "passes.pipeline", "passes.capture.export",
                  "passes.module.capture_call", "passes.rewrite", "passes.decide", "ops")
         heavy = [f"sparsify.{kind}" for kind in kinds] + ["torch._dynamo", "torch._inductor", "sympy", "scipy"]
+        heavy += ["pydantic", "ruamel.yaml"]
         known = [name for name in heavy if name in sys.modules]
         assert not known, f"neither loading nor calls compile, capture or export: {known}"
     """
@@ -118,6 +120,43 @@ def test_it_runs_without_class_compiler_and_cache(served, tmp_path):
     ran = subprocess.run(arguments, env=known, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert not (tmp_path / "none").exists()
+
+
+MEMORY = """
+    import os, sys, torch
+    import sparsify
+    import sparsify.passes.save
+    from sparsify.runner.measure import CLEAR, resident
+
+    torch.set_num_threads(1)
+    x = torch.ones(8, 2048)
+    with torch.no_grad():
+        torch.nn.functional.linear(x, torch.ones(16, 2048)).relu()  # pages of torch's operators
+        CLEAR.write_text("5")
+        before, private = resident("VmRSS"), resident("RssAnon")
+        served = sparsify.load(sys.argv[1])
+        served(x)
+    print(resident("VmHWM") - before, resident("RssAnon") - private)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system has no peak of memory")
+def test_weights_are_in_memory_once_up_to_the_first_result(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8))).eval()
+    rule = {**HALF["sparsify"][0], "prune": {"method": "magnitude", "sparsity": 0.8}}
+    with sparsify.options.override(tune_seconds=0):
+        recipe = {**HALF, "sparsify": [rule]}
+        sparse = sparsify.apply(model, recipe, (torch.ones(8, 2048),), trainable=False)
+        folder = sparsify.save(sparse, tmp_path, kernels=True)
+    size = (folder / "weights.safetensors").stat().st_size
+    assert size < 8 * 2048 * 2048 * 2, "kernels read packed weights"
+    command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    peak, private = map(int, ran.stdout.split())
+    assert peak < 1.3 * size, "files are mapped"
+    assert private < 0.15 * size, "a copy of the coordinates is a third"
 
 
 RESULT_OF_TRANSFORMERS = """
@@ -446,7 +485,7 @@ def rewritten(folder, change):
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
-    told["files"]["graph.json"] = saved_folder._file(path).model_dump()
+    told["files"]["graph.json"] = asdict(saved_folder._file(path))
     (folder / "manifest.json").write_text(json.dumps(told))
 
 

@@ -29,7 +29,6 @@ from sparsify.passes.module.weights.sparse_parameters import as_dense
 from sparsify.passes.operands.content_memo import reading_once
 from sparsify.passes.region.sparse_operand import HALVES
 from sparsify.passes.rules.not_finite import first_not_finite, value_at
-from sparsify.recipe import Verify
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
 from sparsify.storage.subclass.trained_masks import entries
@@ -37,6 +36,7 @@ from sparsify.storage.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
+    from sparsify.recipe import Verify
 
 
 # Tolerance in roundings of the largest value, for gradients and for results in 16 bits, which torch rounds after every
@@ -57,7 +57,7 @@ FILLING: Final = 0.5
 def compare(
     dense: Callable[[], Any],
     sparse: Callable[[], Any],
-    limits: Verify,
+    limits: "Verify",
     parameters: Sequence[torch.Tensor] = (),
     pruned: Callable[[], Collection[int]] = tuple,
     read: Sequence[torch.Tensor] = (),
@@ -121,7 +121,10 @@ def precision(value: Any) -> float:
 
 
 def compare_gradients(
-    expected: Sequence[Tensor | None], actual: Sequence[Tensor | None], limits: Verify, precision: float = 0.0
+    expected: Sequence[Tensor | None],
+    actual: Sequence[Tensor | None],
+    limits: "Verify",
+    precision: float = 0.0,
 ) -> float:
     """The largest difference of gradients; a missing gradient is a gradient of zeros.
 
@@ -153,7 +156,7 @@ def compare_gradients(
 def compare_training(
     dense: Callable[[], Any],
     sparse: Callable[[], Any],
-    limits: Verify,
+    limits: "Verify",
     tensors: Sequence[Tensor],
     pruned: Callable[[], Collection[int]],
 ) -> float:
@@ -219,7 +222,7 @@ def pairs(expected: Any, actual: Any) -> list[tuple[str, torch.Tensor, torch.Ten
 
 
 def require_close(
-    name: str, want: torch.Tensor, have: torch.Tensor, limits: Verify, coarsest: float = 0.0
+    name: str, want: torch.Tensor, have: torch.Tensor, limits: "Verify", coarsest: float = 0.0
 ) -> float:
     """The largest absolute difference, if within the limits.
 
@@ -475,7 +478,7 @@ def compare_rounding(
     dense: Callable[[], Any],
     sparse: Callable[[], Any],
     exact: Exact,
-    limits: Verify,
+    limits: "Verify",
     parameters: Sequence[Tensor] = (),
 ) -> float:
     """The largest difference from the model in float64: at most twice the dense model's, plus the limits.
@@ -501,7 +504,7 @@ def rounding_error(
     expected: Any,
     true: Any,
     exact: Sequence[Tensor],
-    limits: Verify,
+    limits: "Verify",
     parameters: Sequence[Tensor] = (),
 ) -> float:
     """The largest difference of results, or of gradients, from the float64 values.

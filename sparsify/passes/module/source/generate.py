@@ -33,8 +33,10 @@ def leaves_past(request: ApplyRequest, caches: Sequence[Any]) -> bool:
     True with past keys under attention patterns, for fixed extents, or for caches with contents other than keys.
     """
     past = [cache for cache in caches if transformers_cache.has_past(cache)]
+    if not past:
+        return False
     is_fixed = request.has_masks or request.dynamic is not None
-    return bool(past) and (is_fixed or not all(map(transformers_cache.is_plain, past)))
+    return is_fixed or not all(map(transformers_cache.is_plain, past))
 
 
 def with_past(sparse: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
