@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor
 
-from sparsify.compiler.einsum.nodes import Access, Expr, Index, Program
+from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program
 from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.ir.node import Node, map_children
 from sparsify.compiler.kernel.kernel import Kernel, plan
@@ -199,12 +199,14 @@ class FlatImages:
         read = entry_read(grid, self.has_rows)
 
         def visit(part: Node) -> Node:
-            is_image = isinstance(part, Access) and part.tensor == "F"
-            return replace(part, indices=(part.indices[0], read)) if is_image else map_children(part, visit)
+            if isinstance(part, Access) and part.tensor == "F":
+                return replace(part, indices=(part.indices[0], read))
+            return map_children(part, visit)
 
         extents = {name: sizes.extents[name] for name, _ in program.extents}
-        statements = tuple([visit(statement) for statement in program.statements])
-        return replace(program, statements=statements, extents=tuple(extents.items()))
+        statements = [visit(statement) for statement in program.statements]
+        resized = tuple([statement for statement in statements if isinstance(statement, Assign)])
+        return replace(program, statements=resized, extents=tuple(extents.items()))
 
     def operands(self, arguments: Sequence[Any], grid: Grid | None = None) -> list[Any]:
         """The operands F, W, s, b and Z of the program, as far as present."""

@@ -226,7 +226,9 @@ class Grid:
         images = memory.as_strided(shape, (memory.stride(0), *row_major(shape)[1:]))
         found = []
         for phase in product(*map(range, phases)):
-            part, read = images[(slice(None), slice(None), *phase)], [slice(None)] * 2
+            part, read = images, [slice(None)] * 2
+            for number in phase:
+                part = part.select(2, number)
             for mode, (window, extent, width) in enumerate(
                 zip(self.windows, self.extents, self.widths, strict=True), 2
             ):
