@@ -22,6 +22,15 @@ def has_wide_tiles(mean: float | None, lanes: int, item_bytes: int) -> bool:
     return mean is not None and mean >= WIDE_ROW and lanes * item_bytes >= WIDE_BYTES
 
 
+def accumulators(lanes: int, item_bytes: int) -> int:
+    """The number of vector registers for accumulators: all but those for an entry and for the vector read.
+
+    >>> accumulators(8, 4), accumulators(16, 4)
+    (14, 30)
+    """
+    return (32 if lanes * item_bytes >= WIDE_BYTES else 16) - 2
+
+
 def lane_tile(
     extent: int | None, lanes: int, item_bytes: int, tile_bytes: int = TILE_BYTES
 ) -> tuple[int, tuple[int, ...]]:

@@ -83,7 +83,7 @@ def layout_sizes(draft: Draft, region: Region) -> Sizes:
     dense_weight, images = draft.known_tensor(weight), tensor_value(image)
     assert dense_weight is not None and images is not None, "convolutions are of parameters and tensors"
     count = known_size(images.shape[0], UNKNOWN_ROWS) or UNKNOWN_ROWS
-    return region.layout.sizes(region.program, count, dense_weight)
+    return region.layout.sizes(count, dense_weight)
 
 
 def extents_of(operand: fx.Node | SparseOperand) -> tuple[Any, ...]:

@@ -1,11 +1,12 @@
 """Convolutions with pruned weights, with their entrywise epilogues.
 
 In:  `%c = conv2d(%x, %w, %b, [2, 2], [1, 1]); %n = batch_norm(%c, ...); %r = silu(%n)`.
-Out: a region over the packed weight and flat images: `Y[n,o,p] = silu(s[o] * sum(k, W[o,k] * F[n,k+p]) + b[o])`.
+Out: a region over the packed weight and flat images: `Y[n,o,y,x] = silu(s[o] * sum(k, W[o,k] * F[n,k+58*y+x]) + b[o])`.
 
-Windows become products: `sum(c, r, s, w[o,c,r,s] * x[n,c,2*y+r-1,2*x+s-1]) = sum(k, W[o,k] * F[n,k+p])`, with flat
-images, and with the entries of w in W at their offsets in an image. The results of an image are one mode p then, also
-in the epilogue, which reads vectors over outputs or tensors of the result's shape.
+Windows become products: `sum(c, r, s, w[o,c,r,s] * x[n,c,2*y+r-1,2*x+s-1]) = sum(k, W[o,k] * F[n,k+29*y+x])`, with
+flat images, and with the entries of w in W at their offsets in an image. The results of an image are one mode p where
+nothing lies between rows or where rows are shorter than vectors, `F[n,k+p]`. The epilogue reads vectors over outputs or
+tensors of the result's shape.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,9 +16,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
+from sparsify.compiler.cpp.toolchain.target import vector_bytes
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.infer.format import dense_format
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import rename_accesses
 from sparsify.compiler.ir.dtypes import name_of
 from sparsify.compiler.ir.node import Node, find, map_children
@@ -25,7 +27,13 @@ from sparsify.compiler.kernel.kernel import result_index_dtypes
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import known_size, operator_name, tensor_value
-from sparsify.passes.operands.convolution_operands import FlatImages, Places
+from sparsify.passes.operands.convolution_operands import (
+    FlatImages,
+    Places,
+    entry_read,
+    extents_of_results,
+    pixels,
+)
 from sparsify.passes.operands.sliding_window import CSR, Grid, packed_bytes, packed_format
 from sparsify.passes.program.model import MATRIX, ModelProgram, Refusal, sizes_of
 from sparsify.passes.program.table import ROWS
@@ -33,16 +41,18 @@ from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import SCALES, Matrix, scales_of
 from sparsify.passes.rewrite.epilogue import epilogue, joined
 from sparsify.passes.rewrite.row_factors import RowFactors
-from sparsify.passes.rewrite.windows import PRODUCT, Windowed, windowed
+from sparsify.passes.rewrite.windows import Windowed, windowed
 from sparsify.recipe.schema import Compile
 from sparsify.report import Choice
 from sparsify.sparsification.rules.rounding import rounded, scale_dtype
 
 DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
+# Bytes by which a packed weight may be larger than the dense one, with the positions of its entries in images: kernels
+# of small weights with few zeros are faster than torch's, and so little memory is no reason against them.
+FEW_BYTES: Final = 128 * 1024
 # The section of the table with convolutions.
 WINDOW: Final = "window"
-# The indices of an entry of the result, and of a vector over outputs.
-ENTRY: Final = (Index("n"), Index("o"), Index("p"))
+# The index of a vector over outputs.
 ROW: Final = (Index("o"),)
 # Placeholder name for the sum over windows, distinct from all tensor names of a graph.
 SUM: Final = "sum over windows"
@@ -145,17 +155,21 @@ def convolution(
     if mark.dtype != "same" and not is_rounded(draft, weight, dense_weight, mark.dtype):
         return f"its weight is not rounded to {mark.dtype}: those of modules for convolutions are"
     grid = Grid(windowed_sum.windows, tuple(extents))  # type: ignore[arg-type]
-    packing = packed(dense_weight, grid, mark.dtype, draft.recipe.compile.memory == "compact")
-    if not packing.is_smaller:
+    options = draft.recipe.compile
+    is_timed = options.allows("torch") and draft.options.tune_seconds > 0
+    packing = packed(dense_weight, grid, mark.dtype, options.memory == "compact", is_timed)
+    if not packing.is_small:
         return Choice(
             f"{packing.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
         )
-    product = Product(program, node, weight, windowed_sum, mark, grid, packing)
+    lanes = max(1, vector_bytes(draft.options) // dense_weight.itemsize)
+    has_rows = grid.is_by_rows(lanes)
+    product = Product(program, node, weight, windowed_sum, mark, grid, packing, has_rows)
     try:
         result_value = product.result_value
     except Refusal as refusal:
         return str(refusal)
-    behind = epilogue(program, node, ENTRY, product.read, unfused, taken)
+    behind = epilogue(program, node, product.entry, product.read, unfused, taken)
     return convolution_region(product, {node: result_value, **behind}, draft.recipe.compile)
 
 
@@ -168,25 +182,23 @@ class Packed:
         bytes: memory of the packed weight with its additional arrays.
         dense_bytes: memory of the dense weight.
         keeps_places: whether the positions of entries in images are listed once, not in each call.
+        is_small: whether the memory is below that of the dense weight, and `FEW_BYTES` for a timed kernel.
     """
 
     share: float
     bytes: int
     dense_bytes: int
     keeps_places: bool
-
-    @property
-    def is_smaller(self) -> bool:
-        """Whether the packed form is smaller than the dense weight."""
-        return self.bytes < self.dense_bytes
+    is_small: bool
 
 
-def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool) -> Packed:
-    """Packed storage of a weight, with positions listed once if still smaller than the dense weight.
+def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool, is_timed: bool) -> Packed:
+    """Packed storage of a weight, with positions listed once if the memory is small with them.
 
     Args:
         dtype: dtype of the packed values, "same" for the weight's own.
         is_compact: whether positions are never kept.
+        is_timed: whether the kernel only runs if it is faster than torch's convolution.
     """
     stored = int(torch.count_nonzero(weight))
     value_bytes = weight.itemsize if dtype == "same" else getattr(torch, dtype).itemsize
@@ -194,9 +206,10 @@ def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool) -> Packed:
     packed_size = packed_bytes(weight.shape, stored, value_bytes) + scales
     with_places = packed_size + grid.bytes_of_places(stored, len(weight), value_bytes)
     share = stored / max(1, weight.numel())
-    if not is_compact and with_places < weight.nbytes:
-        return Packed(share, with_places, weight.nbytes, True)
-    return Packed(share, packed_size, weight.nbytes, False)
+    most = weight.nbytes + (FEW_BYTES if is_timed and not is_compact else 0)
+    if not is_compact and with_places < most:
+        return Packed(share, with_places, weight.nbytes, True, True)
+    return Packed(share, packed_size, weight.nbytes, False, packed_size < most)
 
 
 def is_rounded(draft: Draft, parameter: fx.Node, weight: Tensor, dtype: str) -> bool:
@@ -220,6 +233,7 @@ class Product:
         mark: mark of the weight.
         grid: its windows, over the example's images.
         packed: packed form of the weight.
+        has_rows: whether results are computed by rows, without the padding between rows.
     """
 
     program: ModelProgram
@@ -229,6 +243,12 @@ class Product:
     mark: Mark
     grid: Grid
     packed: Packed
+    has_rows: bool
+
+    @property
+    def entry(self) -> tuple[Index, ...]:
+        """The indices of an entry of the result."""
+        return (Index("n"), *ROW, *pixels(self.grid, self.has_rows))
 
     @property
     def value(self) -> Tensor:
@@ -248,7 +268,7 @@ class Product:
 
         def visit(part: Node) -> Node:
             if part == self.windowed.total:
-                return Access(SUM, ENTRY)
+                return Access(SUM, self.entry)
             return self.read(part, statement) if isinstance(part, Access) else map_children(part, visit)
 
         result = visit(statement.value)
@@ -266,9 +286,9 @@ class Product:
             raise Refusal(f"{access} has another dtype")
         sizes, entry = sizes_of(self.value), statement.target.indices
         if sizes_of(value) == sizes and access.indices == entry:
-            if not self.grid.is_whole:
+            if not (self.has_rows or self.grid.is_whole):
                 raise Refusal(f"{access} has nothing for what lies between rows")
-            return Access(access.tensor, ENTRY)
+            return Access(access.tensor, self.entry)
         channel = len(sizes) - len(self.grid.extents) - 1
         long_modes = sum(size != 1 for size in sizes[:channel])
         row = entry[long_modes : long_modes + 1] if sizes[channel] != 1 else ()
@@ -305,7 +325,9 @@ def text_of(product: Product, computed: Mapping[fx.Node, Expr], scales: fx.Node 
     ]
     read_nodes = {a.tensor: product.program.nodes[a.tensor] for a in accesses}
     added = [
-        n for name, n in read_nodes.items() if any(a.tensor == name and a.indices == ENTRY for a in accesses)
+        n
+        for name, n in read_nodes.items()
+        if any(a.tensor == name and a.indices == product.entry for a in accesses)
     ]
     rows = [
         *([] if scales is None else [scales]),
@@ -313,7 +335,9 @@ def text_of(product: Product, computed: Mapping[fx.Node, Expr], scales: fx.Node 
     ]
     names |= {node.name: f"r{number}" for number, node in enumerate(rows)}
     names |= {node.name: f"Z{number or ''}" for number, node in enumerate(added)}
-    total = PRODUCT if scales is None else Call("mul", (Access(names[scales.name], ROW), PRODUCT))
+    image = Access("F", (Index("n"), entry_read(product.grid, product.has_rows)))
+    total: Expr = Reduce("sum", ("k",), Call("mul", (Access("W", (*ROW, Index("k"))), image)))
+    total = total if scales is None else Call("mul", (Access(names[scales.name], ROW), total))
     values = {names[node.name]: rename_accesses(value, names) for node, value in computed.items()}
     law = RowFactors(frozenset(names[node.name] for node in rows), ROW)
     values = joined({SUM: total} | values, "Y")
@@ -349,6 +373,7 @@ def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], optio
         program_of_rows(text, vectors, dtype, len(dense_weight)),
         packing.keeps_places,
         image.dim() < dense_weight.dim(),
+        product.has_rows,
     )
     form = packed_format(dense_weight.shape)
     operands: dict[str, Any] = {n.name: n for n in read}
@@ -364,11 +389,11 @@ def convolution_region(product: Product, computed: Mapping[fx.Node, Expr], optio
     how = "" if packing.keeps_places else ", places in images listed in each call"
     notes.append(f"{weight.target} packed: {sizes}{how}")
     return Region(
-        [(last, ("n", "o", "p"), Const(0))],
+        [(last, tuple([index.name for index in product.entry]), Const(0))],
         operands,
         list(computed),
         notes,
-        program_of(text, vectors, dtype, name_of(stored), grid.count),
+        program_of(product, text, vectors, dtype, name_of(stored)),
         names,
         is_contested=options.memory != "compact" and options.allows("torch"),
         layout=layout,
@@ -383,14 +408,13 @@ def program_of_rows(text: Text, vectors: Sequence[str], dtype: str, outputs: int
     return declare(statements, operands, vectors, sizes={"o": outputs}) if statements else None
 
 
-def program_of(text: Text, vectors: Sequence[str], dtype: str, stored: str, count: int) -> Program:
+def program_of(product: Product, text: Text, vectors: Sequence[str], dtype: str, stored: str) -> Program:
     """The program of a convolution.
 
     Args:
         vectors: vectors over its outputs, in order.
         dtype: dtype of images and results.
         stored: dtype of the weight's values.
-        count: number of results per image.
     """
     operands = {
         "F": Operand(dense_format(2), dtype),
@@ -398,6 +422,10 @@ def program_of(text: Text, vectors: Sequence[str], dtype: str, stored: str, coun
     }
     operands |= {name: Operand(dense_format(1), dtype) for name in vectors}
     for number, node in enumerate(text.added):
-        operands[f"Z{number or ''}"] = Operand(dense_format(3), name_of(node.meta["val"].dtype))
-    statements = [Assign(Access(name, ENTRY), None, value) for name, value in text.values.items()]
-    return declare(statements, operands, ("Y",), sizes={"p": count})
+        operands[f"Z{number or ''}"] = Operand(
+            dense_format(len(product.entry)), name_of(node.meta["val"].dtype)
+        )
+    statements = [Assign(Access(name, product.entry), None, value) for name, value in text.values.items()]
+    channels = product.weight.meta["val"].shape[1]
+    sizes = extents_of_results(product.grid, int(channels), product.has_rows)
+    return declare(statements, operands, ("Y",), sizes=sizes)

@@ -4,8 +4,9 @@ In: x, a packed weight [o, c, ...], a bias and the learned statistics of a norma
 Out: the result of `Y[n,o,p] = relu(s[o] * sum(k, W[o,k] * F[n,k+p]) + b[o] + Z[n,o,p])`, s and b computed once.
 
 W has the values of the packed weight; the offsets of its entries depend on the extents of images and are listed
-separately, for the latest extents. Kernels are specialized for a number of results; images of other sizes have separate
-kernels, the latest of which are kept.
+separately, for the latest extents. Where rows of results fill vectors, a program reads `F[n,k+34*y+x]`, without the
+padding between rows. Kernels are specialized for the extents of images; images of other sizes have separate kernels,
+the latest of which are kept.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,12 +17,15 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor
 
-from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program
+from sparsify.compiler.einsum.text.parse import parse_expression
+from sparsify.compiler.ir.node import Node, map_children
 from sparsify.compiler.kernel.kernel import Kernel, plan
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import Options
 from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.content_memo import Memo
+from sparsify.passes.operands.padded_images import IMAGES
 from sparsify.passes.operands.sliding_window import Grid, Window
 from sparsify.report import ConversionEntry
 from sparsify.storage.tensor import SparseTensor
@@ -31,6 +35,43 @@ V = TypeVar("V")
 # Maximum number of image sizes with cached kernels, and with cached offsets of a weight's entries.
 SIZES: Final = 8
 PLACED: Final = 2
+
+
+# Index variables of results: all entries of an image as one mode, and by rows.
+FLAT: Final = ("p",)
+BY_ROWS: Final = ("z", "y", "x")
+
+
+def pixels(grid: Grid, has_rows: bool) -> tuple[Index, ...]:
+    """The index variables of an image of results.
+
+    >>> pixels(Grid((Window(3), Window(3)), (8, 8)), True)
+    (Index(name='y'), Index(name='x'))
+    """
+    return tuple([Index(name) for name in (BY_ROWS[-len(grid.windows) :] if has_rows else FLAT)])
+
+
+def entry_read(grid: Grid, has_rows: bool) -> Expr:
+    """The index of F of the entry that a result reads at an offset k.
+
+    >>> print(entry_read(Grid((Window(3), Window(3)), (8, 8)), True))
+    k + 8 * y + x
+    """
+    steps = grid.steps if has_rows else (1,)
+    names = [index.name for index in pixels(grid, has_rows)]
+    terms = [name if step == 1 else f"{step} * {name}" for step, name in zip(steps, names, strict=True)]
+    return parse_expression(" + ".join(["k", *terms]), indices=["k", *names])
+
+
+def extents_of_results(grid: Grid, channels: int, has_rows: bool) -> dict[str, int]:
+    """The constant extents of a convolution's program."""
+    results = grid.results if has_rows else (grid.count,)
+    names = [index.name for index in pixels(grid, has_rows)]
+    return {
+        **dict(zip(names, results, strict=True)),
+        "k": grid.columns(channels),
+        "F_1": grid.length(channels),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +132,7 @@ class FlatImages:
         by_row: program of vectors over outputs, `s[o] = r1[o] / sqrt(r2[o] + 1e-05)`, of r0, r1, ...; None without.
         keeps_places: whether offsets are listed once, not in each call.
         is_single: whether images come without a batch, one at a time.
+        has_rows: whether results are computed by rows, without the padding between rows.
 
     Attributes:
         refused: windows over images without a working kernel.
@@ -104,20 +146,22 @@ class FlatImages:
         by_row: Program | None = None,
         keeps_places: bool = True,
         is_single: bool = False,
+        has_rows: bool = False,
     ) -> None:
         self.windows, self.places, self.by_row, self.is_single = windows, places, by_row, is_single
+        self.has_rows = has_rows
         self.example = Grid(windows, example)
         self.placed = Placed(PLACED if keeps_places else 0)
         vectors = () if by_row is None else by_row.outputs
         entry = ConversionEntry(", ".join(vectors), "", "dense")
         self.by_output = Structure(self.vectors, range(len(vectors)), entry)
-        self.others: dict[int, Kernel] = {}
+        self.others: dict[tuple[int, ...], Kernel] = {}
         self.refused: set[Grid] = set()
         self.grids: dict[tuple[int, ...], Grid] = {example: self.example}
 
     def __str__(self) -> str:
         how = "" if self.placed.most else ", places listed in each call"
-        return f"{self.windows} over {self.example.extents}{how}"
+        return f"{self.windows} over {self.example.extents}{how}{', by rows' if self.has_rows else ''}"
 
     def grid(self, image: Tensor) -> Grid:
         """The windows over images of a given size."""
@@ -133,31 +177,51 @@ class FlatImages:
     def run(self, kernel: Kernel, program: Program, options: Options, arguments: Sequence[Any]) -> Tensor:
         """The result for the operands of the nodes, by the kernel or one for the image size."""
         grid = self.grid(arguments[self.places.image])
-        if grid.count != self.example.count:
-            sizes = self.sizes(
-                program, len(arguments[self.places.image]), arguments[self.places.weight], grid
-            )
+        if grid.extents != self.example.extents:
+            sizes = self.sizes(len(arguments[self.places.image]), arguments[self.places.weight], grid)
             kernel = self.kernel_for(grid, program, options, sizes)
-        result = grid.shown(kernel(*self.operands(arguments, grid)))
-        return result.squeeze(0) if self.is_single else result
+        memory = IMAGES.padded(grid, self.batch(arguments[self.places.image]))
+        result = kernel(memory.images, *self.beside(arguments, grid))
+        memory.release()
+        shown = result if self.has_rows else grid.shown(result)
+        return shown.squeeze(0) if self.is_single else shown
 
     def kernel_for(self, grid: Grid, program: Program, options: Options, sizes: Sizes) -> Kernel:
         """The kernel for images of another size than the example's."""
-        kernel = self.others.get(grid.count)
+        kernel = self.others.get(grid.extents)
         if kernel is None:
-            extents = {**dict(program.extents), "p": grid.count}
-            kernel = plan(replace(program, extents=tuple(extents.items())), options=options, sizes=sizes)
-            self.others = {**latest(self.others), grid.count: kernel}
+            kernel = plan(self.resized(program, grid, sizes), options=options, sizes=sizes)
+            self.others = {**latest(self.others), grid.extents: kernel}
         return kernel
+
+    def resized(self, program: Program, grid: Grid, sizes: Sizes) -> Program:
+        """The program for images of another size."""
+        read = entry_read(grid, self.has_rows)
+
+        def visit(part: Node) -> Node:
+            if isinstance(part, Access) and part.tensor == "F":
+                return replace(part, indices=(part.indices[0], read))
+            return map_children(part, visit)
+
+        extents = {name: sizes.extents[name] for name, _ in program.extents}
+        statements = [visit(statement) for statement in program.statements]
+        resized = tuple([statement for statement in statements if isinstance(statement, Assign)])
+        return replace(program, statements=resized, extents=tuple(extents.items()))
 
     def operands(self, arguments: Sequence[Any], grid: Grid | None = None) -> list[Any]:
         """The operands F, W, s, b and Z of the program, as far as present."""
+        grid = grid or self.grid(arguments[self.places.image])
+        images = IMAGES.padded(grid, self.batch(arguments[self.places.image])).images
+        return [images, *self.beside(arguments, grid)]
+
+    def beside(self, arguments: Sequence[Any], grid: Grid) -> list[Any]:
+        """The operands W, s, b and Z of the program, as far as present."""
         places = self.places
-        grid = grid or self.grid(arguments[places.image])
         vectors = () if self.by_row is None else self.by_output(tuple([arguments[at] for at in places.rows]))
-        weight = self.placed(arguments[places.weight], grid)
-        added = [grid.flat(self.batch(arguments[at])) for at in places.added]
-        return [grid.image(self.batch(arguments[places.image])), weight, *vectors, *added]
+        added = [self.batch(arguments[at]) for at in places.added]
+        if not self.has_rows:
+            added = [grid.flat(images) for images in added]
+        return [self.placed(arguments[places.weight], grid), *vectors, *added]
 
     def batch(self, images: Tensor) -> Tensor:
         """Images [n, ...], also for a single image without a batch."""
@@ -188,15 +252,13 @@ class FlatImages:
         batch = [] if self.is_single else [image.shape[0]]
         return [*batch, weight.shape[0], *self.grid(image).results]
 
-    def sizes(self, program: Program, images: int, weight: Tensor, grid: Grid | None = None) -> Sizes:
+    def sizes(self, images: int, weight: Tensor, grid: Grid | None = None) -> Sizes:
         """The sizes of the operands for a number of images, with the example's extents or those of `grid`."""
         grid = grid or self.example
-        columns = weight.shape[1] * grid.places
         batch = 1 if self.is_single else images
-        extents = {"n": batch, "o": weight.shape[0], "k": columns, "p": grid.count}
-        flat = program.declaration("F").extents[1]
+        extents = extents_of_results(grid, weight.shape[1], self.has_rows)
         stored = len(weight._vals) if isinstance(weight, SparseTensor) else int(torch.count_nonzero(weight))
-        return Sizes({**extents, flat: columns}, {"W": stored})
+        return Sizes({"n": batch, "o": weight.shape[0], **extents}, {"W": stored})
 
 
 def latest(table: dict[K, V]) -> dict[K, V]:

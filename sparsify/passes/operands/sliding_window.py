@@ -2,11 +2,11 @@
 
 In:  x [n, c, 56, 56], a weight [o, c, 3, 3] with zeros, padding 1.
 Out: F [n, c * 58 * 58], the padded images; W [o, c * 58 * 58] with the entry (o, c, r, s) at (o, (c * 58 + r) * 58 +
-s); and so `Y[n,o,p] = sum(k, W[o,k] * F[n,k+p])`, where p = 58 y + x.
+s); and so `Y[n,o,y,x] = sum(k, W[o,k] * F[n,k+58*y+x])`.
 
-Columns of W are offsets in the image, so each entry is one number times contiguous memory. Results run over the padding
-between rows too, which is dropped afterwards. With a stride, rows at that distance are stored side by side: the reads
-of one entry are contiguous again.
+Columns of W are offsets in the image, so each entry is one number times contiguous memory. Where rows are much shorter
+than vectors, results run over the padding between rows too, `p = 58 y + x`, and the padding is dropped afterwards. With
+a stride, rows at that distance are stored side by side: the reads of one entry are contiguous again.
 
 Source: Park and others, Faster CNNs with Direct Sparse Convolutions and Guided Pruning, 2017, section 3.1.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sparsify.errors import UnsupportedProgramError
 from sparsify.passes.operands.alignment import align_edges
-from sparsify.runtime.buffers import POOL
+from sparsify.runtime.buffers import POOL, row_major
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
@@ -31,6 +31,10 @@ from sparsify.storage.tensor import SparseTensor
 CSR: Final = Format("csr")
 # Bytes of a place in an image, and of `pos`.
 PLACE_BYTES: Final = 4
+# Entries behind the last one that windows read, so that vectors of any CPU are read whole: lanes less one.
+BEYOND: Final = 15
+# Largest ratio of the lanes of rows read one by one to those of one run over rows and padding.
+ROW_LANES: Final = 1.2
 # Bytes of a coordinate of a packed weight, with the exclusive upper bound of the extent.
 COORDINATES: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
 
@@ -87,6 +91,13 @@ class Grid:
     windows: tuple[Window, ...]
     extents: tuple[int, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.windows, self.extents))
+
     @cached_property
     def results(self) -> tuple[int, ...]:
         """The extents of the result."""
@@ -116,6 +127,28 @@ class Grid:
     def has_results(self) -> bool:
         """Whether a window fits into an image."""
         return min(self.results) >= 1
+
+    def columns(self, channels: int) -> int:
+        """The columns of a weight's matrix: one more than the largest offset."""
+        return int(self.offsets(channels).max()) + 1
+
+    def length(self, channels: int) -> int:
+        """The entries of one image: at least those that any window and vector reads."""
+        if self.is_plain:
+            return channels * self.places
+        return max(channels * self.places, self.columns(channels) + self.count + BEYOND - 1)
+
+    def is_by_rows(self, lanes: int) -> bool:
+        """Whether rows of results are computed one by one, without the padding between rows.
+
+        >>> grid = Grid((Window(3, padding=1), Window(3, padding=1)), (7, 7))
+        >>> grid.is_by_rows(8), grid.is_by_rows(16)
+        (True, False)
+        """
+        if self.is_whole or not self.has_results:
+            return False
+        *outer, row = self.results
+        return prod(outer) * _vectors(row, lanes) <= ROW_LANES * _vectors(self.count, lanes)
 
     @cached_property
     def is_whole(self) -> bool:
@@ -160,9 +193,11 @@ class Grid:
                 entries += coordinates
         columns, starts = self.offsets(stored.shape[1])[entries], stored._pos[1]
         assert starts is not None, "the entries of each output follow one another"
-        shape = (stored.shape[0], stored.shape[1] * self.places)
+        shape = (stored.shape[0], self.columns(stored.shape[1]))
         if max(*shape, stored.nnz) >= 2**31:
-            raise UnsupportedProgramError(f"a weight for images of {shape[1]} places needs wider coordinates")
+            raise UnsupportedProgramError(
+                f"a weight for images of {self.length(stored.shape[1])} places needs wider coordinates"
+            )
         if self.is_ordered:
             pattern = Pattern(CSR, shape, (None, starts), (None, columns.to(torch.int32)), is_private=True)
             return SparseTensor(pattern.trusted(), weight._vals)
@@ -180,36 +215,31 @@ class Grid:
             return stored * PLACE_BYTES
         return stored * (PLACE_BYTES + value_bytes) + (outputs + 1) * PLACE_BYTES
 
-    def image(self, x: Tensor) -> Tensor:
-        """The images x [n, c, ...] padded, in phases, each as one row [n, places of all channels]."""
-        if self.is_plain:
-            return x.flatten(1)
+    def parts(self, memory: Tensor, channels: int) -> list[tuple[Tensor, tuple[slice, ...]]]:
+        """The part of padded images in each phase that holds entries of images, and those entries of `x[n, c, ...]`.
+
+        Args:
+            memory: zeros [n, length].
+        """
         phases = [window.phases for window in self.windows]
-        images = recycled((*x.shape[:2], *phases, *self.widths), x)
+        shape = (len(memory), channels, *phases, *self.widths)
+        images = memory.as_strided(shape, (memory.stride(0), *row_major(shape)[1:]))
+        found = []
         for phase in product(*map(range, phases)):
-            part = images
+            part, read = images, [slice(None)] * 2
             for number in phase:
                 part = part.select(2, number)
-            self._fill(part, x, phase)
-        return images.flatten(1)
-
-    def _fill(self, images: Tensor, x: Tensor, phase: Sequence[int]) -> None:
-        """Writes one phase of images, with zeros outside of an image."""
-        read = [slice(None)] * 2
-        for mode, (window, extent, width) in enumerate(
-            zip(self.windows, self.extents, self.widths, strict=True), 2
-        ):
-            rest = phase[mode - 2] - window.padding
-            first = min(-(-max(0, -rest) // window.stride), width)
-            end = max(first, min(-(-(extent - rest) // window.stride), width))
-            if first:
-                images.narrow(mode, 0, first).zero_()
-            if end < width:
-                images.narrow(mode, end, width - end).zero_()
-            begin = first * window.stride + rest
-            read.append(slice(begin, begin + (end - first) * window.stride, window.stride))
-            images = images.narrow(mode, first, end - first)
-        images.copy_(x[tuple(read)])
+            for mode, (window, extent, width) in enumerate(
+                zip(self.windows, self.extents, self.widths, strict=True), 2
+            ):
+                rest = phase[mode - 2] - window.padding
+                first = min(-(-max(0, -rest) // window.stride), width)
+                end = max(first, min(-(-(extent - rest) // window.stride), width))
+                begin = first * window.stride + rest
+                read.append(slice(begin, begin + (end - first) * window.stride, window.stride))
+                part = part.narrow(mode, first, end - first)
+            found.append((part, tuple(read)))
+        return found
 
     def flat(self, result: Tensor) -> Tensor:
         """A tensor of the result's shape, [n, o, ...], as [n, o, count]; only without gaps between rows."""
@@ -224,6 +254,11 @@ class Grid:
         strides = (outputs * self.count, self.count, *self.steps)
         shown = flat.as_strided((images, outputs, *self.results), strides)
         return recycled(tuple(shown.shape), shown).copy_(shown)
+
+
+def _vectors(count: int, lanes: int) -> int:
+    """The lanes of the vectors that hold `count` entries."""
+    return -(-count // lanes) * lanes
 
 
 def recycled(shape: tuple[int, ...], like: Tensor) -> Tensor:

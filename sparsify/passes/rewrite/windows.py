@@ -1,8 +1,8 @@
 """Windows as products: each result of a convolution is a sparse matrix row times an image.
 
 In:  `sum(c, r, s, w[o,c,r,s] * x[n, c, 2*y + r - 1, 2*x + s - 1])` with a sparse w.
-Out: the windows `Window(3, stride=2, padding=1)` of both modes, for the equivalent `sum(k, W[o,k] * F[n,k+p])`: F are
-the flat images, and W has the entries of w at their offsets in an image.
+Out: the windows `Window(3, stride=2, padding=1)` of both modes, for the equivalent `sum(k, W[o,k] * F[n,k+29*y+x])`: F
+are the flat images, and W has the entries of w at their offsets in an image.
 
 An index outside of an image reads 0. A mode of extent 1, omitted in programs, is read where its index is 0: `where(2*y
 + r - 1 == 0, x, 0)`.
@@ -12,19 +12,15 @@ Source: Park and others, Faster CNNs with Direct Sparse Convolutions and Guided 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from torch import fx
 
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Reduce
-from sparsify.compiler.einsum.text.parse import parse_expression
 from sparsify.compiler.ir.node import find
 from sparsify.passes.graph.operators import known_size
 from sparsify.passes.operands.sliding_window import Window
 from sparsify.passes.program.model import ModelProgram, Refusal, Size, sizes_of
-
-PRODUCT: Final = parse_expression("sum(k, W[o,k] * F[n,k+p])")
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,8 @@ class Writer:
             "rows": None if layout.by_row is None else repr(layout.by_row),
             "keeps": layout.placed.most > 0,
             "single": layout.is_single,
-            "others": {str(count): self.kernel(kernel) for count, kernel in layout.others.items()},
+            "by_rows": layout.has_rows,
+            "others": [[list(extents), self.kernel(kernel)] for extents, kernel in layout.others.items()],
         }
 
     def folded(self, found: "Folded") -> dict[str, Any]:
@@ -339,8 +340,9 @@ class Reader:
             rows,
             document["keeps"],
             document["single"],
+            document["by_rows"],
         )
-        found.others = {int(count): self.kernels[number] for count, number in document["others"].items()}
+        found.others = {tuple(extents): self.kernels[number] for extents, number in document["others"]}
         return found
 
     def folded(self, document: Mapping[str, Any]) -> "Folded":

@@ -194,13 +194,28 @@ def test_what_is_not(name):
         torch.testing.assert_close(sparse(x), sparse.original(x))
 
 
-def test_what_lies_between_rows_has_no_summand():
+@pytest.mark.parametrize(
+    ("extents", "lanes"), [((7, 12), 8), ((7, 16), 8), ((5, 9), 8), ((3, 3), 4), ((2, 30), 16)]
+)
+def test_rows_that_fill_vectors_have_no_padding_between(extents, lanes):
+    """Rows of 9 in vectors of 8 take 16 lanes each, with the padding 11: the padding is computed, too."""
     function = FUNCTIONS["scale of channels"][0]
-    model, x = behind(function, nn.Conv2d(4, 6, 3, padding=1))
-    sparse = apply(model, RECIPE, x, strict=True)
-    assert sparse.report.regions[0].einsum == f"Y[n,o,p] = s[o] * tanh({LAYER})"
-    with torch.no_grad():
-        torch.testing.assert_close(sparse(x), sparse.original(x))
+    model, _ = behind(function, nn.Conv2d(4, 6, 3, padding=1))
+    x = torch.randn(2, 4, *extents)
+    with options.override(vector_bytes=4 * min(lanes, 8)):
+        sparse = apply(model.float(), RECIPE, x, strict=True)
+        (region,) = sparse.report.regions[:1]
+        step = extents[1] + 2
+        if extents == (5, 9):
+            assert region.einsum == f"Y[n,o,p] = s[o] * tanh({LAYER})"
+        else:
+            assert f"sum(k, W[o,k] * F[n,k+{step}*y+x])" in region.einsum
+            assert "+ Z[n,o,y,x]" in region.einsum
+        other = torch.randn(3, 4, 6, 17)
+        with torch.no_grad():
+            for given in (x, other, x):
+                expected = sparse.original(given)
+                torch.testing.assert_close(sparse(given), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("outputs", [1, 6])
@@ -310,7 +325,7 @@ def test_what_is_kept_for_sizes_of_images():
         with torch.no_grad():
             call.values(arguments)
         grid = layout.grid(arguments[0])
-        sizes = layout.sizes(call.program, len(arguments[0]), arguments[1], grid)
+        sizes = layout.sizes(len(arguments[0]), arguments[1], grid)
         kernels.add(layout.kernel_for(grid, call.program, call.options, sizes))
     assert len(kernels) == 2 * SIZES
     assert kernels > {*layout.others.values()}
@@ -386,6 +401,19 @@ def test_what_stays_dense(layer, reason):
     sparse = apply(nn.Sequential(layer).eval(), RECIPE, x)
     assert not sparse.report.regions
     assert [(entry.op, reason in entry.reason) for entry in sparse.report.dense] == [("conv2d", True)]
+
+
+def test_small_weights_with_few_zeros_run_by_the_faster_one(monkeypatch):
+    model, x = made("signal")
+    rule = {**RULE, "prune": {"method": "magnitude", "sparsity": 0.3}}
+    for us in (90.0, 110.0):
+        found = Winner("operator", (("kernel", us), ("torch", 100.0)))
+        monkeypatch.setattr(torch_operator, "outcome", lambda draft, region, found=found: found)
+        with options.override(tune_seconds=1):
+            sparse = apply(model.float(), {**RECIPE, "sparsify": [rule]}, x.float())
+        assert len(sparse.report.regions) == (us < 100)
+        with torch.no_grad():
+            torch.testing.assert_close(sparse(x.float()), sparse.original(x.float()), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_with_few_zeros_stay_dense():

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.passes.operands.sliding_window import Grid, Window, packed_bytes, packed_format
+from sparsify.passes.operands.padded_images import IMAGES
+from sparsify.passes.operands.sliding_window import BEYOND, Grid, Window, packed_bytes, packed_format
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
@@ -24,7 +25,7 @@ def drawn(seed):
 def product(grid, weight, x):
     """The sum of entries times shifted parts of images."""
     packed = sparsify.tensor(weight, packed_format(weight.shape))
-    matrix, image = grid.matrix(packed), grid.image(x)
+    matrix, image = grid.matrix(packed), IMAGES.padded(grid, x).images
     assert matrix.nnz == torch.count_nonzero(weight)
     assert not grid.is_ordered or matrix._vals.data_ptr() == packed._vals.data_ptr()
     beside = [*matrix._pattern.arrays(), *([] if grid.is_ordered else [matrix._vals])]
@@ -32,7 +33,8 @@ def product(grid, weight, x):
     assert grid.extra_bytes(packed) == sum(array.nbytes for array in beside) - shared
     arrays = (packed._vals, *packed._pattern.arrays())
     assert packed_bytes(weight.shape, packed.nnz, 8) == sum(array.nbytes for array in arrays)
-    assert tuple(image.shape) == (len(x), matrix.shape[1])
+    assert image.shape == (len(x), grid.length(x.shape[1]))
+    assert matrix.shape[1] + grid.count + (-1 if grid.is_plain else BEYOND - 1) <= image.shape[1]
     found = x.new_zeros(len(x), len(weight), grid.count)
     for row, place, value in zip(*matrix.coordinates(), matrix.values(), strict=True):
         found[:, row] += value * image[:, place : place + grid.count]
@@ -56,7 +58,7 @@ def test_products_are_convolutions(seed):
 def test_images_of_pointwise_convolutions_are_not_copied():
     x = torch.randn(2, 3, 4, 5)
     grid = Grid((Window(1), Window(1)), (4, 5))
-    assert grid.image(x).data_ptr() == x.data_ptr()
+    assert IMAGES.padded(grid, x).images.data_ptr() == x.data_ptr()
     assert grid.is_whole
     assert grid.shown(grid.flat(x)).data_ptr() == x.data_ptr()
 
@@ -64,4 +66,5 @@ def test_images_of_pointwise_convolutions_are_not_copied():
 def test_strides_keep_only_what_is_read():
     grid = Grid((Window(1, stride=2), Window(1, stride=2)), (5, 6))
     x = torch.arange(30.0).view(1, 1, 5, 6)
-    assert torch.equal(grid.image(x), x[:, :, ::2, ::2].reshape(1, -1))
+    kept = x[:, :, ::2, ::2].reshape(1, -1)
+    assert torch.equal(IMAGES.padded(grid, x).images[:, : kept.shape[1]], kept)

@@ -21,6 +21,7 @@ from sparsify.compiler.schedule.templates.padded_rows import padded_lanes
 from sparsify.compiler.schedule.tile_width import (
     TILE_BYTES,
     WIDE_TILE_BYTES,
+    accumulators,
     has_wide_tiles,
     lane_tile,
 )
@@ -234,6 +235,9 @@ class OneNest:
             name for a in find(self.assign.value, Access) if lane in (own := self._derived(a)) for name in own
         ]
         is_shared = len(leading) > 1 and leading[-1] not in read
+        rows = self._rows_beside(lane, leading, sums, size) if sets else None
+        if rows is not None:
+            return self._tile_of_rows(rows, split, leading, sums, parallel)
         first = around(leading, tile, is_shared and self.sizes.extents.get(lane, 0) > size)
         collect = self._collect(first[-1])
         steps: list[d.Directive] = [split]
@@ -246,6 +250,49 @@ class OneNest:
         distance = AHEAD_BYTES // (size * self.item_bytes)
         ahead = [d.Prefetch(name, distance) for name in self._gathered(lane, size)]
         return d.Schedule((*steps, *self._parallel(order, parallel), *ahead))
+
+    def _rows_beside(
+        self, lane: str, leading: list[str], sums: list[str], size: int
+    ) -> tuple[str, int] | None:
+        """The rows of short lanes that share a stored entry: `y` and their number, in `W[o,k] * F[n,k+34*y+x]`."""
+        forms = [affine(index) for access in self.reads for index in access.indices]
+        moved = [
+            dict(form.terms) for form in forms if form is not None and {lane, *sums[-1:]} <= {*form.names}
+        ]
+        rows = next((name for terms in moved for name in leading if name in terms), None)
+        extent = None if rows is None else self.sizes.extents.get(rows)
+        whole = self.sizes.extents.get(lane, 0) <= size
+        if rows is None or not extent or not whole or self._driver(sums) is None:
+            return None
+        most = accumulators(self.lanes, self.item_bytes) // -(-size // self.lanes)
+        return (rows, -(-extent // -(-extent // most))) if min(most, extent) > 1 else None
+
+    def _tile_of_rows(
+        self, rows: tuple[str, int], split: d.Split, leading: list[str], sums: list[str], parallel: bool
+    ) -> d.Schedule:
+        """Accumulators for a tile of rows and lanes: a stored entry is read once for all of them.
+
+        Loops whose variable the window does not read are inside of the tiles, whose operand stays in the near cache.
+        """
+        name, count = rows
+        tile, inner = self._name(f"{name}o"), self._name(f"{name}i")
+        read = {part for a in self.reads if name in self._derived(a) for part in self._derived(a)}
+        shared = [one for one in leading if one not in read or self._is_first_of_driver(one, sums)]
+        outer = [one for one in leading if one not in shared and one != name]
+        first = [*outer, tile, *shared, split.outer]
+        collect = self._collect(split.outer)
+        steps = [
+            d.Split(name, tile, inner, count),
+            split,
+            *self._reorder([*first, *sums, inner, split.inner]),
+        ]
+        steps += [collect, d.Unroll(inner), d.Vector(split.inner)]
+        return d.Schedule((*steps, *self._parallel(first, parallel)))
+
+    def _is_first_of_driver(self, name: str, sums: list[str]) -> bool:
+        """Whether a loop is over the rows of the operand whose stored entries are summed."""
+        driver = self._driver(sums)
+        return any(a.tensor == driver.name and name in self._derived(a) for a in self.sparse if driver)
 
     def _tile_bytes(self, lane: str, sums: list[str]) -> int:
         """The most bytes of a tile of lanes: more if stored entries are offsets along the lanes, `F[n,k+p]`."""

@@ -174,3 +174,22 @@ def test_tiles_of_what_stored_entries_are_places_in(stored: int, lanes: int, til
     places = program.declaration("F").extents[1]
     sizes = Sizes({"n": 8, "o": 64, "k": 4000, places: 4000, "p": 3246}, {"W": 64 * stored})
     assert best(program, sizes, lanes).startswith(f"split p po pi {tile}")
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "images", "lanes", "schedule"),
+    [
+        (14, 14, 8, 8, "split y yo yi 7; split x xo xi 16; order n, yo, o, xo, k, yi, xi"),
+        (32, 32, 8, 8, "split y yo yi 3; split x xo xi 32; order n, yo, o, xo, k, yi, xi"),
+        (14, 14, 8, 16, "split y yo yi 14; split x xo xi 16; order n, yo, o, xo, k, yi, xi"),
+        (5, 200, 8, 8, "split x xo xi 104"),  # a row fills the registers
+    ],
+)
+def test_tiles_of_rows_share_stored_entries(
+    rows: int, columns: int, images: int, lanes: int, schedule: str
+) -> None:
+    declared = {"F": operand("dense, dense"), "W": operand("csr")}
+    text = f"Y[n,o,y,x] = sum(k, W[o,k] * F[n,k+{columns + 2}*y+x])"
+    program = declare(parse(text), declared, ("Y",), sizes={"y": rows, "x": columns})
+    sizes = Sizes({"n": images, "o": 64, "k": 4000, "F_1": 9000, "y": rows, "x": columns}, {"W": 64 * 20})
+    assert best(program, sizes, lanes).startswith(schedule)

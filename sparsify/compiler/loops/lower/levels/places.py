@@ -85,6 +85,20 @@ def _clamped(
     return Coordinate(ZERO, ZERO, loops.Op("max", (below, loops.Broadcast(ZERO, kind)), kind))
 
 
+def is_always_inside(facts: ProgramFacts, access: Access, mode: int, beyond: int = 0) -> bool:
+    """Whether `0 <= c + sum(f_i * i) < extent - beyond` for all coordinates, by constant extents alone."""
+    form = affine(access.indices[mode])
+    limit = facts.constant_extent(facts.declaration(access.tensor).extents[mode])
+    if limit is None or form is None or form.divisor != 1 or form.extents:
+        return False
+    extents = [facts.constant_extent(name) for name in form.names]
+    if not all(extents):
+        return False
+    ends = [factor * (extent - 1) for (_, factor), extent in zip(form.terms, extents, strict=True) if extent]
+    least, most = (form.offset + sum(end for end in ends if (end < 0) == is_low) for is_low in (True, False))
+    return least >= 0 and most + beyond < limit
+
+
 def place_of(facts: ProgramFacts, access: Access, env: Environment) -> Place:
     """The place of `access` at the known coordinates: dense levels are located, others must be iterated."""
     root = facts.root_of(access)

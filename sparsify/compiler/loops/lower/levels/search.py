@@ -35,6 +35,7 @@ from sparsify.compiler.loops.lower.levels import hash_table
 from sparsify.compiler.loops.lower.levels.places import (
     advance,
     coordinate_at,
+    is_always_inside,
     is_located,
     known_coordinate,
     numerator,
@@ -82,6 +83,8 @@ def _in_bounds(
     outside = env.without(frozenset({access}))
     form = affine(access.indices[mode])
     assert form is not None, "indices are affine"
+    if is_always_inside(context, access, mode):
+        return located(context, node, inside)
     if not at.is_uniform:
         return _lanes_in_bounds(context, node, access, mode, at, env)
     index, limit = at.start, times(extent, integer(form.divisor))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.ir.dtypes import computing
 from sparsify.compiler.loops import nodes as loops
@@ -22,8 +23,8 @@ from sparsify.compiler.loops.arithmetic import (
     smaller,
 )
 from sparsify.compiler.loops.lower.context import Context
-from sparsify.compiler.loops.lower.environment import Coordinate, Environment, scalar
-from sparsify.compiler.loops.lower.levels.places import numerator, place_of
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, scalar
+from sparsify.compiler.loops.lower.levels.places import is_always_inside, numerator, place_of
 from sparsify.compiler.loops.lower.values import temporary_places
 from sparsify.compiler.loops.nodes import MOST_LOOKED_UP
 from sparsify.errors import DiscordantError, ScheduleError
@@ -97,13 +98,17 @@ def lookup(context: Context, access: Access, env: Environment) -> loops.Expr | N
     return loops.Op("lookup", (places, *table), register.type)
 
 
-def lanes_in_use(context: Context, access: Access, env: Environment) -> loops.Expr | None:
+def lanes_in_use(
+    context: Context, access: Access, env: Environment, *, is_read: bool = False
+) -> loops.Expr | None:
     """The number of lanes of a vector at `access` within the lane range and the modes; `None` for all.
 
-    A temporary along a tile has room for whole vectors: reads and writes of lanes past a cut tile are harmless.
+    A temporary along a tile has room for whole vectors: reads and writes of lanes past a cut tile are harmless. So are
+    reads of a tensor that goes on past the last lane.
     """
     assert env.lane is not None
     free = temporary_places.has_room(context, access.tensor, env.lane.index, env.lane.lanes)
+    free = free or (is_read and _goes_on(context, access, env.lane))
     count = None if free else env.lane.count
     for mode in (mode for found, mode in env.cut if found == access):
         at, extent = (
@@ -114,6 +119,18 @@ def lanes_in_use(context: Context, access: Access, env: Environment) -> loops.Ex
         left = larger(minus(extent, at.start), ZERO)
         count = smaller(left, integer(env.lane.lanes) if count is None else count)
     return count
+
+
+def _goes_on(context: Context, access: Access, lane: LaneContext) -> bool:
+    """Whether a dense tensor has entries for all lanes of a vector that begins with any of the lanes in use."""
+    if access.tensor not in context.declarations or not context.declaration(access.tensor).format.is_dense:
+        return False
+    index = lane.index
+    while (split := context.split_by_inner.get(index)) is not None:
+        index = split.index
+    forms = [(mode, affine(found)) for mode, found in enumerate(access.indices)]
+    modes = [mode for mode, form in forms if form is not None and (index, 1) in form.terms]
+    return any(is_always_inside(context, access, mode, lane.lanes - 1) for mode in modes)
 
 
 def load(context: Context, access: Access, env: Environment) -> loops.Expr:
@@ -137,7 +154,7 @@ def _load(context: Context, access: Access, env: Environment) -> loops.Expr:
         return loops.Load(buffer, position.start, loops.Type(dtype))
     kind = loops.Type(dtype, env.lane.lanes)
     if position.vector is None and position.step == ONE:
-        return loops.Load(buffer, position.start, kind, lanes_in_use(context, access, env))
+        return loops.Load(buffer, position.start, kind, lanes_in_use(context, access, env, is_read=True))
     return loops.Gather(buffer, position.as_vector(env.lane.lanes), kind, lanes_in_use(context, access, env))
 
 

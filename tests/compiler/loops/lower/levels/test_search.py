@@ -7,6 +7,7 @@ from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan.plan import Step
+from sparsify.compiler.schedule.directives import Schedule
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,18 @@ def test_lanes_are_looked_for_one_by_one_where_the_first_ones_may_be_outside(ind
     source = compile_stages(Step(program), None, 32).cpp
     assert "load_part_float32x8(&R_vals" in source or not is_never_below
     assert ("gather_" in source) != is_never_below
+
+
+@pytest.mark.parametrize(
+    ("extent", "is_inside", "is_whole"),
+    [(66, False, False), (67, True, False), (73, True, False), (74, True, True), (None, False, False)],
+)
+def test_constant_extents_leave_no_condition(extent, is_inside, is_whole):
+    """`F[9*y+x+k]`, 5 and 6 coordinates of y and x, 26 of k: at most 66; with the 7 lanes after the last one, 73."""
+    operands = {"F": Operand(dense_format(1), "float32"), "W": Operand(dense_format(1), "float32")}
+    sizes = {"y": 5, "x": 6, "k": 26} | ({} if extent is None else {"F_0": extent})
+    program = declare(parse("Y[y,x] = sum(k, W[k] * F[k+9*y+x])"), operands, ("Y",), sizes=sizes)
+    stages = compile_stages(Step(program), Schedule.parse("order y, k, x; vector x"), 32)
+    assert (" if " not in str(stages.loops).replace("..8 if", "..8")) == is_inside
+    assert ("load_float32x8(&F_vals" in stages.cpp) == is_whole
+    assert ("load_part_float32x8(&F_vals" in stages.cpp) == (not is_whole)
