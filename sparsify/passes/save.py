@@ -26,8 +26,8 @@ from sparsify.passes.capture.shell import modes
 from sparsify.passes.module.prepare import Kind
 from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.rules.recipe_text import recipe_text
-from sparsify.passes.served.describe import described
-from sparsify.passes.served.load import dense_weights, load_served
+from sparsify.passes.served.describe import Described, described
+from sparsify.passes.served.load import load_served
 from sparsify.passes.served.served_module import ServedModule
 
 
@@ -44,8 +44,9 @@ def save(
     Tied weights are stored once. Without kernels weights are dense and the code of the model is not stored: `load`
     takes the model. With kernels weights are stored in the model's packed form, and the folder has the graphs of the
     kinds of calls captured in evaluation, with kernels compiled for the sizes of earlier calls: `load` needs neither
-    the model nor a compiler. The folder holds the earlier model until the new one is complete on the disk, also when
-    the process is killed. Other files in the folder are kept.
+    the model nor a compiler. Models in pieces keep dense weights and the kernels of pieces, and `load` takes the model.
+    The folder holds the earlier model until the new one is complete on the disk, also when the process is killed. Other
+    files in the folder are kept.
 
     Args:
         module: the result of `apply`; with kernels in evaluation, and called once for each kind of call.
@@ -74,17 +75,42 @@ def save(
         )
     if kernels:
         required_levels = require_levels(target)
-        served = described(module, required_levels)
+        served = described_for(module, required_levels)
         graphs = saved_folder.Graphs(json.dumps(served.document), served.files)
         facts = {**facts_of(module, {}), **served.facts}
         saved_folder.write(path, served.arrays, recipe_text(module._request.recipe), facts, graphs)
         return path
+    tensors, tied = dense_tensors(module)
+    saved_folder.write(path, tensors, recipe_text(module._request.recipe), facts_of(module, tied))
+    return path
+
+
+def described_for(module: SparseModule, target: Sequence[str]) -> Described:
+    """The document of a model with kernels, of whole graphs or in pieces.
+
+    Raises:
+        DataError: the model trains, was not captured, or has computations that no file holds.
+        CompilerError: kernels cannot be built for a level.
+    """
+    if module._captures.pieces is not None:
+        from sparsify.passes.served import pieces
+
+        if pieces.is_in_pieces(module):
+            return pieces.described_pieces(module, target, *dense_tensors(module))
+    return described(module, target)
+
+
+def dense_tensors(module: SparseModule) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The dense weights of a model, each once, and the first name for each further name of a weight.
+
+    Raises:
+        DataError: a part of the state is no tensor, or of a dtype that files cannot hold.
+    """
     with module._weights.lock:
         dense = module._weights.mirror(modes(module._source))
         tensors, tied = distinct(dense.model.state_dict())
         dense.clear()
-    saved_folder.write(path, tensors, recipe_text(module._request.recipe), facts_of(module, tied))
-    return path
+    return tensors, tied
 
 
 def facts_of(module: SparseModule, tied: Mapping[str, str]) -> dict[str, Any]:
@@ -130,11 +156,13 @@ def load(
     verify: bool | EllipsisType = ...,
     inplace: bool = False,
     warmup: Sequence[Kind] = (),
+    kernels: bool = False,
 ) -> SparseModule:
     """The sparse model in a folder written by `save`.
 
     Without a model the folder must have been saved with kernels: weights are mapped, and nothing is pruned, captured,
-    timed or compiled. The result is frozen and computes the saved kinds of calls.
+    timed or compiled. The result is frozen and computes the saved kinds of calls. With a model only data of the folder is
+    read, unless `kernels` allows its shared objects for the pieces of a model: nothing is timed or compiled then either.
 
     Args:
         folder: as given to `save`.
@@ -144,10 +172,12 @@ def load(
             first call, which is made now.
         trainable, strict, verify: as for `apply`; left out, `...`, as at saving.
         dynamic, inplace, warmup: as for `apply`.
+        kernels: with a model in pieces, whether its pieces run by the folder's kernels, which are code: for folders
+            saved by yourself or by somebody you trust.
 
     Raises:
         DataError: a file is missing, damaged or of a newer layout, the weights do not fit the model, or neither kernels
-            nor a model are given.
+            nor a model are given; or with a model and `kernels` the folder has no kernels of pieces.
         RecipeError: the recipe is wrong.
         CaptureError, CompilerError, VerificationError: as `apply`.
     """
@@ -157,8 +187,15 @@ def load(
         return without_model(path, (*first, *warmup), trainable is True or dynamic is not None or inplace)
     from sparsify.passes.apply import pieces_of
     from sparsify.passes.module.prune_and_capture import applied
+    from sparsify.passes.served.pieces import Unpacked
 
-    manifest, tensors, recipe = saved_folder.read(path, recipes.loads, dense_weights)
+    unpacked = Unpacked(kernels)
+    manifest, tensors, recipe = saved_folder.read(path, recipes.loads, unpacked)
+    if kernels and unpacked.pieces is None:
+        raise DataError(
+            f"{path} has no kernels of pieces of a {manifest.model}, which a load with the model could use",
+            "leave kernels out; without the model, sparsify.load(folder) uses the kernels of whole graphs",
+        )
     require_class(path, manifest.model, model)
     pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
     with unchanged_on_failure(model):
@@ -174,6 +211,7 @@ def load(
             pruning,
             is_calibrated=True,
             pieces=pieces_of,
+            known_pieces=unpacked.pieces,
         )
         module = applied(model, request, example_inputs)
         if warmup:

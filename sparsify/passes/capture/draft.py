@@ -106,6 +106,7 @@ class ApplyRequest:
         is_calibrated: whether the weights have the zeros of calibrated rules already.
         pieces: function from a sparse model to compilers of pieces, best first, for models that no graph holds; None
             runs the source model.
+        known_pieces: pieces of a folder, with the kinds of calls that ran in pieces; None without.
         is_quiet: whether warnings are in reports alone.
         trains_dense: reason why trained weights start dense under masks, "" where kernels compute with them.
     """
@@ -120,6 +121,7 @@ class ApplyRequest:
     calibration: Any = field(default=None, compare=False)
     is_calibrated: bool = False
     pieces: Callable[[Any], Iterable[Any]] | None = field(default=None, compare=False)
+    known_pieces: Any = field(default=None, compare=False)
     is_quiet: bool = False
     trains_dense: str = ""
 

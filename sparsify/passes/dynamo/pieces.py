@@ -29,6 +29,7 @@ from sparsify.errors import CaptureError, RecipeError, SparsifyError
 from sparsify.passes.capture import calls
 from sparsify.passes.dynamo.torch_compile import Compiled, is_cut, packed_or_copied, part_of
 from sparsify.passes.module.check.operator_graph import seconds
+from sparsify.passes.module.piecewise import PieceKey
 from sparsify.passes.module.prune_and_capture import Source, sparse_module
 from sparsify.progress import working
 from sparsify.report import PieceEntry, Report
@@ -72,10 +73,12 @@ LOGGERS: Final = ("torch._dynamo", "torch._subclasses.fake_tensor")
 
 
 def compilers(module: "SparseModule") -> Iterator["PieceCompiler"]:
-    """The compilers that cut a model into pieces, fewest pieces first; equal pieces are captured once."""
+    """The compilers that cut a model into pieces, fewest pieces or a folder's first; equal pieces are captured once."""
     chosen: dict[Any, Chosen] = {}
     clock = Clock()
-    for has_data_sizes in WITH_DATA_SIZES:
+    known = module._request.known_pieces
+    order = WITH_DATA_SIZES if known is None or known.has_data_sizes else WITH_DATA_SIZES[::-1]
+    for has_data_sizes in order:
         yield PieceCompiler(module, has_data_sizes, chosen, clock)
 
 
@@ -122,6 +125,9 @@ class Chosen:
         run: function of the piece's values.
         packed, versions: names of the packed parameters, and their versions when packed.
         report: report of its kernels, None for a piece without kernels.
+        module: the piece as a sparse model, None for a piece without kernels.
+        key: the graph; None for a graph with bodies, which no text holds.
+        is_stored: whether the piece is one of a folder.
     """
 
     entry: PieceEntry
@@ -129,6 +135,9 @@ class Chosen:
     packed: Sequence[str] = ()
     versions: Sequence[int] = ()
     report: Report | None = None
+    module: "SparseModule | None" = None
+    key: PieceKey | None = None
+    is_stored: bool = False
 
 
 class PieceCompiler:
@@ -151,9 +160,10 @@ class PieceCompiler:
             dynamic=None if request.dynamic is None else (),
             inplace=False,
             pieces=None,
+            known_pieces=None,
             is_quiet=True,
         )
-        self.roundings = module._weights.roundings
+        self.roundings, self.known = module._weights.roundings, request.known_pieces
         self.has_data_sizes, self.trainable = has_data_sizes, False
         self.pieces: list[Piece] = []
         self.current, self.all_keys = dict[Any, None](), dict[Any, None]()
@@ -195,6 +205,15 @@ class PieceCompiler:
     def count(self) -> int:
         """The number of graphs found by Dynamo so far."""
         return len(self.pieces)
+
+    def storable(self) -> list[tuple[PieceKey, Chosen]]:
+        """The pieces of all calls without trained weights, with the key of each graph."""
+        pieces = [self.choices[key] for key in self.all_keys]
+        return [(one.key, one) for one in pieces if one.key is not None and not one.key.trainable]
+
+    def are_stored(self) -> bool:
+        """Whether all pieces of the present search are those of a folder, which were timed before."""
+        return bool(self.current) and all(self.choices[key].is_stored for key in self.current)
 
     def reports(self) -> list[tuple[PieceEntry, Report | None]]:
         """The entry of each piece, with the report of its kernels if the piece has regions."""
@@ -345,7 +364,12 @@ class Piece(Compiled):
         key, choices = self.key(members, values, trainable), self.owner.choices
         choice = choices.get(key)
         if choice is None or [*choice.versions] != [members[name]._version for name in choice.packed]:
-            choice = choices[key] = self.chosen(values, trainable, f"piece {len(choices) + 1}")
+            name = f"piece {len(choices) + 1}"
+            is_new, piece_key = choice is None, self.piece_key(members, values, trainable)
+            choice = self.stored(piece_key, members) if is_new and piece_key is not None else None
+            if choice is None:
+                choice = replace(self.chosen(values, trainable, name), key=piece_key)
+            choices[key] = choice
         self.owner.current[key] = self.owner.all_keys[key] = None
         return self.graph if choice.report is None else choice.run, choice.packed
 
@@ -356,6 +380,45 @@ class Piece(Compiled):
         numbers = tuple([float(values[at]) for at in self.numbers])
         identities = tuple([(name, id(member)) for name, member in members.items()])
         return (id(graph) if has_bodies else str(graph), tuple(self.inputs), identities, numbers, trainable)
+
+    def piece_key(
+        self, members: Mapping[str, Tensor], values: Sequence[Any], trainable: bool
+    ) -> PieceKey | None:
+        """The key of the graph in a folder; None for a graph with bodies."""
+        graph = self.graph.graph
+        if graph.find_nodes(op="get_attr"):
+            return None
+        numbers = tuple([float(values[at]) for at in self.numbers])
+        return PieceKey(str(graph), tuple(self.inputs), tuple(members), numbers, trainable)
+
+    def stored(self, key: PieceKey, members: Mapping[str, Tensor]) -> Chosen | None:
+        """The piece of a folder with equal weights; None if there is none."""
+        owner = self.owner
+        found = None
+        if owner.known is not None:
+            request = replace(owner.request, trainable=key.trainable)
+            found = owner.known.find(key, members, request)
+        if found is None:
+            return None
+        entry, module = found
+        if module is None:
+            return Chosen(entry, self.graph, key=key, is_stored=True)
+        # Constants in a folder are computed from any member; a write to one asks for a capture.
+        packed = list(members) if module._captures.constants() else packed_or_copied(members, module)
+        versions = [members[name]._version for name in packed]
+        run = self.kernels(module)
+        return Chosen(entry, run, packed, versions, module.report, module, key, is_stored=True)
+
+    def kernels(self, module: "SparseModule") -> Callable[..., Any]:
+        """The function of the piece's values by kernels; by the piece's own operators for other kinds of calls."""
+
+        def run(*args: Any) -> Any:
+            try:
+                return module(*[args[at] for at in self.inputs])
+            except CaptureError:  # a folder has no graph for this kind of call
+                return self.graph(*args)
+
+        return run
 
     def chosen(self, values: Sequence[Any], trainable: bool, name: str) -> Chosen:
         """The executable form of the piece: the model's own operators after a failed capture."""
@@ -417,7 +480,8 @@ class Piece(Compiled):
             return dense
         entry.regions = regions
         packed = packed_or_copied(members, module)
-        return Chosen(entry, run, packed, [members[name]._version for name in packed], module.report)
+        versions = [members[name]._version for name in packed]
+        return Chosen(entry, run, packed, versions, module.report, module)
 
     def is_slower(self, run: Callable[..., Any], values: Sequence[Any], trainable: bool) -> str:
         """The times of a piece that is slower in kernels, with gradients if trained; "" otherwise."""

@@ -257,6 +257,10 @@ def captured_now(
 ) -> Variant | None:
     """The new variant for calls like `call`; None, and noted, when the source model has to run."""
     check_pruning(module, call)
+    known = module._request.known_pieces
+    if known is not None and not any(mode) and call.shape in known.refusals:
+        refuse(module, call, mode, CaptureError(known.refusals[call.shape]), in_pieces=True)
+        return None
     try:
         reason = module._request.trains_dense
         with torch.inference_mode(False), SILENT:

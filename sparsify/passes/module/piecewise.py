@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -49,14 +49,34 @@ TURNS: Final = 5
 NOISE: Final = 1.05
 
 
+class PieceKey(NamedTuple):
+    """A graph of Dynamo, equal in all processes.
+
+    Attributes:
+        text: text of the graph.
+        inputs: positions of the inputs among the placeholders.
+        members: names of the parameters and buffers.
+        numbers: values of numbers that are constants.
+        trainable: whether sparse parameters get gradients.
+    """
+
+    text: str
+    inputs: tuple[int, ...]
+    members: tuple[str, ...]
+    numbers: tuple[float, ...]
+    trainable: bool
+
+
 class Compiler(Protocol):
     """A compiler that cuts the code of a model into pieces.
 
     Attributes:
         trainable: whether sparse parameters of the next call get gradients.
+        has_data_sizes: whether operators such as `x[mask]` are part of pieces.
     """
 
     trainable: bool
+    has_data_sizes: bool
 
     def finding(self) -> AbstractContextManager[Any]:
         """A context that searches for pieces: `reports` covers pieces found or met since its start."""
@@ -72,6 +92,12 @@ class Compiler(Protocol):
 
     def count(self) -> int:
         """The number of graphs found so far."""
+
+    def are_stored(self) -> bool:
+        """Whether all pieces of the present search are those of a folder, which were timed before."""
+
+    def storable(self) -> list[tuple[PieceKey, Any]]:
+        """The pieces of all calls without trained weights, with keys that are equal in all processes."""
 
     def reports(self) -> list[tuple[PieceEntry, Report | None]]:
         """The entry of each piece, with the report of its kernels if the piece has regions."""
@@ -303,7 +329,8 @@ def tried(module: "SparseModule", compiler: Compiler, call: calls.Call, mode: Mo
         if compiler.count() > count:
             raise CaptureError("torch.compile finds other pieces in each call")
         tensors = [*module._source.parameters(), *call.tensors(module._matrices)]
-        if settings.current().tune_seconds > 0 and runs_natively(tensors):
+        is_timed = settings.current().tune_seconds > 0 and not compiler.are_stored()
+        if is_timed and runs_natively(tensors):
             ways = (densely, by_pieces)
             taken = [[seconds(way, parameters) for way in ways] for _ in range(TURNS + 1)][1:]
             source, in_kernels = (min(times) for times in zip(*taken, strict=True))

@@ -103,7 +103,7 @@ def served_variants(module: SparseModule) -> list[Variant]:
     if refused:
         raise DataError(
             f"calls of this model run code of the model, which no file holds: {refused[0]}",
-            f"change the model so that torch.export captures it, {WITHOUT}",
+            f"change the model so that torch.export captures it, {WITHOUT}: sparsify.load(folder, model)",
         )
     if not found:
         raise DataError(

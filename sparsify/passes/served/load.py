@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from sparsify.compiler.cpp.toolchain import levels
 from sparsify.compiler.cpp.toolchain.fingerprint import code_digest
@@ -24,7 +23,7 @@ from sparsify.passes import saved_folder
 from sparsify.passes.manifest import GRAPH, Manifest
 from sparsify.passes.saved_folder import RECIPE, WEIGHTS
 from sparsify.passes.served.late_recipe import ServedRequest, served_request
-from sparsify.passes.served.restore import dense_state, restored
+from sparsify.passes.served.restore import restored
 from sparsify.passes.served.served_module import ServedModule
 from sparsify.passes.served.weights import Mapped
 from sparsify.recipe.limits import MAX_BYTES
@@ -37,6 +36,8 @@ FOREIGN: Final = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError, MemoryError),
     SyntaxError,
 )
+# Key of the document of a model in pieces.
+PIECES: Final = "pieces"
 HERE: Final = "they are built on this machine where it has a C++ compiler, else torch's operators compute"
 
 
@@ -65,6 +66,13 @@ def _whole(place: Path, manifest: Manifest) -> ServedModule:
         )
     with of_this_version(manifest, paths[GRAPH]):
         document = json.loads(saved_folder.text_of(paths[GRAPH]))
+        if PIECES in document:
+            raise DataError(
+                f"{place} holds a {manifest.model} in pieces: between its graphs runs Python code of its class, which "
+                "no file holds",
+                "give the model, sparsify.load(folder, model, kernels=True), which times and compiles nothing for the "
+                "saved kinds of calls; or change the model so that torch.export captures it, and save it again",
+            )
         kernels = {name.rpartition("/")[2]: path for name, path in paths.items() if name.endswith(".so")}
         stored = stored_kernels(place, manifest, document, kernels)
         options = replace(current(), threads=threads_of(document, asked) or current().threads)
@@ -79,17 +87,6 @@ def threads_of(document: Mapping[str, Any], asked: ServedRequest) -> int | None:
         return asked.recipe.compile.threads
     threads: int | None = document["threads"]
     return threads
-
-
-def dense_weights(place: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model state in a folder with kernels, as dense tensors for the source class.
-
-    Raises:
-        DataError: graphs are missing, changed, or of another version.
-    """
-    path = saved_folder.checked(place, manifest, GRAPH)
-    with of_this_version(manifest, path):
-        return dense_state(json.loads(saved_folder.text_of(path)), tensors.__getitem__)
 
 
 @contextmanager
