@@ -293,7 +293,7 @@ class RegionCall:
         grid = layout.grid(arguments[layout.places.image])
         if not grid.has_results or (layout.refused and grid in layout.refused):
             return self.dense_result(arguments)
-        run = partial(layout.run, self.kernel, self.program, self.options)
+        run = partial(layout.run, self.kernel, self.program, self.options, grid)
         try:
             return timed(run, (self.given(arguments),), self.times_us)
         except FAILURES as error:

@@ -166,17 +166,17 @@ class FlatImages:
     def grid(self, image: Tensor) -> Grid:
         """The windows over images of a given size."""
         extents = tuple(image.shape[-len(self.windows) :])
-        if any(type(extent) is not int for extent in extents):
-            return Grid(self.windows, extents)  # of a traced graph
-        sized = self.grids.get(extents)
-        if sized is None:
-            sized = Grid(self.windows, extents)
+        if type(extents[0]) is int and (known := self.grids.get(extents)) is not None:
+            return known
+        sized = Grid(self.windows, extents)
+        if all(type(extent) is int for extent in extents):  # others are of a traced graph
             self.grids = {**latest(self.grids), extents: sized}
         return sized
 
-    def run(self, kernel: Kernel, program: Program, options: Options, arguments: Sequence[Any]) -> Tensor:
-        """The result for the operands of the nodes, by the kernel or one for the image size."""
-        grid = self.grid(arguments[self.places.image])
+    def run(
+        self, kernel: Kernel, program: Program, options: Options, grid: Grid, arguments: Sequence[Any]
+    ) -> Tensor:
+        """The result for the operands of the nodes, by the kernel or one for the images of `grid`."""
         if grid.extents != self.example.extents:
             sizes = self.sizes(len(arguments[self.places.image]), arguments[self.places.weight], grid)
             kernel = self.kernel_for(grid, program, options, sizes)
