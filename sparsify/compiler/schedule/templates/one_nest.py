@@ -259,10 +259,10 @@ class OneNest:
         moved = [
             dict(form.terms) for form in forms if form is not None and {lane, *sums[-1:]} <= {*form.names}
         ]
-        rows = next((name for terms in moved for name in leading if name in terms), None)
+        rows = next((name for terms in moved for name in reversed(leading) if name in terms), None)
         extent = None if rows is None else self.sizes.extents.get(rows)
-        whole = self.sizes.extents.get(lane, 0) <= size
-        if rows is None or not extent or not whole or self._driver(sums) is None:
+        is_whole = 0 < self.sizes.extents.get(lane, 0) <= size
+        if rows is None or not extent or not is_whole or self._driver(sums) is None:
             return None
         most = accumulators(self.lanes, self.item_bytes) // -(-size // self.lanes)
         return (rows, -(-extent // -(-extent // most))) if min(most, extent) > 1 else None
