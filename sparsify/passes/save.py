@@ -7,10 +7,11 @@ In: `save(sparse, "model/")`, later `load("model/", model)`; or `save(sparse, "s
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,6 +30,9 @@ from sparsify.passes.rules.recipe_text import recipe_text
 from sparsify.passes.served.describe import Described, described
 from sparsify.passes.served.load import load_served
 from sparsify.passes.served.served_module import ServedModule
+
+if TYPE_CHECKING:
+    from sparsify.passes.manifest import Manifest
 
 
 @public
@@ -161,8 +165,8 @@ def load(
     """The sparse model in a folder written by `save`.
 
     Without a model the folder must have been saved with kernels: weights are mapped, and nothing is pruned, captured,
-    timed or compiled. The result is frozen and computes the saved kinds of calls. With a model only data of the folder is
-    read, unless `kernels` allows its shared objects for the pieces of a model: nothing is timed or compiled then either.
+    timed or compiled. The result is frozen and computes the saved kinds of calls. With a model only data of the folder
+    is read, unless `kernels` allows its shared objects for the pieces of a model: nothing is timed or compiled then.
 
     Args:
         folder: as given to `save`.
@@ -185,38 +189,54 @@ def load(
     if model is None:
         first = () if example_inputs is None else ({"inputs": example_inputs},)
         return without_model(path, (*first, *warmup), trainable is True or dynamic is not None or inplace)
-    from sparsify.passes.apply import pieces_of
     from sparsify.passes.module.prune_and_capture import applied
-    from sparsify.passes.served.pieces import Unpacked
 
-    unpacked = Unpacked(kernels)
-    manifest, tensors, recipe = saved_folder.read(path, recipes.loads, unpacked)
-    if kernels and unpacked.pieces is None:
-        raise DataError(
-            f"{path} has no kernels of pieces of a {manifest.model}, which a load with the model could use",
-            "leave kernels out; without the model, sparsify.load(folder) uses the kernels of whole graphs",
-        )
+    manifest, tensors, request = contents(path, kernels)
     require_class(path, manifest.model, model)
-    pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
+    given = {"trainable": trainable, "strict": strict, "verify": verify}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not ...}
     with unchanged_on_failure(model):
         load_state(path, manifest.model, model, tensors)
         model.train(manifest.training)
-        request = ApplyRequest(
-            recipe,
-            dynamic,
-            manifest.strict if strict is ... else strict,
-            manifest.verify if verify is ... else verify,
-            manifest.trainable if trainable is ... else trainable,
-            inplace,
-            pruning,
-            is_calibrated=True,
-            pieces=pieces_of,
-            known_pieces=unpacked.pieces,
-        )
+        request = replace(request, dynamic=dynamic, inplace=inplace, **changes)
         module = applied(model, request, example_inputs)
         if warmup:
             module.prepare(warmup)
         return module
+
+
+def contents(folder: Path, kernels: bool) -> "tuple[Manifest, dict[str, torch.Tensor], ApplyRequest]":
+    """The manifest and the dense weights of a folder, and the arguments of `apply` when it was saved.
+
+    Args:
+        folder: path of the folder.
+        kernels: whether shared objects may be loaded, for pieces.
+
+    Raises:
+        DataError: a file is missing, damaged or of a newer layout, or the folder lacks the requested pieces.
+        RecipeError: the recipe is wrong.
+    """
+    from sparsify.passes.apply import pieces_of
+    from sparsify.passes.served.pieces import Unpacked
+
+    unpacked = Unpacked(kernels)
+    manifest, tensors, recipe = saved_folder.read(folder, recipes.loads, unpacked)
+    if kernels and unpacked.pieces is None:
+        raise DataError(
+            f"{folder} has no kernels of pieces of a {manifest.model}, which a load with the model could use",
+            "leave kernels out; without the model, sparsify.load(folder) uses the kernels of whole graphs",
+        )
+    request = ApplyRequest(
+        recipe,
+        strict=manifest.strict,
+        verify=manifest.verify,
+        trainable=manifest.trainable,
+        pruning=Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None),
+        is_calibrated=True,
+        pieces=pieces_of,
+        known_pieces=unpacked.pieces,
+    )
+    return manifest, tensors, request
 
 
 def without_model(folder: Path, warmup: Sequence[Kind], is_captured: bool) -> SparseModule:

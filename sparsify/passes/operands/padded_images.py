@@ -61,9 +61,9 @@ class PaddedImages:
             memory = free.pop() if free else self._allocate(key, grid, x)
         except IndexError:  # another thread took the last one
             memory = self._allocate(key, grid, x)
-        images = x.detach()
+        images = x.detach() if x.requires_grad else x
         for part, read in memory.parts:
-            part.copy_(images[read])
+            part.copy_(images if part.shape == images.shape else images[read])
         return memory
 
     def _allocate(self, key: Hashable, grid: Grid, x: Tensor) -> Memory:

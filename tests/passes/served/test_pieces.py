@@ -19,6 +19,7 @@ from sparsify.compiler.cpp.toolchain import cache, levels
 from sparsify.errors import CaptureError, DataError
 from sparsify.passes.dynamo import pieces
 from sparsify.passes.module import capture_call, piecewise
+from sparsify.passes.served import pieces as stored
 
 RECIPE = {
     "schema": 1,
@@ -105,10 +106,28 @@ def test_no_compiler_and_no_cache_are_needed(saved, tmp_path):
 
 
 def test_a_folder_in_pieces_needs_the_class(saved):
-    with pytest.raises(
-        DataError, match=r"Branching in pieces: .*Python code.*sparsify.load\(folder, model\)"
-    ):
+    text = r"Branching in pieces: .*Python code.*sparsify.load\(folder, model, kernels=True\)"
+    with pytest.raises(DataError, match=text):
         sparsify.load(saved[1])
+
+
+def test_without_kernels_only_data_is_read(saved, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a shared object of the folder is loaded")
+
+    monkeypatch.setattr(stored, "stored_kernels", refuse)
+    with options.override(tune_seconds=0):
+        loaded = sparsify.load(saved[1], Branching(), (INPUT,))
+        torch.testing.assert_close(loaded(INPUT), saved[0](INPUT))
+
+
+def test_kernels_of_a_folder_without_pieces(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 32)).eval()
+    with options.override(tune_seconds=0):
+        sparse = sparsify.apply(model, RECIPE, (INPUT,), trainable=False)
+        folder = sparsify.save(sparse, tmp_path, kernels=True)
+    with pytest.raises(DataError, match="has no kernels of pieces of a Sequential"):
+        sparsify.load(folder, nn.Sequential(nn.Linear(64, 32)), kernels=True)
 
 
 def test_weights_changed_after_the_load(saved):

@@ -259,10 +259,10 @@ class OneNest:
         moved = [
             dict(form.terms) for form in forms if form is not None and {lane, *sums[-1:]} <= {*form.names}
         ]
-        rows = next((name for terms in moved for name in leading if name in terms), None)
+        rows = next((name for terms in moved for name in reversed(leading) if name in terms), None)
         extent = None if rows is None else self.sizes.extents.get(rows)
-        whole = self.sizes.extents.get(lane, 0) <= size
-        if rows is None or not extent or not whole or self._driver(sums) is None:
+        is_whole = 0 < self.sizes.extents.get(lane, 0) <= size
+        if rows is None or not extent or not is_whole or self._driver(sums) is None:
             return None
         most = accumulators(self.lanes, self.item_bytes) // -(-size // self.lanes)
         return (rows, -(-extent // -(-extent // most))) if min(most, extent) > 1 else None
@@ -272,14 +272,17 @@ class OneNest:
     ) -> d.Schedule:
         """Accumulators for a tile of rows and lanes: a stored entry is read once for all of them.
 
-        Loops whose variable the window does not read are inside of the tiles, whose operand stays in the near cache.
+        Loops whose variable the window does not read are inside of the tiles, whose operand stays in the near cache;
+        outside if the other loops, over images, have a single iteration, which threads cannot share.
         """
         name, count = rows
         tile, inner = self._name(f"{name}o"), self._name(f"{name}i")
         read = {part for a in self.reads if name in self._derived(a) for part in self._derived(a)}
         shared = [one for one in leading if one not in read or self._is_first_of_driver(one, sums)]
         outer = [one for one in leading if one not in shared and one != name]
-        first = [*outer, tile, *shared, split.outer]
+        is_single = all(self.sizes.extents.get(one) == 1 for one in outer)
+        first = [*shared, *outer, tile] if is_single else [*outer, tile, *shared]
+        first.append(split.outer)
         collect = self._collect(split.outer)
         steps = [
             d.Split(name, tile, inner, count),

@@ -182,6 +182,7 @@ def test_tiles_of_what_stored_entries_are_places_in(stored: int, lanes: int, til
         (14, 14, 8, 8, "split y yo yi 7; split x xo xi 16; order n, yo, o, xo, k, yi, xi"),
         (32, 32, 8, 8, "split y yo yi 3; split x xo xi 32; order n, yo, o, xo, k, yi, xi"),
         (14, 14, 8, 16, "split y yo yi 14; split x xo xi 16; order n, yo, o, xo, k, yi, xi"),
+        (14, 14, 1, 8, "split y yo yi 7; split x xo xi 16; order o, n, yo, xo, k, yi, xi"),
         (5, 200, 8, 8, "split x xo xi 104"),  # a row fills the registers
     ],
 )
