@@ -47,8 +47,9 @@ from sparsify.report import Choice
 from sparsify.sparsification.rules.rounding import rounded, scale_dtype
 
 DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
-# Bytes by which a packed weight may be larger than the dense one, with the positions of its entries in images: kernels
-# of small weights with few zeros are faster than torch's, and so little memory is no reason against them.
+# Bytes by which a packed weight may be larger than the dense one, with the positions of its entries in images: listing
+# positions in each call takes longer than a small product, and kernels of small weights with few zeros may be faster
+# than torch's.
 FEW_BYTES: Final = 128 * 1024
 # The section of the table with convolutions.
 WINDOW: Final = "window"
@@ -182,7 +183,7 @@ class Packed:
         bytes: memory of the packed weight with its additional arrays.
         dense_bytes: memory of the dense weight.
         keeps_places: whether the positions of entries in images are listed once, not in each call.
-        is_small: whether the memory is below that of the dense weight, and `FEW_BYTES` for a timed kernel.
+        is_small: whether entries and coordinates take less than the dense weight, plus `FEW_BYTES` for a timed kernel.
     """
 
     share: float
@@ -193,7 +194,7 @@ class Packed:
 
 
 def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool, is_timed: bool) -> Packed:
-    """Packed storage of a weight, with positions listed once if the memory is small with them.
+    """Packed storage of a weight, with positions listed once if few or smaller than the dense weight.
 
     Args:
         dtype: dtype of the packed values, "same" for the weight's own.
@@ -206,10 +207,11 @@ def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool, is_timed: b
     packed_size = packed_bytes(weight.shape, stored, value_bytes) + scales
     with_places = packed_size + grid.bytes_of_places(stored, len(weight), value_bytes)
     share = stored / max(1, weight.numel())
-    most = weight.nbytes + (FEW_BYTES if is_timed and not is_compact else 0)
-    if not is_compact and with_places < most:
-        return Packed(share, with_places, weight.nbytes, True, True)
-    return Packed(share, packed_size, weight.nbytes, False, packed_size < most)
+    few = 0 if is_compact else FEW_BYTES
+    is_small = packed_size < weight.nbytes + (few if is_timed else 0)
+    if not is_compact and with_places < weight.nbytes + few:
+        return Packed(share, with_places, weight.nbytes, True, is_small)
+    return Packed(share, packed_size, weight.nbytes, False, is_small)
 
 
 def is_rounded(draft: Draft, parameter: fx.Node, weight: Tensor, dtype: str) -> bool:

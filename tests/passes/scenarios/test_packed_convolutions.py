@@ -157,10 +157,20 @@ def test_compact_memory_lists_places_in_each_call():
 def test_places_are_listed_in_each_call_where_all_would_be_larger_than_the_dense_weight():
     """Of 38 % of the entries each takes 8 bytes, and 12 with its places, a dense one 4 of all."""
     wide = {**RULE["prune"], "sparsity": 0.62}
-    sparse = sparsify.apply(nn.Sequential(nn.Conv2d(16, 16, 3)).eval(), recipe(prune=wide), images())
+    x = torch.randn(1, 256, 4, 4)
+    sparse = sparsify.apply(nn.Sequential(nn.Conv2d(256, 256, 3)).eval(), recipe(prune=wide), x)
     (entry,), (region,) = sparse.report.weights, sparse.report.regions
     assert "listed in each call" in region.notes[1]
     assert entry.bytes_after < entry.bytes_before
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x), sparse.original(x), **CLOSE)
+
+
+def test_few_places_are_kept_although_the_dense_weight_is_smaller():
+    wide = {**RULE["prune"], "sparsity": 0.62}
+    sparse = sparsify.apply(nn.Sequential(nn.Conv2d(16, 16, 3)).eval(), recipe(prune=wide), images())
+    assert "listed in each call" not in sparse.report.regions[0].notes[1]
+    assert [len(region.layout.placed.memory) for region in sparse.variants[0].regions] == [1]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float16"])
