@@ -183,7 +183,8 @@ class Packed:
         bytes: memory of the packed weight with its additional arrays.
         dense_bytes: memory of the dense weight.
         keeps_places: whether the positions of entries in images are listed once, not in each call.
-        is_small: whether entries and coordinates take less than the dense weight, plus `FEW_BYTES` for a timed kernel.
+        is_small: whether entries and coordinates take less than the dense weight; for a timed kernel also if all takes
+            less than the dense weight plus `FEW_BYTES`.
     """
 
     share: float
@@ -207,11 +208,9 @@ def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool, is_timed: b
     packed_size = packed_bytes(weight.shape, stored, value_bytes) + scales
     with_places = packed_size + grid.bytes_of_places(stored, len(weight), value_bytes)
     share = stored / max(1, weight.numel())
-    few = 0 if is_compact else FEW_BYTES
-    is_small = packed_size < weight.nbytes + (few if is_timed else 0)
-    if not is_compact and with_places < weight.nbytes + few:
-        return Packed(share, with_places, weight.nbytes, True, is_small)
-    return Packed(share, packed_size, weight.nbytes, False, is_small)
+    keeps_places = not is_compact and with_places < weight.nbytes + FEW_BYTES
+    is_small = packed_size < weight.nbytes or (is_timed and keeps_places)
+    return Packed(share, with_places if keeps_places else packed_size, weight.nbytes, keeps_places, is_small)
 
 
 def is_rounded(draft: Draft, parameter: fx.Node, weight: Tensor, dtype: str) -> bool:
@@ -414,6 +413,8 @@ def program_of(product: Product, text: Text, vectors: Sequence[str], dtype: str,
     """The program of a convolution.
 
     Args:
+        product: the convolution.
+        text: statements of the region.
         vectors: vectors over its outputs, in order.
         dtype: dtype of images and results.
         stored: dtype of the weight's values.

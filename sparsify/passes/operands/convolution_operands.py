@@ -166,12 +166,14 @@ class FlatImages:
     def grid(self, image: Tensor) -> Grid:
         """The windows over images of a given size."""
         extents = tuple(image.shape[-len(self.windows) :])
-        if type(extents[0]) is int and (known := self.grids.get(extents)) is not None:
-            return known
-        sized = Grid(self.windows, extents)
-        if all(type(extent) is int for extent in extents):  # others are of a traced graph
-            self.grids = {**latest(self.grids), extents: sized}
-        return sized
+        for extent in extents:
+            if type(extent) is not int:
+                return Grid(self.windows, extents)  # of a traced graph
+        grid = self.grids.get(extents)
+        if grid is None:
+            grid = Grid(self.windows, extents)
+            self.grids = {**latest(self.grids), extents: grid}
+        return grid
 
     def run(
         self, kernel: Kernel, program: Program, options: Options, grid: Grid, arguments: Sequence[Any]

@@ -340,9 +340,10 @@ class Reader:
             rows,
             document["keeps"],
             document["single"],
-            document["by_rows"],
+            document.get("by_rows", False),  # older folders have no entry, and kernels by numbers of results
         )
-        found.others = {tuple(extents): self.kernels[number] for extents, number in document["others"]}
+        others = document["others"] if isinstance(document["others"], list) else []
+        found.others = {tuple(extents): self.kernels[number] for extents, number in others}
         return found
 
     def folded(self, document: Mapping[str, Any]) -> "Folded":

@@ -315,6 +315,18 @@ def test_images_of_other_sizes():
         torch.testing.assert_close(sparse(x), sparse.original(x))
 
 
+@pytest.mark.parametrize("mode", [2, 3])
+def test_one_dynamic_extent_in_compiled_calls(mode):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU()).eval()
+    sparse = apply(model, RECIPE, torch.randn(2, 4, 16, 16), strict=True, trainable=False)
+    compiled = torch.compile(sparse, backend="eager")
+    for extent in (16, 24, 40):
+        x = torch.randn(2, 4, *(extent if at == mode else 16 for at in (2, 3)))
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), sparse.original(x), rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_kept_for_sizes_of_images():
     model, x = made("signal")
     sparse = apply(model, RECIPE, x, verify=False)

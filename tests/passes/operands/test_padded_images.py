@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsify.passes.operands.padded_images import PaddedImages
-from sparsify.passes.operands.sliding_window import BEYOND, Grid, Window
+from sparsify.passes.operands.sliding_window import Grid, Window
 
 PADDED = Window(3, padding=1)
 
@@ -39,12 +39,23 @@ def test_memory_in_use_is_not_handed_out_again():
     assert torch.equal(second.images[:, : zeros_around(y).shape[1]], zeros_around(y))
 
 
-def test_other_kinds_are_dropped_above_the_limit():
-    kept = PaddedImages(limit_bytes=1000)
-    for extent in range(4, 12):
-        x = torch.randn(1, 3, extent, extent)
-        kept.padded(Grid((PADDED, PADDED), (extent, extent)), x).release()
-    assert kept.held_bytes < 1000 + 4 * 2 * (3 * 14 * 14 + 2 * 14 + BEYOND)
+def test_the_kinds_used_longest_ago_are_dropped_above_the_limit():
+    kept = PaddedImages(limit_bytes=5000)
+
+    def used(extent):
+        grid = Grid((PADDED, PADDED), (extent, extent))
+        memory = kept.padded(grid, torch.randn(1, 3, extent, extent))
+        memory.release()
+        return memory.images.data_ptr()
+
+    first = used(4)
+    for extent in (5, 6, 7, 8):
+        used(extent)
+        assert kept.held_bytes <= 5000
+        assert used(4) == first
+    used(40)
+    assert kept.held_bytes <= 5000  # 40 x 40 are not kept
+    assert used(4) == first
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

@@ -104,7 +104,7 @@ def lanes_in_use(
     """The number of lanes of a vector at `access` within the lane range and the modes; `None` for all.
 
     A temporary along a tile has room for whole vectors: reads and writes of lanes past a cut tile are harmless. So are
-    reads of a tensor that goes on past the last lane.
+    reads of a tensor that goes on past the last lane, if the first lane is in use.
     """
     assert env.lane is not None
     free = temporary_places.has_room(context, access.tensor, env.lane.index, env.lane.lanes)
@@ -122,7 +122,13 @@ def lanes_in_use(
 
 
 def _goes_on(context: Context, access: Access, lane: LaneContext) -> bool:
-    """Whether a dense tensor has entries for all lanes of a vector that begins with any of the lanes in use."""
+    """Whether a dense tensor has entries for all lanes of a vector.
+
+    The vector begins at a coordinate of the loop: the number of lanes in use is a constant. Vectors of a part of a tile
+    with an unknown end may begin past the end.
+    """
+    if lane.count is not None and not constant(lane.count):
+        return False
     if access.tensor not in context.declarations or not context.declaration(access.tensor).format.is_dense:
         return False
     index = lane.index

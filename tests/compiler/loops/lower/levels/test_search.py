@@ -44,3 +44,13 @@ def test_constant_extents_leave_no_condition(extent, is_inside, is_whole):
     assert (" if " not in str(stages.loops).replace("..8 if", "..8")) == is_inside
     assert ("load_float32x8(&F_vals" in stages.cpp) == is_whole
     assert ("load_part_float32x8(&F_vals" in stages.cpp) == (not is_whole)
+
+
+def test_vectors_that_may_begin_past_the_end_are_not_read_whole():
+    """Threads share parts of tiles: vectors of a part begin past the end of the last tile."""
+    operands = {"F": Operand(dense_format(1), "float32"), "W": Operand(dense_format(1), "float32")}
+    program = declare(
+        parse("Y[x] = sum(k, W[k] * F[k+x])"), operands, ("Y",), sizes={"x": 200, "k": 3, "F_0": 209}
+    )
+    schedule = Schedule.parse("split x xo xi 64; order xo, k, xi; vector xi; parallel xo")
+    assert "load_part_float32x8(&F_vals" in compile_stages(Step(program), schedule, 32).cpp
