@@ -41,7 +41,7 @@ class SavedFile:
 class Manifest:
     """A saved model: class, arguments of `apply`, parameters without pruning, files.
 
-    For a served model `files` are the files of graphs and kernels, `levels` the CPU levels of the kernels,
+    With graphs, `files` are the files of graphs and kernels, `levels` the CPU levels of the kernels,
     `instructions` the instruction sets of the CPU of their build, and `code` the digest of the compiler.
     """
 
@@ -73,7 +73,7 @@ class Manifest:
 
     @property
     def is_served(self) -> bool:
-        """Whether the folder has graphs and kernels, so that no class is needed."""
+        """Whether the folder has graphs and kernels; of whole calls, which need no class, or of pieces."""
         return self.layout == SERVED
 
     @property

@@ -31,7 +31,7 @@ class LateRecipe:
         return recipes.loads(self._text, self._path)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._recipe, name)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsify.compiler.cpp.toolchain import levels
 from sparsify.compiler.cpp.toolchain.fingerprint import code_digest
+from sparsify.errors import DataError
 from sparsify.options import current
 from sparsify.passes import saved_folder
 from sparsify.passes.capture.calls import CallShape
@@ -27,10 +28,13 @@ from sparsify.passes.served.describe import Described, described
 from sparsify.passes.served.kinds import decoded_shape, encoded_shape
 from sparsify.passes.served.load import PIECES, of_this_version, stored_kernels
 from sparsify.passes.served.restore import dense_state, restored
+from sparsify.passes.served.served_module import ServedModule
 from sparsify.passes.served.values import decoded, encoded
 from sparsify.report import PieceEntry
 from sparsify.runtime.locks import CAPTURES
 
+# The entry, the number, the document and the kernels of a graph.
+StoredGraph = tuple[PieceEntry, int, Any, Any]
 # Prefix of the arrays of pieces: names of weights do not start with a dot.
 PREFIX: Final = f".{PIECES}."
 
@@ -60,16 +64,22 @@ def described_pieces(
         DataError: the model trains, or a piece has computations that no file holds.
         CompilerError: kernels cannot be built for a level.
     """
-    arrays, files, graphs = dict(state), dict[str, Path](), list[dict[str, Any]]()
+    arrays, files, graphs = Arrays(state), dict[str, Path](), list[dict[str, Any]]()
     with CAPTURES:
         assert module._captures.pieces is not None, "calls of the model ran in pieces"
         compiler = module._captures.pieces.compiler
         for key, choice in compiler.storable():
             piece = None
+            if isinstance(choice.module, ServedModule):
+                raise DataError(
+                    "the model has the kernels of a folder",
+                    "copy that folder, or load the model without kernels=True, call it and save it",
+                )
             if choice.module is not None:
                 made = described(choice.module, target)
                 piece = made.document
-                arrays |= {array_name(len(graphs), name): array for name, array in made.arrays.items()}
+                for name, array in made.arrays.items():
+                    arrays.add(array_name(len(graphs), name), array)
                 files |= made.files
             graphs.append({"key": encoded(tuple(key)), "entry": encoded(choice.entry), "piece": piece})
         kinds = [
@@ -85,10 +95,45 @@ def described_pieces(
         "temporary": [],
         "tensors": {name: tied.get(name, name) for name in names},
         "held": {},
-        PIECES: {"kinds": kinds, "graphs": graphs, "sizes": compiler.has_data_sizes},
+        PIECES: {
+            "kinds": kinds,
+            "graphs": graphs,
+            "sizes": compiler.has_data_sizes,
+            "shared": arrays.shared,
+        },
     }
     facts = {"levels": list(target), "instructions": levels.own_sets(), "code": code_digest()}
-    return Described(document, facts, arrays, files)
+    return Described(document, facts, arrays.by_name, files)
+
+
+class Arrays:
+    """The arrays of a file, each once: weights of the model, and those of pieces.
+
+    Attributes:
+        by_name: arrays by name; no two share memory.
+        shared: the name in `by_name` for each further name of an array.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self.by_name = dict(state)
+        self.shared: dict[str, str] = {}
+        self._names = {_view(array): name for name, array in state.items()}
+        self._memory = {array.untyped_storage().data_ptr() for array in state.values()}
+
+    def add(self, name: str, array: Tensor) -> None:
+        """Adds an array; other views of memory in the file are copied."""
+        known = self._names.setdefault(_view(array), name)
+        if known != name and array.numel():
+            self.shared[name] = known
+            return
+        memory = array.untyped_storage().data_ptr()
+        self.by_name[name] = array.clone() if memory in self._memory else array
+        self._memory.add(memory)
+
+
+def _view(array: Tensor) -> Any:
+    """The entries in memory that an array reads."""
+    return array.data_ptr(), array.dtype, array.shape, array.stride()
 
 
 class Unpacked:
@@ -138,13 +183,14 @@ class StoredPieces:
     ) -> None:
         self.folder = folder
         self.tensors = {name: array for name, array in tensors.items() if name.startswith(PREFIX)}
+        self.tensors |= {name: tensors[known] for name, known in document["shared"].items()}
         self.has_data_sizes = bool(document["sizes"])
         self.refusals: dict[CallShape, str] = {
             decoded_shape(shape): str(why) for shape, why in document["kinds"]
         }
         names = [name for name in manifest.files if name != GRAPH]
         paths = {name.rpartition("/")[2]: saved_folder.checked(folder, manifest, name) for name in names}
-        self.graphs: dict[PieceKey, tuple[PieceEntry, int, Any, Any]] = {}
+        self.graphs: dict[PieceKey, list[StoredGraph]] = {}
         for number, graph in enumerate(document["graphs"]):
             kernels = None
             if graph["piece"] is not None:
@@ -153,7 +199,7 @@ class StoredPieces:
                     self.graphs, self.refusals = {}, {}
                     return
             key, entry = PieceKey(*decoded(graph["key"])), decoded(graph["entry"])
-            self.graphs[key] = (entry, number, graph["piece"], kernels)
+            self.graphs.setdefault(key, []).append((entry, number, graph["piece"], kernels))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StoredPieces":
         return self
@@ -171,16 +217,24 @@ class StoredPieces:
             members: parameters and buffers of the graph, by name.
             request: arguments of `apply` for the piece.
         """
-        if key not in self.graphs:
-            return None
-        entry, number, document, kernels = self.graphs[key]
-        if document is None:
-            return entry, None
-        array = self.array_of(number)
+        for entry, number, document, kernels in self.graphs.get(key, ()):
+            if document is None:
+                return entry, None
+            if self._has_weights(number, document, members):
+                return entry, self._restored(number, document, kernels, members, request)
+        return None
+
+    def _has_weights(self, number: int, document: Any, members: Mapping[str, Tensor]) -> bool:
+        """Whether a graph of the folder has the weights of a graph: repeated blocks have equal keys."""
         with torch.no_grad():
-            state = dense_state(document, array)
-            if any(name in state and not torch.equal(state[name], one) for name, one in members.items()):
-                return None
+            state = dense_state(document, self.array_of(number))
+            return all(torch.equal(state[name], one) for name, one in members.items() if name in state)
+
+    def _restored(
+        self, number: int, document: Any, kernels: Any, members: Mapping[str, Tensor], request: ApplyRequest
+    ) -> SparseModule:
+        """The kernels of a graph."""
+        array = self.array_of(number)
 
         def live(name: str) -> Tensor:
             # Weights in no packed form are those of the model, and follow its changes.
@@ -194,7 +248,7 @@ class StoredPieces:
         threads = request.recipe.compile.threads
         options = replace(current(), threads=threads or current().threads)
         with torch.inference_mode(False):
-            return entry, restored(document, live, kernels, request, options, self.folder)
+            return restored(document, live, kernels, request, options, self.folder)
 
     def array_of(self, number: int) -> Callable[[str], Tensor]:
         """The function from the names of a piece's arrays to arrays."""

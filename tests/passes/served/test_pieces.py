@@ -34,9 +34,9 @@ pytestmark = pytest.mark.filterwarnings(CAPTURED)
 class Branching(nn.Module):
     """Two layers; between them the data decides in Python."""
 
-    def __init__(self):
+    def __init__(self, outputs=32):
         super().__init__()
-        self.first, self.second = nn.Linear(64, 128), nn.Linear(128, 32)
+        self.first, self.second = nn.Linear(64, 128), nn.Linear(128, outputs)
 
     def forward(self, x):
         h = torch.relu(self.first(x))
@@ -186,3 +186,32 @@ def test_calls_of_the_source_model_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"run code of the model, which no file holds.*load\(folder, model\)"):
         sparsify.save(sparse, tmp_path, kernels=True)
     assert not any(tmp_path.iterdir())
+
+
+class Repeated(nn.Module):
+    """Blocks whose graphs look alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Branching(64) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_repeated_blocks_and_further_kinds_of_calls(tmp_path, request):
+    """Pieces with equal graphs are told apart by their weights; biases of several kinds are in the file once."""
+    torch.manual_seed(0)
+    with options.override(tune_seconds=0), torch.no_grad():
+        sparse = sparsify.apply(Repeated().eval(), RECIPE, (INPUT,), trainable=False)
+        for rows in (8, 5, 1):
+            sparse(INPUT[:rows])
+        folder = sparsify.save(sparse, tmp_path, kernels=True)
+        request.getfixturevalue("nothing_is_decided")
+        loaded = sparsify.load(folder, Repeated(), (INPUT,), kernels=True)
+        for rows in (8, 5):
+            torch.testing.assert_close(loaded(INPUT[:rows]), sparse(INPUT[:rows]))
+        with pytest.raises(DataError, match="has the kernels of a folder"):
+            sparsify.save(loaded, tmp_path / "again", kernels=True)
