@@ -205,13 +205,16 @@ class FlatImages:
                 return replace(part, indices=(part.indices[0], read))
             return map_children(part, visit)
 
-        extents = {name: sizes.extents[name] for name, _ in program.extents}
-        statements = [visit(statement) for statement in program.statements]
-        resized = tuple([statement for statement in statements if isinstance(statement, Assign)])
-        return replace(program, statements=resized, extents=tuple(extents.items()))
+        def resized(statement: Assign) -> Assign:
+            value = visit(statement.value)
+            assert isinstance(value, Expr), "values are expressions"
+            return replace(statement, value=value)
+
+        extents = tuple([(name, sizes.extents[name]) for name, _ in program.extents])
+        return replace(program, statements=tuple(map(resized, program.statements)), extents=extents)
 
     def operands(self, arguments: Sequence[Any], grid: Grid | None = None) -> list[Any]:
-        """The operands F, W, s, b and Z of the program, as far as present."""
+        """The operands F, W, s, b and Z of the program, as far as present; F stays with the caller."""
         grid = grid or self.grid(arguments[self.places.image])
         images = IMAGES.padded(grid, self.batch(arguments[self.places.image])).images
         return [images, *self.beside(arguments, grid)]
