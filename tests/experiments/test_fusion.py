@@ -52,7 +52,8 @@ def test_only_ours_drops_what_is_known():
     assert errors["sparsify"] < 1e-5 and errors["SDPA with mask and dropout"] is None
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
+@pytest.mark.usefixtures("compiled_optimised")  # the text is long
 def test_memory_is_linear_in_what_is_stored():
     row = command.run_row("attention-memory-16384-64", Place(None, 0.25), quick=True)
     assert {target["label"]: target["reached"] for target in row["targets"] if not target["met"]} == {}

@@ -32,6 +32,7 @@ def test_encoder():
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.usefixtures("compiled_optimised")  # the text is long
 def test_language_model():
     row = command.run_row("gpt-90", TINY, quick=True)
     names = [contender["name"] for contender in row["contenders"]] + row["missing"]
