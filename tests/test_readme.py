@@ -56,7 +56,7 @@ def run(command: list[str], folder: Path, kernel_cache: Path) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("blocks", documents("python"))
 def test_python(blocks: list[Block], tmp_path: Path, kernel_cache: Path) -> None:
     script = tmp_path / "document.py"

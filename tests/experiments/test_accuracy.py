@@ -35,7 +35,7 @@ def test_the_table(tmp_path, capsys):
     assert "validation loss" in capsys.readouterr().out
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_what_rows_were_measured_with(tmp_path):
     file = tmp_path / "rows.json"

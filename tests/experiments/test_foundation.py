@@ -11,7 +11,7 @@ from sparsify.bench.place import Place
 TINY = Place(None, 0.004)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", command.CASES)
 def test_row(name):
     row = command.run_row(name, TINY, quick=True)

@@ -9,7 +9,7 @@ from sparsify.bench.place import Place
 TINY = Place(None, 0.05)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["encoder-1-float32-80", "encoder-8-bfloat16-90", "encoder-8-int8-80", "mixture-16"]
 )
@@ -21,6 +21,7 @@ def test_texts(name):
     assert name in table([row])
 
 
+@pytest.mark.sampled(3)
 def test_tokens():
     pytest.importorskip("transformers", reason="transformers is not installed")
     row = command.run_row("decoder-float32-80", TINY, quick=True)

@@ -183,6 +183,7 @@ def test_loaded_models_are_not_pruned_anew(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(x), sparse(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize("how", [{"types": ["Linear"]}, {"types": ["Conv1d"]}, {}, {"ties": "share"}])
 def test_compiled_models_are_pruned_as_applied_ones(how: Any) -> None:

@@ -144,6 +144,7 @@ KILLED_SAVES = """
 """
 
 
+@pytest.mark.sampled(3)
 def test_killed_processes_leave_whole_models(tmp_path):
     code = textwrap.dedent(KILLED_SAVES)
     run = subprocess.run(

@@ -159,6 +159,7 @@ def test_plain_modules_see_nothing_of_captures(in_capture, capsys):
         warnings.warn("loud", UserWarning, stacklevel=1)
 
 
+@pytest.mark.sampled(2)
 def test_compiled_models_of_torch_run_during_captures():
     """Also while fx begins to trace, and ends."""
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(3, 8)
@@ -486,6 +487,7 @@ def mixed(model, sparse, dense, seed, until, counts):
         counts[seed] += 1
 
 
+@pytest.mark.sampled(2)
 def test_stress():
     """`SPARSIFY_STRESS_SECONDS=300` lets it run for longer."""
     torch.manual_seed(0)

@@ -108,6 +108,7 @@ def test_recipe_that_makes_nothing_sparse_is_a_negative_result(small):
     assert "no part of the model became sparse" in str(result)
 
 
+@pytest.mark.sampled(2)
 def test_tolerance_of_the_recipe_is_what_counts(small):
     exact = {
         "schema": 1,
@@ -257,6 +258,7 @@ def test_losses_that_differ_are_not_verified(runs):
     assert "losses of training differ" in str(result)
 
 
+@pytest.mark.sampled(3)
 def test_pruned_weights_are_those_of_both_models(small):
     result = run("gcn", overrides=QUICK, sparse_weights="0.5", seconds=0.0, quiet=True)
     assert result.steps is not None

@@ -337,7 +337,7 @@ def start(code: str, folders: list[Path]) -> list[subprocess.Popen[str]]:
     ]  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 def test_process_without_its_folder_ends_all(tmp_path: Path) -> None:
     write_graph(tmp_path / "graph.pt")

@@ -212,6 +212,7 @@ def captured(net: nn.Module, *tensors: Tensor) -> Any:
     return capture(net, call, None).graph
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("count", "rows"), [(2, 4), (4, 3), (3, 1)])
 def test_products_are_split_where_operators_allow(count: int, rows: int) -> None:
     """Four processes do not share two groups of keys; three divide the fused weight alone."""

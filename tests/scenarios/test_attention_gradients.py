@@ -106,6 +106,7 @@ def test_gradients(name, form):
         check(TEXTS[name], size, form)
 
 
+@pytest.mark.sampled(2)
 def test_tiles_of_several_vectors():
     check(TEXTS["heads"], 40, "bcsr(16,16)")
 
@@ -247,7 +248,7 @@ def test_second_derivatives_have_the_same_numbers(form):
         assert torch.autograd.gradgradcheck(attend, (Q, K, V))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["bcsr(8,8)", "csr"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_halves_are_rounded_once(dtype, form):

@@ -103,7 +103,7 @@ def test_gates_stored_by_tokens(form):
         check(PLAIN, operands(PLAIN, 23, 5, 17, 33), form)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("vector_bytes", "dtype"),
     [

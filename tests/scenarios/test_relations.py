@@ -80,7 +80,7 @@ def test_vectors_of_all_widths(vector_bytes, dtype) -> None:
             torch.testing.assert_close(found, softmax(E, **given))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [(6, 20, 2, 3), (2, 3, 1, 1), (3, 0, 2, 2)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients(layout, size) -> None:

@@ -120,6 +120,7 @@ def test_refused(schedule, message):
         lowered(TEXT, schedule, given)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns, tile", [(2, 2), (3, 4), (5, 8), (8, 8), (9, 16)])
 def test_few_columns_are_part_of_a_register(columns: int, tile: int) -> None:
     given, expected = operands(300, 200, columns, torch.float32, density=0.2)

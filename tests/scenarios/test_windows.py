@@ -73,7 +73,7 @@ SELECTIONS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text, select", SELECTIONS, ids=[text for text, _ in SELECTIONS])
 @pytest.mark.parametrize("form", ["dense", *MATRICES])
 def test_selections(text, select, form):
@@ -130,7 +130,7 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text, shapes, sizes", GRADIENTS, ids=[row[0] for row in GRADIENTS])
 def test_gradients(text, shapes, sizes):
     operands = [normal(*shape, seed=n).requires_grad_() for n, shape in enumerate(shapes.values())]

@@ -139,6 +139,7 @@ def test_custom_implementations():
     assert len(seen) == 1
 
 
+@pytest.mark.sampled(2)
 def test_a_layer_of_bert():
     """Appendix A.1: weights by magnitude in CSR, a random tenth of what GELU gives, by the page's recipe."""
     layer = small_layer().double()
@@ -197,6 +198,7 @@ def small_layer():
     return modeling.BertLayer(config).eval()
 
 
+@pytest.mark.sampled(2)
 def test_the_builder_of_appendix_a1():
     """Its names of weights, the name of the result of GELU, and the rules that it makes."""
     model = small_layer()

@@ -258,6 +258,7 @@ def test_temporaries_are_let_go(slow: list[Kernel]) -> None:
     assert counts == [sys.getrefcount(value) for value in (*listed, small["A"].pattern)]
 
 
+@pytest.mark.sampled(2)
 def test_threads_call_at_once() -> None:
     sizes = [operands(LAYERS, rows, rows) for rows in range(4, 84)]
     kernel, _ = steps_apart(LAYERS, sizes[0])

@@ -103,6 +103,7 @@ def test_gradients_of_huge_products_are_sparse(memory):
         assert abs(value - by_row.get(j, 0.0) - by_column.get(i, 0.0)) < 1e-9
 
 
+@pytest.mark.sampled(3)
 def test_csr_products_whose_dense_form_would_not_fit(memory):
     """300,000 x 300,000: 360 GB as a dense matrix."""
     rows = 300_000

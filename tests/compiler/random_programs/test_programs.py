@@ -45,7 +45,7 @@ def run(
             raise
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("kind", "seeds", "least"),
     [
@@ -91,7 +91,7 @@ def test_packed_kernels_agree(tmp_path, compiler):
     run(done, tmp_path, compiler)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_rows_that_threads_share_agree(tmp_path):
     """All widths of vectors, on one thread and on two."""
     done = lowered("rows", range(32), interpreted=False)

@@ -45,6 +45,7 @@ def test_compiled_backward_runs_no_forward_again(layer, counted):
     assert counted == ["region_1", "region_2"]
 
 
+@pytest.mark.sampled(2)
 def test_compiled_for_other_graphs_and_modes():
     model = TwoLayers(geometric.GCNConv).eval()
     x, edge_index = graph()

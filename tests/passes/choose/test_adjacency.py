@@ -124,6 +124,7 @@ def test_gradients_are_those_of_the_kernel(model, monkeypatch, tmp_path, name):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_copies_traces_and_inference(model, monkeypatch, tmp_path, name):
     won_by(monkeypatch, name)
@@ -169,6 +170,7 @@ def test_the_kernel_stays(model, monkeypatch, tmp_path, name, agreeing, told):
     assert all(told in note and "timed " in note for note in notes(sparse))
 
 
+@pytest.mark.sampled(2)
 def test_it_is_switched_off_with_all_timing(model, monkeypatch, tmp_path):
     met = won_by(monkeypatch, "torch's CSR")
     with options.override(tune_seconds=0.0, cache_dir=tmp_path):

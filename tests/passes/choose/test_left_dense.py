@@ -194,6 +194,7 @@ def test_attention_with_packed_weights():
     assert not told
 
 
+@pytest.mark.sampled(2)
 def test_nothing_is_said_where_kernels_read():
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     assert applied(layer, "param:*weight", torch.randn(2, 5, 16), types=["Linear", "MultiheadAttention"]) == (

@@ -308,6 +308,7 @@ class Counting(nn.Module):
         return x.new_zeros(nodes, 5).index_add(0, edge_index[1], self.linear(x)[edge_index[0]])
 
 
+@pytest.mark.sampled(2)
 def test_integers_are_inputs(recwarn):
     torch.manual_seed(0)
     model = Counting().eval()

@@ -140,6 +140,7 @@ def test_modes_and_seeds():
     assert torch.equal(sparse.train()(x, edge_index), first)
 
 
+@pytest.mark.sampled(2)
 def test_verified_against_the_same_draws():
     """Other dropout is torch's, and drawn in the same order."""
 

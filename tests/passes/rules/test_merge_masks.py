@@ -86,7 +86,7 @@ def expected_masks(layers: nn.Sequential) -> dict[str, torch.Tensor]:
         return {f"{at}.weight": layers[at].weight != 0 for at in (0, 2)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_mask_is_the_pattern_of_a_frozen_weight(way: Callable[[nn.Sequential], None]):
     layers = model()

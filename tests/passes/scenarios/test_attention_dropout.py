@@ -109,6 +109,7 @@ def test_modes_and_seeds():
     assert torch.equal(sparse.train()(x), first)
 
 
+@pytest.mark.sampled(2)
 def test_rate_and_mean():
     """Equal scores: a row of results says how many of its weights were kept."""
     model, x = Dropped(), torch.randn(4, 64, WIDTH)
@@ -149,7 +150,7 @@ def encoder(**how: Any) -> nn.Module:
     return nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.2, batch_first=True, **how)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_encoder_layers():
     """Whose other dropout is torch's, with padding, outputs and gradients."""
     model = nn.TransformerEncoder(encoder(), 2, enable_nested_tensor=False).train()

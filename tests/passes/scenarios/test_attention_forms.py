@@ -115,6 +115,7 @@ def test_results_and_gradients(way):
             )
 
 
+@pytest.mark.sampled(2)
 def test_weights_beside_sinks_are_dropped():
     model, x = Layer("beside").train(), torch.randn(2, 24, WIDTH)
     sparse = sparsify.apply(model, recipe(), (x,), strict=True)

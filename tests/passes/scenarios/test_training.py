@@ -126,6 +126,7 @@ def test_means_over_draws_are_results_without_dropout():
     assert bool((error < 5 * deviation / 600**0.5).all())
 
 
+@pytest.mark.sampled(3)
 def test_breaks_of_graphs_in_training_are_reported():
     class Broken(torch.nn.Module):
         def __init__(self):

@@ -70,7 +70,7 @@ def one_thread():
         yield
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", MEASURED, ids=str)
 def test_the_choice_is_that_of_the_measurement(case):
     program, sizes = chain(*case)
@@ -86,6 +86,7 @@ def test_the_choice_is_that_of_the_measurement(case):
         assert all(fusion(part, more).is_faster for part in parts)
 
 
+@pytest.mark.sampled(2)
 def test_expected_ratios_follow_measured_ones():
     off = []
     for case, measured in MEASURED.items():

@@ -167,6 +167,7 @@ def test_which_sampled_products_have_panels(text, changed, stored, levels):
     assert [panel_columns.WHY in made.why for made in converted] == [True] * len(formats)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 576), (67, 601)])
 @pytest.mark.parametrize("share", [0.1, 0.4])

@@ -66,6 +66,7 @@ def test_product(name, shape, threads):
     check(TEXT, SCHEDULES[name], given, expected, threads=threads)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "vector_bytes", "dtype"),
     [

@@ -144,7 +144,7 @@ def test_long_sums_are_copied_in_parts() -> None:
     check(evaluate_kernel(SAMPLED, **operands), SAMPLED, operands)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("width", [0, 16, 32, 64])
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product[0])
 def test_one_kernel_is_right_for_all_sizes(product, width: int) -> None:

@@ -132,6 +132,7 @@ def test_graphs_beside_other_arguments_and_inside_of_lists():
     assert len(sparse.variants) == 1
 
 
+@pytest.mark.sampled(2)
 def test_a_graph_that_the_model_changes_is_not_captured():
     model = Renaming().double()
     with pytest.raises(CaptureError, match="changes the attributes of the DataBatch"):

@@ -75,6 +75,7 @@ def test_the_first_call_returns_a_cache(recipe):
     assert len(sparse.variants) == 1
 
 
+@pytest.mark.sampled(2)
 def test_the_second_call_runs_as_the_model_has_it():
     model = gpt2()
     sparse = apply(model, WINDOW, TEXT)
@@ -137,6 +138,7 @@ def test_compiled_calls_with_a_past_are_those_of_the_model(make):
             same(found.past_key_values, want.past_key_values)
 
 
+@pytest.mark.sampled(2)
 def test_a_past_under_the_backend_says_so_and_is_an_error_under_strict():
     model = gpt2()
     with torch.no_grad():
@@ -152,6 +154,7 @@ def test_a_past_under_the_backend_says_so_and_is_an_error_under_strict():
             assert "where queries stand among keys of earlier calls" in said
 
 
+@pytest.mark.sampled(2)
 def test_an_empty_cache_is_filled():
     model = gpt2()
     sparse = apply(model, PRUNED, TEXT, trainable=True)
@@ -178,7 +181,7 @@ def test_both_caches_of_a_translation():
     assert found.past_key_values.is_updated == expected.past_key_values.is_updated
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_cache_that_was_filled_is_no_example():
     sparse = apply(gpt2(), WINDOW, (TEXT,), verify=False)
     cache = transformers.DynamicCache()
@@ -191,6 +194,7 @@ def test_a_cache_that_was_filled_is_no_example():
         assert torch.equal(one, other)
 
 
+@pytest.mark.sampled(2)
 def test_what_is_measured_and_verified_begins_without_a_past():
     sparse = apply(gpt2(), PRUNED, (TEXT,), verify=False)
     cache = transformers.DynamicCache()
@@ -235,6 +239,7 @@ def test_a_past_is_an_input_of_a_graph(make):
     assert sparse.report is shown, "what needs no earlier calls is shown"
 
 
+@pytest.mark.sampled(3)
 def test_gradients_pass_a_past():
     sparse = apply(gpt2(), PRUNED, (TEXT,), strict=True, trainable=True, verify=False)
     with torch.no_grad():

@@ -49,6 +49,7 @@ CASES = {
 INDEX = torch.tensor([[0, 1, 1, 3]] * 4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_results_gradients_and_operands(name):
     torch.manual_seed(0)

@@ -351,6 +351,7 @@ def test_models_that_cannot_be_copied_keep_dense_weights():
     assert held(sparsify.apply(model, GIVEN, example(), inplace=True)) == {"0.weight": True, "2.weight": True}
 
 
+@pytest.mark.sampled(3)
 def test_intermediates_are_reused_and_results_are_not():
     POOL.clear()
     model = mlp(128, 512, 512, 512, 512)

@@ -106,6 +106,7 @@ def test_state_is_as_large_as_the_entries(applied):
     assert all(state.nnz == kept for name, state in optimizer.state[weight].items() if name != "step")
 
 
+@pytest.mark.sampled(3)
 def test_other_calls_leave_the_parameters(applied):
     twin, weight = twin_of(applied), applied.get_parameter("0.weight")
     for rows in (1, 3, 200):
@@ -166,6 +167,7 @@ def test_compiled_steps(applied):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.sampled(2)
 def test_conversions(applied):
     wanted = applied(example()[0]).detach()
     applied.float()
