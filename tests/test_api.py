@@ -99,6 +99,7 @@ def test_small_shapes(shape):
     torch.testing.assert_close(sparsify.einsum("ij,jk->ik", sparsify.tensor(matrix), x), matrix @ x, **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", ["relu", "sigmoid", "gelu"])
 def test_gradients(function):
     A = sparsify.tensor(sparse_matrix(6, 5, torch.float64), "csr")

@@ -210,6 +210,7 @@ def test_each_case_has_its_day() -> None:
     assert taken == [*(f"test_a.py::test_b[{number}]" for number in range(7)), "test_a.py::test_c"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 def test_wheel(tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"

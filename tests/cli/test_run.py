@@ -91,7 +91,7 @@ def test_prints_one_table(cli, small):
         assert part in outcome.out
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_json(cli, small, tmp_path):
     outcome = cli("run", "gcn", "epochs=2", "hidden=8", "--json", "--out", tmp_path / "out")
     assert outcome.status == FINE

@@ -32,6 +32,7 @@ def test_table_of_the_readme():
     assert [line.split(" | ")[0].removeprefix("| ") for line in table[2:]] == list(SUBJECTS)
 
 
+@pytest.mark.sampled(2)
 def test_command(capsys):
     assert command.main(["Autoencoder, sparse batch"]) == 0
     assert capsys.readouterr().out.splitlines()[2] in PAGE.read_text(encoding="utf-8")

@@ -318,7 +318,7 @@ STRIDED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", STRIDED)
 def test_calls_in_other_strides_write_what_the_model_writes(name):
     x = torch.randn(6, 6)

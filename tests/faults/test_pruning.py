@@ -26,6 +26,7 @@ def zeros(model: nn.Module) -> set[str]:
     return {name for name, value in state.items() if (value == 0).float().mean() > 0.5}
 
 
+@pytest.mark.sampled(2)
 def test_transformers_keep_their_norms() -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     model = nn.TransformerEncoder(layer, 1).eval()

@@ -99,7 +99,7 @@ def test_a_residual_network():
     assert sum("Z[n,o,p]" in region.einsum for region in found.report.regions) == 3
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model", "overrides", "sizes", "regions"),
     [

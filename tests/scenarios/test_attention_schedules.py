@@ -118,7 +118,7 @@ def check(
     torch.testing.assert_close(Y, expected(stored, **inputs), **CLOSE)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("size", "block", "kept", "width", "out"),
@@ -153,6 +153,7 @@ def test_strips_of_one_head():
         check(ONE_HEAD, ONE_HEAD_STRIPS, mask(size, 1, 0.05), "bcsr(16,16)", 8, 11, threads=2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [32, 13])
 @pytest.mark.parametrize("form", ["csr", "bcsr(8,8)", "bcsr(4,8)"])
 @pytest.mark.parametrize("text", [TEXT, ONE_HEAD], ids=["heads", "one head"])

@@ -62,7 +62,7 @@ def test_products(one, other):
     check(sparsify.einsum("ij,ik,jk->ij", stored, Q, K), contracted("ij,ik,jk->ij", A, Q, K))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pairs
 def test_sums_and_products_of_patterns(one, other):
     A, B = drawn(one, 7, 9), drawn(other, 7, 9, seed=1)
@@ -120,6 +120,7 @@ def test_tensors_keep_their_dtype(dtype):
         assert torch.equal(converted.to_dense(), A.to(other))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integers_wrap_around_and_round_as_in_torch(dtype):
     low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
@@ -148,6 +149,7 @@ UNARY = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 def test_functions_of_complex_numbers(dtype):
     generator = torch.Generator().manual_seed(0)

@@ -48,7 +48,7 @@ def test_products(form, shape):
     close(torch.nn.functional.linear(X, A), X @ dense.T)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "form, other",
     [
@@ -107,7 +107,7 @@ def test_results_that_do_not_fit_their_groups_are_refused():
         sparsify.evaluate("C[i,j] = A[i,j] + S[i,j]", format="nm(2, 4)", A=A, S=S)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("form", [*FORMATS, "j-i: dense, i: dense"])
 def test_gradients(form):
     A, _ = matrix(form, SHAPES["cut"])

@@ -86,7 +86,7 @@ def test_places_in_all_dtypes(form, dtype):
         )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("fill", [-1.0, 2.0, torch.inf, -torch.inf, torch.nan], ids=str)
 @pytest.mark.parametrize("form", ["csr", "csc", "bcsr(2,2)"])
 def test_entries_that_are_not_stored_have_the_fill(form, fill):
@@ -104,6 +104,7 @@ def test_places_along_any_mode():
         check("I[i,j] = argmin(k, X[i,j,k])", X.argmin(2), **given)
 
 
+@pytest.mark.sampled(2)
 def test_places_of_expressions_and_in_expressions():
     """Compared values are computed once: recomputation with fused multiply-add could differ in the last place."""
     made = torch.Generator().manual_seed(0)

@@ -50,6 +50,7 @@ def test_product(name, shape, threads):
     check(TEXT, SCHEDULES[name], given, expected, threads=threads)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("vector_bytes", "dtype"),
     [(0, torch.float32), (16, torch.float32), (16, torch.float64), (32, torch.float64)],

@@ -170,12 +170,13 @@ def test_threads_share_no_positions_of_one_operand_of_a_sum():
     torch.testing.assert_close(dense(found), x * (A.T + turned))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_random_programs(tmp_path):
     done = lowered("windowed", range(26))
     assert len(done) > 15
     run(done[:12], tmp_path)
 
 
+@pytest.mark.sampled(2)
 def test_random_gradients():
     assert len(lowered("windowed adjoint", range(20))) > 5

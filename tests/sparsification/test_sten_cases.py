@@ -42,6 +42,7 @@ class SparseLinear(nn.Module):
         return self.linear(input, self.weight, self.bias)
 
 
+@pytest.mark.sampled(2)
 def test_an_mlp_from_scratch():
     """Results and gradients are those of dense layers with the same zeros; gradients lie on the patterns."""
     torch.manual_seed(0)
@@ -139,7 +140,7 @@ def test_custom_implementations():
     assert len(seen) == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_layer_of_bert():
     """Appendix A.1: weights by magnitude in CSR, a random tenth of what GELU gives, by the page's recipe."""
     layer = small_layer().double()

@@ -202,7 +202,7 @@ def rank_of_two(rank, file, results):
     leave_together(rank, Path(results).parent)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_two_processes_have_the_same_masks(tmp_path):
     run_ranks(rank_of_two, (str(tmp_path / "group"), str(tmp_path / "masks")), 2)
     first, second = (torch.load(tmp_path / f"masks{rank}.pt") for rank in range(2))

@@ -468,6 +468,7 @@ def test_wrong_numbers_of_operands() -> None:
             kernel(*operands)
 
 
+@pytest.mark.sampled(2)
 def test_more_frames_than_the_table_has() -> None:
     a = matrix()
     for _ in range(2):

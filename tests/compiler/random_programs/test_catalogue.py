@@ -43,7 +43,7 @@ def test_contractions(number):
     check_einsum(subscripts, dense, given)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("third", sampled(range(3), 3))
 @pytest.mark.parametrize("number", range(len(CONTRACTIONS)), ids=lambda n: " ".join(CONTRACTIONS[n]))
@@ -83,7 +83,7 @@ def check_statement(text, reference, forms):
     torch.testing.assert_close(value(found), reference(**dense))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", range(len(STATEMENTS)), ids=lambda n: STATEMENTS[n][0][:40])
 def test_statements(number):
     forms = ("csr", "coo", "csc", "dcsr")
@@ -93,14 +93,14 @@ def test_statements(number):
 MORE_FORMATS = (("csr", "csr", "csr"), ("coo", "csr", "dcsc"), ("dcsr", "csc", "coo"), ("csr", "coo", "dcsr"))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("number, forms", sampled(product(range(len(STATEMENTS)), MORE_FORMATS), 3), ids=str)
 def test_statements_in_more_formats(number, forms):
     check_statement(*STATEMENTS[number], forms)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr", "bcsr(2,2)", "ell"])
 def test_results_in_formats(form):
     a, b = drawn(6, 6), drawn(6, 6, seed=1)

@@ -32,7 +32,7 @@ def gradients(run, parameters, *args):
     return torch.autograd.grad(run(*args).square().sum(), parameters)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layer", ["GCNConv", pytest.param("SAGEConv", marks=pytest.mark.slow)])
 def test_compiled_backward_runs_no_forward_again(layer, counted):
     model, sparse = applied(getattr(geometric, layer))
@@ -58,6 +58,7 @@ def test_compiled_for_other_graphs_and_modes():
     assert len(sparse.variants) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 def test_inductor():
     model, sparse = applied(geometric.GCNConv)

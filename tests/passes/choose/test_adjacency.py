@@ -158,6 +158,7 @@ def test_what_was_timed_is_found_again_and_loaded(model, monkeypatch, tmp_path):
         torch.testing.assert_close(second(*graph()), model(*graph()), **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "agreeing", "told"),
     [("", 1, ": the kernel runs"), (OTHERS[0], 2, " (other work disturbed it): the kernel runs")],
@@ -180,6 +181,7 @@ def test_it_is_switched_off_with_all_timing(model, monkeypatch, tmp_path):
     assert not notes(applied(model, graph(), tmp_path, trainable=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backends", "names"),
     [(["own"], ()), (["own", "torch_sparse"], OTHERS[:1]), (["own", "torch"], OTHERS[1:2])],

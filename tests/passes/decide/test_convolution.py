@@ -182,7 +182,7 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_what_is_not(name):
     function, outside = OUTSIDE[name]
@@ -196,7 +196,7 @@ def test_what_is_not(name):
         torch.testing.assert_close(sparse(x), sparse.original(x))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("extents", "lanes"), [((7, 12), 8), ((7, 16), 8), ((5, 9), 8), ((3, 3), 4), ((2, 30), 16)]
 )
@@ -268,6 +268,7 @@ def test_results_and_gradients(name):
         torch.testing.assert_close(mine, expected)
 
 
+@pytest.mark.sampled(2)
 def test_gradients_of_gradients():
     model, x = made("block")
     sparse = apply(model, RECIPE, x)
@@ -311,6 +312,7 @@ def test_no_images(name):
     assert sparse(x[:0]).shape == model(x[:0]).shape
 
 
+@pytest.mark.sampled(2)
 def test_images_of_other_sizes():
     model, x = made("block")
     sparse = apply(model, RECIPE, x)

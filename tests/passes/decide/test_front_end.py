@@ -90,7 +90,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_operators_become_one_program(name):
     forward, text = MODELS[name]

@@ -193,7 +193,7 @@ class Added(nn.Module):
         return torch.addmm(self.b, x, self.w)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("model", "shape", "expected"),

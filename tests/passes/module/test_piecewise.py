@@ -110,6 +110,7 @@ def test_guards_of_pieces_are_not_timed(monkeypatch):
     assert timed
 
 
+@pytest.mark.sampled(2)
 def test_a_model_is_warned_of_once():
     def run() -> None:
         sparse = sparsify.apply(model().eval(), MESSAGES, graph())
@@ -148,6 +149,7 @@ def test_apply_changes_no_buffers_and_draws_nothing():
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.sampled(2)
 def test_calls_after_apply_find_their_pieces():
     sparse = applied(model().eval())
     compiler = sparse._captures.pieces.compiler
@@ -175,7 +177,7 @@ def test_modes_follow_training_and_evaluation():
     torch.testing.assert_close(dict(source.named_buffers()), dict(twin.named_buffers()))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_training_reaches_the_parameters_of_the_source_model():
     source = model().train()
     twin = copy.deepcopy(source)
@@ -299,6 +301,7 @@ def test_strict_raises():
         sparsify.apply(model().eval(), MESSAGES, graph(), strict=True)
 
 
+@pytest.mark.sampled(2)
 def test_a_rule_that_matches_no_piece_is_reported():
     rules = [*MESSAGES["sparsify"], {"targets": ["op:softmax"], "format": "csr"}]
     with pytest.raises(RecipeError, match=r"rule 2 matches nothing.*in the pieces"):
@@ -402,7 +405,7 @@ def test_pieces_that_change_with_each_call_are_not_used():
     assert any("other pieces in each call" in text for text in sparse.report.warnings), sparse.report.warnings
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_slower_pieces_are_not_used(monkeypatch):
     times = iter([0.1, 0.1, *[0.1, 0.5] * 40])
     monkeypatch.setattr(pieces, "seconds", lambda run, parameters: 0.1)
@@ -545,6 +548,7 @@ def test_calls_that_the_model_refuses_leave_it_as_the_model_does():
     torch.testing.assert_close(dict(source.named_buffers()), dict(twin.named_buffers()))
 
 
+@pytest.mark.sampled(2)
 def test_calls_that_write_into_arguments_are_not_made_twice(monkeypatch):
     class Writing(Branching):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -603,6 +607,7 @@ def test_other_threads_print_while_a_model_is_captured(capsys):
     assert capsys.readouterr().out == "of another thread\nafterwards\n"
 
 
+@pytest.mark.sampled(2)
 def test_pieces_that_scatter_nothing_are_not_captured(monkeypatch):
     made, usual = [], pieces.sparse_module
     monkeypatch.setattr(pieces, "sparse_module", lambda *args: (made.append(1), usual(*args))[1])
@@ -625,12 +630,13 @@ def test_a_search_for_pieces_ends_in_time(monkeypatch):
         sparse(*graph())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_apply_runs_under_a_profiler():
     with cProfile.Profile():
         applied(model().eval())
 
 
+@pytest.mark.sampled(2)
 def test_long_lists_of_numbers_are_not_traced():
     class Sampling(Branching):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:

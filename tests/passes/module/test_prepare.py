@@ -70,6 +70,7 @@ def test_training_and_evaluation_of_all_sizes(monkeypatch):
     assert sparse.report is sparse.variants[2].report
 
 
+@pytest.mark.sampled(2)
 def test_apply_warms_up():
     sparse = sparsify.apply(
         Counted().eval(),

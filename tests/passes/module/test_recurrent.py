@@ -84,7 +84,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_layers(kind: Callable[..., nn.Module], variant: dict[str, Any]) -> None:

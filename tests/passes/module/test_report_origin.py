@@ -81,7 +81,7 @@ class Broken(Net):
         return self.last(hidden)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_page_of_pieces_has_the_graph_and_stages_of_each(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(8, 64)

@@ -294,6 +294,7 @@ class SparseWeight(nn.Module):
         return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("requires_grad, strict", [(True, False), (False, True)])
 def test_export_of_a_sparse_parameter(requires_grad, strict):

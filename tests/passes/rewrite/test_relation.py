@@ -175,7 +175,7 @@ def test_relations_of_edges_without_a_choice_by_the_data(choice, monkeypatch):
     assert backend.use_segment_matmul is choice
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_batch_of_small_graphs():
     def batch(sizes):
         graphs = [graph(nodes, edges, seed=nodes) for nodes, edges in sizes]

@@ -103,7 +103,7 @@ def test_inside_a_region(inline: Any) -> None:
     assert found.report.regions
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("inline", SPARSIFIERS, ids=str)
 @pytest.mark.parametrize("shape", [(9, 13), (2, 3, 13)], ids=str)
 def test_products_skip_zeros(inline: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +167,7 @@ def test_zeros_that_get_gradients_stay_dense_in_training(
     assert bool(found.report.regions) == skips == (not found.report.dense)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [False, True])
 def test_steps_are_timed(training: bool) -> None:
     """In training with the gradients; the report has both times, whichever way is taken."""

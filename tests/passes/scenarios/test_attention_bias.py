@@ -203,7 +203,7 @@ def test_masks_in_float32_of_attention_in_halves(way, groups):
     assert own.dtype == torch.bfloat16
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_heads_that_share_keys():
     model = Layer("padded", groups=1).eval()
     sparse = sparsify.apply(model, RECIPE, inputs(2, 24), strict=True)

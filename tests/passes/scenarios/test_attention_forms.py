@@ -136,6 +136,7 @@ def test_other_forms_stay(way, why):
         sparsify.apply(Layer(way).eval(), recipe(), (torch.randn(2, 24, WIDTH), causal(24)))
 
 
+@pytest.mark.sampled(2)
 def test_attention_that_no_rule_selects_is_the_models():
     """Sinks and bounds where a rule is for other layers."""
     model: Any = nn.Sequential(Layer("both"), Layer("both")).eval()

@@ -83,7 +83,7 @@ def test_no_compiler_on_the_path(folder, monkeypatch, training):
         applied(strict=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_no_compiler_for_the_gradients_alone(folder, monkeypatch):
     applied()  # the kernels of forward are on disk now
     monkeypatch.setattr(cache, "_memory", cache._Memory())
@@ -96,7 +96,7 @@ def test_no_compiler_for_the_gradients_alone(folder, monkeypatch):
     assert len(sparse.report.regions) == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_gradients_in_evaluation_without_a_compiler(folder, monkeypatch):
     model = TwoLayers(HandWritten).eval()
     sparse, strict = (apply(model, MESSAGES, graph(), strict=strict) for strict in (False, True))
@@ -207,7 +207,7 @@ def wait_for_a_run(folder: Path) -> int:
     return int((folder / "runs").read_text().split()[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_two_processes_compile_the_same_kernel(folder):
     cxx = compiler(folder, before="sleep 0.5")
     other = other_process(folder, cxx)
@@ -222,7 +222,7 @@ def test_two_processes_compile_the_same_kernel(folder):
     assert len(sparse.report.regions) == 2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_process_killed_while_compiling(folder):
     cxx = compiler(folder, before=f"[ -e {folder}/slow ] && sleep 60")
     (folder / "slow").touch()

@@ -64,6 +64,7 @@ def test_narrow_edges():
     torch.testing.assert_close(sparse(x, edge_index.int()), model(x, edge_index), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 def test_double_precision():
     model = TwoLayers(geometric.GCNConv).double().eval()
     x, edge_index = graph()

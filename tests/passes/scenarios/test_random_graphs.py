@@ -178,7 +178,7 @@ def test_models_that_failed_once(name, settings):
     check(FOUND[name], settings)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore")
 def test_draws_have_regions_gradients_and_all_sections():
     models = (model for model in map(drawn, range(1000, 1012)) if not reads_wrappers(model))

@@ -141,7 +141,7 @@ MEMORY = """
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system has no peak of memory")
 def test_weights_are_in_memory_once_up_to_the_first_result(tmp_path):
     torch.manual_seed(0)

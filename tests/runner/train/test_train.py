@@ -71,7 +71,7 @@ def interrupt_at(monkeypatch, step):
     monkeypatch.setattr(loop, "taken", taken)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", ["kernels", "masks"])
 @pytest.mark.parametrize("recipe", ["rigl90", "gmp90"])
 def test_a_run_that_is_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch, way, recipe):
@@ -104,7 +104,7 @@ def test_a_run_that_is_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch, wa
         assert torch.equal(*dense)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "step", [4, 8, 10]
 )  # before weights become sparse, afterwards, behind the next update
@@ -162,7 +162,7 @@ def points(file):
     return [len((line.get("points") or "").split()) for line in lines][5:]  # behind the grid
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_files(tmp_path, monkeypatch):
     Watched(monkeypatch, "masks")
     outcome = loop.run(settings(), out=tmp_path)
@@ -341,7 +341,7 @@ def encoder_settings(**more):
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_an_encoder_learns_from_its_dense_model(tmp_path):
     pytest.importorskip("transformers")
     asked = encoder_settings(steps=40, lr=1e-2)

@@ -225,6 +225,7 @@ def test_disk_full_for_the_compiler(folder: Path) -> None:
     assert not list((folder / "cache" / "kernels").glob("build-*"))
 
 
+@pytest.mark.sampled(2)
 def test_disk_full_for_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace = os.replace
 

@@ -96,7 +96,7 @@ def _anew():
         yield
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_one_graph_with_gradients(name):
     function, make = CASES[name]

@@ -78,6 +78,7 @@ def test_of_a_product_rows_and_columns_are_counted():
     assert len(rewritten(text, forms, Sizes({"i": 9, "j": 10**9, "k": 9}, {"A": 9, "B": 9}))) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("most", ["max", "min"])
 def test_values_of_a_product(most):
     """Full rows and columns, rows and columns of one sign, and empty ones."""

@@ -117,6 +117,7 @@ def test_narrow_values_are_summed_as_the_rows_are(dtype):
             assert torch.equal(Y, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("height", "rows"), [(4, 9), (8, 5)])
 def test_blocks_that_few_rows_meet_are_shared_by_threads(height, rows):
     form = BLOCKS.format(height)

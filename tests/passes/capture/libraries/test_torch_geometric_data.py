@@ -98,6 +98,7 @@ def compare(sparse, model, graph):
     torch.testing.assert_close(*(torch.autograd.grad(total, list(model.parameters())) for total in totals))
 
 
+@pytest.mark.sampled(2)
 def test_batches_of_graphs():
     model = OfBatch().double()
     sparse = apply(model, MESSAGES, molecules(4, 5, 6), strict=True)

@@ -32,7 +32,7 @@ def compare_gradients(found: torch.Tensor, expected: torch.Tensor, model: nn.Mod
             torch.testing.assert_close(own.double(), other, rtol=1e-3, atol=1e-4 * largest + 1e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.model
 def test_in_training():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -51,7 +51,7 @@ def test_in_training():
     assert config._experts_implementation == before
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.model
 def test_biases_and_alternating_columns():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")

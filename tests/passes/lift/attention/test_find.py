@@ -149,6 +149,7 @@ class Padded(Attention):
         return result.transpose(1, 2).reshape(x.shape)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks_of_padding_are_kept_once_for_each_key(causal):
     model, x = Padded(causal=causal), torch.randn(2, 24, WIDTH)
@@ -175,6 +176,7 @@ def test_masks_of_windows():
     assert len(sparse.variants) == 1
 
 
+@pytest.mark.sampled(2)
 def test_patterns_beside_sparse_weights():
     class Layers(nn.Module):
         def __init__(self) -> None:

@@ -97,7 +97,7 @@ def test_calls_unlike_the_captured_one(name):
         torch.testing.assert_close(compiled(*args, **kwargs), dense(*args, **kwargs))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_more_calls_than_dynamo_compiles():
     sparse, dense = applied({"x": X})
     compiled = torch.compile(sparse, backend="aot_eager", dynamic=True)
@@ -152,6 +152,7 @@ class Named(nn.Module):
         return y if b is None else y + 10 * b
 
 
+@pytest.mark.sampled(2)
 def test_an_export_goes_by_the_names_of_arguments():
     sparse = apply(Named().eval(), PRUNED, {"x": X, "a": Z}, trainable=True, verify=False)
     with pytest.raises(CaptureError, match="has not been captured for this mode"):
@@ -195,7 +196,7 @@ class Neighbours(nn.Module):
 MATRICES = {"coo": torch.Tensor.to_sparse, "csr": torch.Tensor.to_sparse_csr, "own": tensor}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("kind", MATRICES)
 def test_calls_with_sparse_matrices(kind):

@@ -134,6 +134,7 @@ def test_products_do_not_move_over_writes():
         torch.testing.assert_close(fast(x), other(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_of_products(name):
     torch.manual_seed(0)

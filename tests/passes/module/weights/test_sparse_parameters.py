@@ -181,6 +181,7 @@ def test_the_report_says_what_is_held(applied):
     assert first.bytes_after < first.bytes_before / 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("own", "is_sparse"), [(1.0, True), (1.02, True), (1.1, False)])
 def test_weights_train_dense_where_that_is_faster(own, is_sparse, monkeypatch):
     monkeypatch.setattr(require_gain, "times_of", lambda *_: (1.0, own))
