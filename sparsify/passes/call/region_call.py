@@ -142,6 +142,7 @@ class RegionCall:
             the structure's leaves, by argument position.
         differentiable: argument positions with gradients already computed by a kernel.
         is_general: whether the front end made the region, not a recogniser.
+        dense_form: fastest dense form of the nodes as timed, "" for the unchanged nodes.
         is_portable: whether exported graphs hold the region's computation, not its handle.
         preferred: faster alternative for calls similar to the timed one, or by rows, without gradients.
         label: name of its calls in a profile, none where empty.
@@ -178,6 +179,7 @@ class RegionCall:
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.holds_weight]
         self.weights = {leaves[0]: (structure, leaves) for structure, leaves in packing}
+        self.dense_form = ""
         self.is_general = self.is_portable = False
         self.handle = handle_of(self)
         self.kernel = plan(program, options=options) if kernel is None else kernel
