@@ -17,6 +17,9 @@ import torch.distributed as dist
 
 from sparsify import options
 
+from . import sampling
+
+sampling.fix_day()
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 SHARED_DATA = TESTS.parent.parent / "shared" / "data"
@@ -26,6 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files anew instead of comparing"
     )
+
+
+def pytest_report_header() -> str:
+    return f"samples: {sampling.DAY_VARIABLE}={os.environ[sampling.DAY_VARIABLE]} repeats them"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sampling.mark_other_days(items, int(os.environ[sampling.DAY_VARIABLE]))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,6 +36,7 @@ def dense(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> tor
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("columns", [1, 7, 16, 33, 100])
@@ -250,6 +251,7 @@ def test_gradient_of_a_diagonal():
     assert torch.autograd.gradcheck(trace, values)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])
 @pytest.mark.parametrize("result", ["csr", "csc", "coo", "dcsr"])
 @pytest.mark.parametrize("sizes", [(5, 4, 6), (40, 30, 3000), (1, 0, 3)])
@@ -271,6 +273,7 @@ def test_function_of_a_sparse_product():
     torch.testing.assert_close(found.to_dense(), torch.relu(D @ D - D))
 
 
+@pytest.mark.sampled(2)
 def test_what_compiles_graphs_is_not_loaded_to_compile_kernels(tmp_path):
     """Dynamo and sympy take two seconds to import; torch loads them when something is traced."""
     script = (

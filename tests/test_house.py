@@ -16,7 +16,7 @@ import pytest
 import sparsify
 from sparsify import recipe
 
-from . import conftest, mirror
+from . import conftest, mirror, sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_WITHOUT_TEST = 285  # lower it with each module that gets a test
@@ -180,6 +180,34 @@ def test_golden(golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPa
         golden("loops.txt", "forall j")
     with pytest.raises(AssertionError, match=r"kernel.cpp is missing"):
         golden("kernel.cpp", "")
+
+
+class Case:
+    """A collected test with markers."""
+
+    def __init__(self, nodeid: str, *marks: pytest.Mark) -> None:
+        self.nodeid, self.marks = nodeid, {mark.name: mark for mark in marks}
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks[mark.name] = mark.mark
+
+
+def test_each_case_has_its_day() -> None:
+    every, exhaustive = pytest.mark.sampled(3).mark, pytest.mark.exhaustive.mark
+    runs = []
+    for day in range(20000, 20003):
+        cases = [Case(f"test_a.py::test_b[{number}]", every) for number in range(7)]
+        cases += [Case("test_a.py::test_c", every), Case("test_a.py::test_d[0]", every, exhaustive)]
+        cases += [Case(f"test_a.py::test_e[{number}]") for number in range(2)]
+        sampling.mark_other_days(cases, day)  # type: ignore[arg-type]
+        runs.append([case.nodeid for case in cases if "exhaustive" not in case.marks])
+    assert all(sum("test_b" in name for name in run) in (2, 3) for run in runs)
+    assert all("test_a.py::test_e[1]" in run for run in runs)
+    taken = sorted(name for run in runs for name in run if "test_e" not in name)
+    assert taken == [*(f"test_a.py::test_b[{number}]" for number in range(7)), "test_a.py::test_c"]
 
 
 @pytest.mark.slow

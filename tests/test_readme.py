@@ -56,6 +56,7 @@ def run(command: list[str], folder: Path, kernel_cache: Path) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("blocks", documents("python"))
 def test_python(blocks: list[Block], tmp_path: Path, kernel_cache: Path) -> None:
     script = tmp_path / "document.py"
@@ -81,6 +82,7 @@ def test_console(
         assert checker.check_output(expected, out, flags), f"{command} prints\n{out}"
 
 
+@pytest.mark.sampled(3)
 def test_the_page_of_scale_trains_in_two_processes(tmp_path: Path, kernel_cache: Path) -> None:
     """Its `train.py` under `torchrun`, with its graph and its network."""
     page = ROOT / "docs" / "scale.md"

@@ -14,6 +14,7 @@ from sparsify import patterns
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.model
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_model(name):

@@ -11,6 +11,7 @@ from sparsify.sparsification.masks.patterns import bigbird
 TINY = Place(None, 0.02)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "name",
     [
@@ -33,6 +34,7 @@ def test_row(name):
     assert row["name"] in table([row])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "checked"), [("bert-1024", [True, False, False]), ("bigbird-1024", [True] * 2)]
 )
@@ -50,6 +52,7 @@ def test_only_ours_drops_what_is_known():
     assert errors["sparsify"] < 1e-5 and errors["SDPA with mask and dropout"] is None
 
 
+@pytest.mark.sampled(3)
 def test_memory_is_linear_in_what_is_stored():
     row = command.run_row("attention-memory-16384-64", Place(None, 0.25), quick=True)
     assert {target["label"]: target["reached"] for target in row["targets"] if not target["met"]} == {}

@@ -9,6 +9,7 @@ from experiments.mini_batches import MODELS, STUDIES, losses
 from sparsify.models.data.synthetic import synthetic
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_of_twenty_epochs_are_those_of_the_dense_model(name: str) -> None:
     graph = synthetic(nodes=400, edges=2_000, features=32)

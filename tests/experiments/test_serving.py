@@ -9,6 +9,7 @@ from sparsify.bench.place import Place
 TINY = Place(None, 0.05)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["encoder-1-float32-80", "encoder-8-bfloat16-90", "encoder-8-int8-80", "mixture-16"]
 )
@@ -26,6 +27,7 @@ def test_tokens():
     assert [c["error"] for c in row["contenders"]] == [0.0, 0.0]
 
 
+@pytest.mark.sampled(3)
 def test_images():
     row = command.run_row("resnet20-1-90", TINY, quick=True)
     assert {"sparsify", "torch", "inductor"} <= {c["name"] for c in row["contenders"]}

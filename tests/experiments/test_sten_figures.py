@@ -45,6 +45,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(table1, "SHAPE", (64, 128))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_an_encoder_layer(tiny, structure):
     pytest.importorskip("transformers", reason="the encoder layer is that of transformers")
@@ -56,6 +57,7 @@ def test_an_encoder_layer(tiny, structure):
     assert outcome.facts[figure2.SHARE] == pytest.approx(75, abs=6) and outcome.facts["format"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", table1.NAMES)
 def test_sparsifiers(tiny, name):
     outcome = table1.measure(name, Setting(quick=True))
@@ -93,6 +95,7 @@ def test_nothing_could_run(tmp_path, cli):  # noqa: F811
     assert "not measured: there are no trained weights" in found.out and "akamaster" in found.out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("structure", finetuning.STRUCTURES)
 def test_fine_tuning(monkeypatch, tmp_path, structure):
     settings = finetuning.settings_of
@@ -121,6 +124,7 @@ def test_fine_tuning(monkeypatch, tmp_path, structure):
     assert outcome.facts["accuracy"] == pytest.approx(outcome.facts["accuracy of torch"], abs=0.01)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("structure", text_figure.STRUCTURES)
 def test_fine_tuning_of_texts(monkeypatch, tmp_path, structure):
     """Texts whose class is their first token: fine-tuned weights keep their zeros, kernels the accuracy."""

@@ -70,6 +70,7 @@ def test_an_autoencoder_is_a_program_for_each_layer():
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_a_recommendation_model(mode):
     sizes = {"rows": 60, "tables": 2, "columns": 16, "hidden": 64, "mode": mode}
@@ -97,6 +98,7 @@ def test_a_residual_network():
     assert sum("Z[n,o,p]" in region.einsum for region in found.report.regions) == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "overrides", "sizes", "regions"),
     [

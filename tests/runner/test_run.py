@@ -90,6 +90,7 @@ def test_a_run_is_verified(runs):
     check_verified(runs.first)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", ["gcn-matmul", "sage", "gin", "gat"])
 def test_every_model_is_verified(small, model):
     check_verified(run(model, overrides=QUICK, seconds=0.0, quiet=True))
@@ -171,6 +172,7 @@ def test_preview_lists_tensors_formats_and_programs_without_training(small, tmp_
     assert not (tmp_path / "cache/checkpoints").exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.model
 @pytest.mark.parametrize("name", [chosen(name, name == "cora") for name in ("cora", "citeseer", "pubmed")])
 def test_real_graphs_keep_accuracy_logits_and_gradients(data_root, name):
@@ -209,6 +211,7 @@ def test_training_steps_are_compared(runs):
     assert result.to_dict()["steps"]["ratio"] == steps.ratio
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
 def test_sampled_training_of_both_models_is_the_same(small, model):
     result = run(model, overrides=QUICK, batch_size=16, fanout="4,3", seconds=0.0, quiet=True)
@@ -220,6 +223,7 @@ def test_sampled_training_of_both_models_is_the_same(small, model):
     assert "16 nodes and 4x3 neighbours, 2 epochs" in str(result)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weights", [None, "0.5"])
 def test_the_sparse_model_is_trained_instead_of_the_dense_one(small, monkeypatch, weights):
     trained = []

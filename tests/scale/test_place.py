@@ -60,6 +60,7 @@ def sharded(function: Callable[[Tensor, Tensor, Tensor], Tensor], folder: Path) 
     return sparsify.shard(Step(function), graph=folder / "parts")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function, message",
     [

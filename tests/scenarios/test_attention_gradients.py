@@ -89,6 +89,7 @@ def check(text: str, size: int, form: str, tolerance: dict = CLOSE, **settings: 
         torch.testing.assert_close(gradient.double(), other, **tolerance, msg=lambda m, n=name: f"d_{n}: {m}")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "form"),
     [
@@ -109,6 +110,7 @@ def test_tiles_of_several_vectors():
     check(TEXTS["heads"], 40, "bcsr(16,16)")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
 def test_rows_that_add_to_columns_in_large_blocks(vector_bytes):
     """Strips of 32 rows of a block of 64; with AVX-512 all tiles are squares of 4 rows by 4 vectors."""
@@ -136,6 +138,7 @@ def test_rows_that_add_to_columns_in_large_blocks(vector_bytes):
     assert tiles + f"split js jq jr {rows}; " in schedule
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("text", "batch", "vector_bytes"),
     [(PROGRAM, 3, 32), (PROGRAM, 1, 64), (DROPPED, 3, 64)],
@@ -226,6 +229,7 @@ def test_what_is_dropped_is_drawn_again_and_not_kept():
     assert statements[-1] == "d_V[h,j,l] = sum(i, d_w1[h,i,l] * D[h,i,j])"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["bcsr(4,4)", "csr"])
 def test_second_derivatives_have_the_same_numbers(form):
     """In float64, of a fixed seed; the numbers of a seed do not depend on the dtype."""
@@ -243,6 +247,7 @@ def test_second_derivatives_have_the_same_numbers(form):
         assert torch.autograd.gradgradcheck(attend, (Q, K, V))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["bcsr(8,8)", "csr"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_halves_are_rounded_once(dtype, form):
@@ -269,6 +274,7 @@ def test_halves_are_rounded_once(dtype, form):
         assert (one.double() - other).abs().max() <= 8 * torch.finfo(dtype).eps * other.abs().max()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "form"),
     [

@@ -118,6 +118,7 @@ def check(
     torch.testing.assert_close(Y, expected(stored, **inputs), **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("size", "block", "kept", "width", "out"),
@@ -139,6 +140,7 @@ def test_strips_of_padded_blocks(size):
     check(TEXT, STRIPS, allowed, "bcsr(16,16)", 9, 8, threads=1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("vector_bytes", [0, 16])
 def test_strips_at_other_widths(vector_bytes):
     small = re.sub(r" 8(?=[;\n])", " 4", STRIPS)
@@ -158,6 +160,7 @@ def test_without_directives_the_program_is_one_kernel(text, form, size):
     check(text, "", mask(size, 1, 0.2), form, 8, 11)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("text", "form"), [(TEXT, "csr"), (ONE_HEAD, "csr"), (ONE_HEAD, "bcsr(8,8)"), (TEXT, "bcsr(8,8)")]
 )
@@ -184,6 +187,7 @@ def test_several_results_of_one_kernel():
     torch.testing.assert_close(Y, apart[2], **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["bcsr(16,16)", "bcsr(64,64)", "csr"])
 @pytest.mark.parametrize("text", [TEXT, ONE_HEAD], ids=["heads", "one head"])
 def test_the_program_makes_one_kernel(text, form):
@@ -200,6 +204,7 @@ def test_chosen_strips(golden):
     golden("schedule/strips.txt", str(compile_stages(step, None, 32).schedule).replace("; ", "\n") + "\n")
 
 
+@pytest.mark.sampled(2)
 def test_products_of_whole_tiles_are_square():
     """Register tiles: four rows by four vectors of V in place (32 registers), else rows by one vector of a copy."""
     (step,) = steps(program(TEXT, "bcsr(16,16)"))
@@ -211,6 +216,7 @@ def test_products_of_whole_tiles_are_square():
         assert ("panels_V" in text) == (width not in (16, 64))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "size"), [("bcsr(16,16)", 48), ("bcsr(32,32)", 64), ("bcsr(16,16)", 40)])
 def test_square_tiles(form, size):
     check(TEXT, None, mask(size, 1, 0.02), form, 20, 64, vector_bytes=64)

@@ -50,6 +50,7 @@ def case(number: int, vector_bytes: int, threads: int, operands: dict[str, torch
     return made
 
 
+@pytest.mark.sampled(2)
 def test_right_at_every_width(tmp_path):
     cases = []
     for number, (columns, rows, width) in enumerate(CASES):

@@ -103,6 +103,7 @@ def test_gates_stored_by_tokens(form):
         check(PLAIN, operands(PLAIN, 23, 5, 17, 33), form)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("vector_bytes", "dtype"),
     [
@@ -124,6 +125,7 @@ def test_halves_are_one_kernel(dtype):
         check(PLAIN, given, "csr")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "dtype"), [(GATED, torch.bfloat16), (PLAIN, torch.float16), (SINGLE, torch.bfloat16)]
 )
@@ -229,6 +231,7 @@ GRADIENTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("text", "form", "shape", "vector_bytes"), GRADIENTS)
 def test_gradients_are_one_kernel(text, form, shape, vector_bytes):
     given = operands(text, *shape)

@@ -61,6 +61,7 @@ STATEMENTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "forms", [("dense, dense", "dense, dense"), ("csr", "csr"), ("csr", "dense, dense")], ids=str
 )

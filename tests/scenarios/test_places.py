@@ -57,6 +57,7 @@ def entries(operand: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return operand.to_dense().double().numpy(), mask.numpy()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("form", "shape"),
     [(form, shape) for form in FORMATS for shape in (SHAPES if form in ("dense", "csr") else SHAPES[-2:])],
@@ -70,6 +71,7 @@ def test_places_in_rows_and_columns(form, shape):
             check(f"I[j] = {name}(i, X[i,j])", place(X, 0), X=stored(X, form))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool], ids=str
 )
@@ -84,6 +86,7 @@ def test_places_in_all_dtypes(form, dtype):
         )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fill", [-1.0, 2.0, torch.inf, -torch.inf, torch.nan], ids=str)
 @pytest.mark.parametrize("form", ["csr", "csc", "bcsr(2,2)"])
 def test_entries_that_are_not_stored_have_the_fill(form, fill):

@@ -51,6 +51,7 @@ def planned(case, wanted):
     return Prepared(case, plan, {"Y": (wanted.numpy(), (wanted != 0).numpy())})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seventh", [chosen(part, part < 2) for part in range(7)])
 def test_all_permutations_of_formats(seventh, tmp_path):
     """Each seventh has every two formats at every two places."""

@@ -68,6 +68,7 @@ def test_softmax_over_edges_with_data_of_their_own_is_one_kernel(layout, size) -
     torch.testing.assert_close(found, softmax(E, **given))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("vector_bytes", [0, 16, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_vectors_of_all_widths(vector_bytes, dtype) -> None:
@@ -79,6 +80,7 @@ def test_vectors_of_all_widths(vector_bytes, dtype) -> None:
             torch.testing.assert_close(found, softmax(E, **given))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [(6, 20, 2, 3), (2, 3, 1, 1), (3, 0, 2, 2)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients(layout, size) -> None:
@@ -206,6 +208,7 @@ def test_loops_that_do_not_reach_the_pattern_of_a_result_are_refused(text, sched
         sparsify.evaluate(text, A=A, b=b, schedule=schedule)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_are_a_kernel_over_rows_and_one_over_columns(layout) -> None:
     size = (1000, 8000, 4, 16)

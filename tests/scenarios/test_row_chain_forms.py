@@ -59,6 +59,7 @@ def dense(given: dict[str, Tensor], cap: float | None) -> Tensor:
     return torch.softmax(torch.cat([scores, sink[..., None]], -1), -1)[..., :-1] @ given["V"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", ["bcsr(8,8)", "csr"])
 @pytest.mark.parametrize("name", TEXTS)
 def test_results_and_gradients(name, form):
@@ -88,6 +89,7 @@ def test_results_and_gradients(name, form):
             torch.testing.assert_close(one.double(), other, **CLOSE, msg=lambda m, n=n: f"d_{n}: {m}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("way", "form"),
     [("strip", "bcsr(16,16)"), ("online", "bcsr(16,16)"), ("recomputed", "bcsr(16,16)"), ("online", "csr")],

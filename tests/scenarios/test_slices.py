@@ -60,6 +60,7 @@ def given(
     return {"X": X, "W": sparsify.tensor(weight(outputs, columns, density, dtypes[1]), format), "b": b}
 
 
+@pytest.mark.sampled(2)
 def test_right_at_every_width(tmp_path):
     cases = []
     for number, (outputs, columns, rows, format, width, dtypes) in enumerate(CASES):
@@ -86,6 +87,7 @@ def test_empty_and_full_weights(density):
 LISTS, COLUMNS = "i: dense, j: compressed", "j: dense, i: compressed"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("format", "stored"),
     [

@@ -38,6 +38,7 @@ def read(path: Path, form: str) -> sparsify.SparseTensor:
     return sparsify.tensor(scipy.io.mmread(path).tocsr().astype(np.float32), form)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.model
 @pytest.mark.parametrize("form", ["csr", "coo"])
 def test_categories_are_exact(folder, form):

@@ -246,6 +246,7 @@ assert torch.mm(A, torch.ones(2, 1)).tolist() == [[7.0], [7.0]]
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", ["", "assert (u + 1).sum() == 6"])
 def test_registrations_of_a_fresh_process(first):
     subprocess.run([sys.executable, "-W", "ignore", "-c", FRESH.format(first=first)], check=True)

@@ -266,6 +266,7 @@ def test_gradients_reach_what_stays(own, by_kernel, monkeypatch):
 PRODUCT = "Y[i,k] = relu(sum(j, X[i,j] * W[k,j]))"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("format", ["csr", "csc", "coo"])
 @pytest.mark.parametrize("own", [case[0] for case in CASES[:5]], ids=str)
 def test_inside_the_kernel(own, format):

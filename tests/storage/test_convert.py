@@ -11,6 +11,7 @@ from sparsify.storage.interop.tensors import tensor
 from tests.storage.generate import FORMATS, MATRIX_FORMATS, Case, cases
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", sorted({case.format for case in cases()}))
 @pytest.mark.parametrize("fill", [0.0, float("-inf")])
 def test_round_trip(form, fill):
@@ -29,6 +30,7 @@ def test_round_trip(form, fill):
         assert torch.equal(dense[tuple(coordinates)].reshape(-1), values), case
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 @pytest.mark.parametrize("content", ["random", "none", "all"])
 def test_every_format_to_every_format(rank, content):

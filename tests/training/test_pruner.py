@@ -151,6 +151,7 @@ def test_errors_change_nothing():
     assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["rigl", "set", "gmp"])
 def test_masks_of_an_applied_model_reach_its_kernels(method):
     torch.manual_seed(0)

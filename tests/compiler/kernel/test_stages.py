@@ -137,6 +137,7 @@ def test_evaluate_takes_it_too(name: str, slow: list[Kernel]) -> None:
     assert slow == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TEXTS)
 def test_patterns_and_sizes_may_change(name: str, slow: list[Kernel]) -> None:
     text = TEXTS[name]
@@ -410,6 +411,7 @@ def test_other_dtypes_than_those_of_a_kernel_have_no_frame() -> None:
         assert run((torch.ones(3).double(),)) == "the slow path"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("subscripts", ["ij,ik,kj->ij", "ij,jk,ki->", "ji,jk->ki"])
 def test_the_first_function_of_python_gets_operands_in_the_formats_of_its_plan(subscripts: str) -> None:
     """Kernels that permute or assemble in each call are such functions, and check nothing themselves."""

@@ -39,6 +39,7 @@ def test_sparse_results_keep_their_pattern():
     torch.testing.assert_close(got.to_dense(), weight.to_dense() * x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_results_of_unknown_pattern_stay_sparse(fullgraph):
     torch._dynamo.reset()

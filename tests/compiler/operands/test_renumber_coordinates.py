@@ -116,6 +116,7 @@ def test_csr_products_whose_dense_form_would_not_fit(memory):
     assert gradient.pattern is A.pattern
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["dcsr", "coo", "dcsc"])
 @pytest.mark.parametrize("subscripts", ["ij,jk->ik", "ij,ik->jk", "ij->j", "ij,kj->ki"])
 def test_coordinates_counted_anew_give_the_same(subscripts, form, monkeypatch):

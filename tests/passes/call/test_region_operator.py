@@ -32,6 +32,7 @@ def gradients(run, parameters, *args):
     return torch.autograd.grad(run(*args).square().sum(), parameters)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layer", ["GCNConv", pytest.param("SAGEConv", marks=pytest.mark.slow)])
 def test_compiled_backward_runs_no_forward_again(layer, counted):
     model, sparse = applied(getattr(geometric, layer))

@@ -54,6 +54,7 @@ def test_numbers_that_the_data_decides_and_memory_that_is_written():
     assert torch.equal(x, before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layer", ["AGNNConv", "FAConv"])
 def test_schedules_are_timed_for_edges_that_are_left(layer, monkeypatch):
     geometric = pytest.importorskip("torch_geometric.nn")

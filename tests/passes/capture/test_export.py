@@ -69,6 +69,7 @@ def test_edge_index_models_are_captured(layer):
         assert torch.allclose(w, h, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", [pytest.param("coo", marks=pytest.mark.slow), "csr"])
 @pytest.mark.parametrize("layer", [Kipf, KipfMatmul, *LAYERS[:3]], ids=lambda layer: layer.__name__)
 @pytest.mark.filterwarnings("ignore")  # torch and PyG warn about CSR being in beta

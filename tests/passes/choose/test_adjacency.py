@@ -110,6 +110,7 @@ def test_the_winner_runs_where_sizes_are_alike(model, monkeypatch, tmp_path, nam
     assert len(sparse.variants) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_gradients_are_those_of_the_kernel(model, monkeypatch, tmp_path, name):
     won_by(monkeypatch, name)

@@ -80,6 +80,7 @@ WEIGHTS: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.Tensor, str,
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights(name):
     function, shape, x, operator, words = WEIGHTS[name]

@@ -90,6 +90,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_operators_become_one_program(name):
     forward, text = MODELS[name]
@@ -107,6 +108,7 @@ def test_operators_become_one_program(name):
             torch.testing.assert_close(have, wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 def test_places_of_extrema_and_the_gradients_of_their_entries():
     """Gradients go to the first of equal entries, as those of `torch.max` over one mode do; `amax` has all of them."""
     n = 2000
@@ -121,6 +123,7 @@ def test_places_of_extrema_and_the_gradients_of_their_entries():
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["sparsify", "csr", "csc", "coo"])
 @pytest.mark.parametrize("name", ["sampled", "rows", "symmetric", "residual"])
 def test_sparse_inputs_in_any_operator(layout, name):
@@ -355,6 +358,7 @@ TENSORS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["csf", "coo", "dense, compressed, compressed", "torch"])
 @pytest.mark.parametrize("name", TENSORS)
 def test_sparse_inputs_of_more_modes(name, kind):

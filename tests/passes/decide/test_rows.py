@@ -192,6 +192,7 @@ class Added(nn.Module):
         return torch.addmm(self.b, x, self.w)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("model", "shape", "expected"),

@@ -104,6 +104,7 @@ def masked(target: str) -> dict[str, Any]:
     return {"schema": 1, "name": "masked", "sparsify": [rule]}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["op:scaled_dot_product_attention", "scope:layers.1"])
 def test_attention_at_any_length(target):
     model = Layers()
@@ -236,6 +237,7 @@ def test_numbers_of_operators_are_captured_a_few_times(captures):
             pruned(x, 0.3)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("is_norm_first", [False, True])
 @pytest.mark.parametrize("kind", [None, "keys", "scores"])
 def test_fused_layers_have_patterns_too(kind, is_norm_first):

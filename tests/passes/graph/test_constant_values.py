@@ -47,6 +47,7 @@ def wanted(x: Tensor, texts: Tensor) -> Tensor:
     return (torch.softmax(scores.masked_fill(~kept, -math.inf), -1) @ double).float()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_positions_that_only_count_leave_out_what_comes_later(is_packed: bool) -> None:
     x = torch.randn(2, 23, 8)
@@ -83,6 +84,7 @@ def shifted(x: Tensor) -> Tensor:
     return (keys <= torch.arange(x.shape[1])[:, None])[None]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mask", [padded, segmented, shifted])
 def test_masks_that_are_written_into_stay_in_force(mask) -> None:
     class Written(nn.Module):

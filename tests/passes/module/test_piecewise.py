@@ -122,6 +122,7 @@ def test_a_model_is_warned_of_once():
     assert "2 of the 2 pieces" in str(caught[0].message)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [False, True])
 def test_changed_graphs_agree_in_float64(training):
     source = model().double().train(training)
@@ -187,6 +188,7 @@ def test_training_reaches_the_parameters_of_the_source_model():
     torch.testing.assert_close(source.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", [MESSAGES, PRUNING], ids=["messages", "pruned"])
 def test_states_are_loaded(recipe):
     sparse, other = applied(model().eval(), recipe), model(1).eval()
@@ -234,6 +236,7 @@ def test_attributes_that_a_call_sets_reach_the_source_model():
     assert source.calls == sparse.calls == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Branching")
 def test_copies_and_pickles_compute_by_pieces():
     source = model().eval()
@@ -324,6 +327,7 @@ def test_models_without_regions_run_as_they_are():
     torch.testing.assert_close(sparse(*graph()), source(*graph()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", [True, False])
 def test_buffers_that_refused_calls_replace_count(mode):
     class Counts(nn.Module):
@@ -374,6 +378,7 @@ def test_refused_calls_in_other_modes_follow_the_source_model():
     assert source.training
 
 
+@pytest.mark.sampled(2)
 def test_pieces_that_change_with_each_call_are_not_used():
     class Drawing(Branching):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -395,6 +400,7 @@ def test_slower_pieces_are_not_used(monkeypatch):
     assert any("ms, the source model" in text for text in sparse.report.warnings), sparse.report.warnings
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("share", [0.0, 1e-3])
 def test_differences_of_pieces_may_be_of_rounding(share, monkeypatch):
     """The bias before a normalisation has gradients of rounding alone; differences beyond it count."""
@@ -652,6 +658,7 @@ def test_short_lists_are_between_pieces_and_others_compile_the_model_as_ever():
     assert "relu" in graphs()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Muon])
 def test_pruned_weights_keep_their_zeros_where_the_source_model_trains(kind):

@@ -84,6 +84,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_layers(kind: Callable[..., nn.Module], variant: dict[str, Any]) -> None:
@@ -97,6 +98,7 @@ def test_layers(kind: Callable[..., nn.Module], variant: dict[str, Any]) -> None
     assert list(sparse.state_dict()) == list(model.state_dict())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
@@ -122,6 +124,7 @@ def test_unbatched_with_initial_state(kind: Callable[..., nn.Module]) -> None:
     assert_same(sparse(x, state), model(x, state))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 @pytest.mark.parametrize("has_state", [True, False])
 def test_cells(kind: Callable[..., nn.Module], has_state: bool) -> None:
@@ -134,6 +137,7 @@ def test_cells(kind: Callable[..., nn.Module], has_state: bool) -> None:
     assert_same(sparse(*call), model(*call))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [*KINDS, nn.LSTMCell])
 def test_gradients(kind: Callable[..., nn.Module]) -> None:
     model, x = model_of(kind), sequence(*((BATCH, FEATURES) if kind is nn.LSTMCell else ()))

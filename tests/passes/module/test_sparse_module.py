@@ -101,6 +101,7 @@ def shared(name):
     return model, apply(model, recipe, example()), example
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", cases(*LAYERS))
 def test_results_and_gradients_at_two_shapes(name):
     model, sparse, example = shared(name)

@@ -63,6 +63,7 @@ def applied(forward, a, x, **options):
     return model, sparse
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_terms_are_summed_one_by_one(name):
     forward, text = MODELS[name]

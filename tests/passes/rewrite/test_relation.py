@@ -122,6 +122,7 @@ def compared(model, sparse, arguments):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer(name):
     make, regions, width = LAYERS[name]

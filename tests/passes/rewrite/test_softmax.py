@@ -89,6 +89,7 @@ def applied(name, **settings):
     return model, apply(model, MESSAGES, graph(), **settings)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", LAYERS)
 def test_results_and_gradients(name):
     model, sparse = applied(name, trainable=True)
@@ -170,6 +171,7 @@ def test_weights_that_the_model_returns_stay():
     torch.testing.assert_close((found, edges, weights), (expected, own, others), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "kind, rate",
     [("GCNConv", 0.6), ("TransformerConv", 0.0)],

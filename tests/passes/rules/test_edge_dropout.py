@@ -85,6 +85,7 @@ def expected(model, kept, x, edge_index, monkeypatch):
         return model(x, edge_index)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_results_and_gradients(name, monkeypatch):
     model, sparse = applied(name, trainable=True, strict=True)
@@ -110,6 +111,7 @@ def test_results_and_gradients(name, monkeypatch):
     assert not sparse.report.warnings
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "backward"), [("GAT", 2), ("GATv2", 3), ("TransformerConv", 2)])
 def test_as_many_kernels_as_without_dropout(name, backward):
     """Forwards one; for gradients one over rows and one over columns, and what both share of the scores of GATv2."""

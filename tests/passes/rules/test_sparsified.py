@@ -72,6 +72,7 @@ SPARSIFIERS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("inline", SPARSIFIERS, ids=str)
 @pytest.mark.parametrize("shape", [(1, 13), (9, 13), (2, 3, 13), (0, 13)], ids=str)
@@ -86,6 +87,7 @@ def test_results_and_gradients_are_those_of_masks(
     assert found.report.dense
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("inline", SPARSIFIERS, ids=str)
 def test_inside_a_region(inline: Any) -> None:
     """Around the sparsified tensor are products with sparse weights."""
@@ -101,6 +103,7 @@ def test_inside_a_region(inline: Any) -> None:
     assert found.report.regions
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("inline", SPARSIFIERS, ids=str)
 @pytest.mark.parametrize("shape", [(9, 13), (2, 3, 13)], ids=str)
 def test_products_skip_zeros(inline: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +126,7 @@ def test_products_skip_zeros(inline: Any, shape: tuple[int, ...], monkeypatch: p
             torch.testing.assert_close(found(other), want(other), equal_nan=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("inline", [*SPARSIFIERS, "keep_all"], ids=str)
 @pytest.mark.parametrize("shape", [(9, 13), (2, 3, 13)], ids=str)
 def test_products_skip_zeros_in_training(

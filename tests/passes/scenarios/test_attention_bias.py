@@ -119,6 +119,7 @@ def gradients(model: nn.Module, result: Tensor, names: list[str], seed: Tensor) 
     return {name: one for name, one in zip(names, found, strict=True) if one is not None}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("way", READ)
 def test_results_and_gradients(way):
     model = Layer(way).eval()
@@ -159,6 +160,7 @@ def test_a_bias_that_is_trained_is_kept_for_each_pair():
     torch.testing.assert_close(own, other, **CLOSE)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("groups", [1, HEADS])
 @pytest.mark.parametrize("way", ["nothing", "padded"])
 def test_gradients_of_queries_that_attend_to_padding_alone(way, groups):
@@ -177,6 +179,7 @@ def test_gradients_of_queries_that_attend_to_padding_alone(way, groups):
         torch.testing.assert_close(own[name].double(), wanted[name], **CLOSE)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("way", "groups"), [("given", HEADS), ("sloped", HEADS), ("padded", HEADS), ("ordered", 1)]
 )

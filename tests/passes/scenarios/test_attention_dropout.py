@@ -56,6 +56,7 @@ def expected(model: Dropped, pattern: Tensor, x: Tensor, kept: Tensor) -> Tensor
     return (weights @ v).transpose(1, 2).reshape(x.shape)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("way", "causal", "how"),
     [
@@ -129,6 +130,7 @@ def test_rate_and_mean():
         assert abs(alike) < 4 / steps.numel() ** 0.5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_halves(dtype):
     model, x = Dropped().train().to(dtype), torch.randn(2, 16, WIDTH).to(dtype)
@@ -147,6 +149,7 @@ def encoder(**how: Any) -> nn.Module:
     return nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.2, batch_first=True, **how)
 
 
+@pytest.mark.sampled(2)
 def test_encoder_layers():
     """Whose other dropout is torch's, with padding, outputs and gradients."""
     model = nn.TransformerEncoder(encoder(), 2, enable_nested_tensor=False).train()
@@ -162,6 +165,7 @@ def test_encoder_layers():
     assert sparse.verify_gradients(x, src_key_padding_mask=padding) < 1e-4
 
 
+@pytest.mark.sampled(3)
 def test_attention_that_no_rule_chose_drops_as_torch_does():
     model = nn.TransformerEncoder(encoder(), 2, enable_nested_tensor=False).train()
     x = torch.randn(2, 12, WIDTH)

@@ -88,6 +88,7 @@ def causal(length: int) -> Tensor:
     return torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["bounded", "both", "shifted", "bounded_masks", "kept"])
 def test_results_and_gradients(way):
     model, x = Layer(way).eval(), torch.randn(2, 24, WIDTH)

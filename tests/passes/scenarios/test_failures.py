@@ -146,6 +146,7 @@ def test_second_gradients_are_those_of_the_dense_model(folder):
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strict", [False, True])
 def test_home_that_cannot_be_written(folder, strict):
     (folder / "home").write_text("a file, where no directory can be made")
@@ -156,6 +157,7 @@ def test_home_that_cannot_be_written(folder, strict):
     assert len(sparse.report.regions) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strict", [False, True])
 def test_full_disk(folder, strict):
     full = f'case "$*" in *{folder}/cache*) echo "ld: No space left on device" >&2; exit 1;; esac'
@@ -199,6 +201,7 @@ def wait_for_a_run(folder: Path) -> int:
     return int((folder / "runs").read_text().split()[0])
 
 
+@pytest.mark.sampled(3)
 def test_two_processes_compile_the_same_kernel(folder):
     cxx = compiler(folder, before="sleep 0.5")
     other = other_process(folder, cxx)
@@ -213,6 +216,7 @@ def test_two_processes_compile_the_same_kernel(folder):
     assert len(sparse.report.regions) == 2
 
 
+@pytest.mark.sampled(3)
 def test_a_process_killed_while_compiling(folder):
     cxx = compiler(folder, before=f"[ -e {folder}/slow ] && sleep 60")
     (folder / "slow").touch()

@@ -73,6 +73,7 @@ def check(sparse: sparsify.SparseModule, model: Grouped, inputs: tuple[Tensor, .
         torch.testing.assert_close(gradients[name].grad, parameter.grad.float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("way", "shape"),
     [

@@ -73,6 +73,7 @@ def test_double_precision():
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layer", [geometric.SAGEConv, geometric.GCNConv, geometric.GATConv])
 def test_half_precision(layer, dtype):
@@ -179,6 +180,7 @@ def sparse_input(function, *inputs):
     return apply(Computed(function).eval(), {"schema": 1, "name": "input", "sparsify": [rule]}, inputs)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", BLOCKS)
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore::RuntimeWarning")

@@ -181,6 +181,7 @@ def require_equal(model, sparse, given, run=None):
             torch.testing.assert_close(one, other, **EXACT)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["MultiAggregation", "PNA", "PNA with features of edges"])
 def test_layers_of_several_aggregations(name):
     torch.manual_seed(0)

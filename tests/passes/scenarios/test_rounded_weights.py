@@ -204,6 +204,7 @@ def test_kernels_that_fail_later(applied):
             region.failure = None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "dtype"), [(torch.bfloat16, "same"), (torch.float16, "bfloat16")], ids=["bfloat16", "float16"]
 )

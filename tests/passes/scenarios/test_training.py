@@ -77,6 +77,7 @@ def assert_close(found, expected):
 MODELS = [gpt2, pytest.param(bert, marks=pytest.mark.slow), pytest.param(t5, marks=pytest.mark.slow)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rate", [pytest.param(0.0, marks=pytest.mark.exhaustive), 0.3])
 @pytest.mark.parametrize("make", MODELS)
 def test_steps_of_training_are_those_of_the_masked_model(make, rate):
@@ -94,6 +95,7 @@ def test_steps_of_training_are_those_of_the_masked_model(make, rate):
     assert_close(found.last_hidden_state, expected.last_hidden_state)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("inner", [pytest.param("eager", marks=pytest.mark.exhaustive), "aot_eager"])
 def test_steps_of_training_under_the_backend(make, inner):

@@ -80,6 +80,7 @@ def test_the_class_with_a_folder_of_kernels(saved):
     torch.testing.assert_close(other, sparse(INPUT[:5]))
 
 
+@pytest.mark.sampled(3)
 def test_no_compiler_and_no_cache_are_needed(saved, tmp_path):
     sparse, folder = saved
     torch.save((INPUT, sparse(INPUT).detach()), tmp_path / "expected.pt")

@@ -71,6 +71,7 @@ def interrupt_at(monkeypatch, step):
     monkeypatch.setattr(loop, "taken", taken)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["kernels", "masks"])
 @pytest.mark.parametrize("recipe", ["rigl90", "gmp90"])
 def test_a_run_that_is_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch, way, recipe):
@@ -103,6 +104,7 @@ def test_a_run_that_is_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch, wa
         assert torch.equal(*dense)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "step", [4, 8, 10]
 )  # before weights become sparse, afterwards, behind the next update
@@ -135,6 +137,7 @@ def test_dense_weights_become_sparse_where_the_zeros_suffice(tmp_path, monkeypat
     assert resumed.to_dict()["sparse_since"] == 7
 
 
+@pytest.mark.sampled(2)
 def test_weights_that_start_with_few_zeros_train_dense_until_there_are_more(monkeypatch):
     recipe = {
         "schema": 1,
@@ -303,6 +306,7 @@ def test_a_device_that_is_not_there():
         settings(device="nowhere")
 
 
+@pytest.mark.sampled(2)
 def test_a_device_without_kernels_trains_under_masks(monkeypatch):
     """Batches and model are moved, and the losses are those of the CPU under masks."""
     asked = settings(dataset="synthetic")
@@ -331,6 +335,7 @@ def encoder_settings(**more):
     )
 
 
+@pytest.mark.sampled(3)
 def test_an_encoder_learns_from_its_dense_model(tmp_path):
     pytest.importorskip("transformers")
     asked = encoder_settings(steps=40, lr=1e-2)

@@ -102,6 +102,7 @@ def lose_code(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", [damage_code, damage_description, lose_description, lose_code])
 def test_damaged_kernel_is_built_again(
     damage: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch

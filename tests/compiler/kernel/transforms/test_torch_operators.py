@@ -96,6 +96,7 @@ def _anew():
         yield
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_one_graph_with_gradients(name):
     function, make = CASES[name]
@@ -144,6 +145,7 @@ def test_operands_of_modules_and_closures():
     torch.testing.assert_close(found.values(), wanted.values())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format", [sparsify.Format("csr"), {"Y": "csr"}], ids=str)
 def test_formats_schedules_sizes_and_outputs_reach_the_graph(format):
     def function(A, x, n):
@@ -170,6 +172,7 @@ def test_unknown_patterns_break_loose_graphs_as_nonzero_does():
     assert counter.frame_count == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "backend, format", [("aot_eager", "dcsr"), ("aot_eager", "coo"), ("inductor", "csr")]
 )

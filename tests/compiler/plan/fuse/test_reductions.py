@@ -45,6 +45,7 @@ def expected(full, x):
     return mean, torch.where(count == 0, 0, most), torch.where(count == 0, 0, least), variance
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "vector_bytes"), [(torch.float32, 64), (torch.float32, 16), (torch.float64, 32)]
 )

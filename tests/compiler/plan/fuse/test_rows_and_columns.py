@@ -47,6 +47,7 @@ def dense(name: str, given: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.einsum("hij,jhf->ihf", torch.nan_to_num(torch.softmax(scores, -1)), given["X"])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("heads", "width", "vector_bytes"), [(4, 3, 64), (2, 5, 16)])
 @pytest.mark.parametrize("name", TEXTS)
 def test_two_kernels(name, heads, width, vector_bytes):

@@ -119,6 +119,7 @@ def test_sums_over_no_coordinates_need_no_other_kernel(monkeypatch):
     assert kernel(full, torch.ones(3)).tolist() == [-1.0, 0.0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", ["csr", "coo"])
 @pytest.mark.parametrize("fill", [0.0, -2.0])
 def test_values_and_gradients(format, fill):

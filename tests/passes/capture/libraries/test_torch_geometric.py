@@ -36,6 +36,7 @@ def batch_of(*sizes):
     return torch.randn(nodes, 6), torch.randint(0, nodes, (2, 3 * nodes)), graphs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", POOLS)
 def test_numbers_of_graphs_vary(way):
     model = Pooled(way)
@@ -93,6 +94,7 @@ class Hyper(nn.Module):
         return self.layer(x, torch.stack([torch.arange(x.shape[0]), batch]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [Norms, Hyper])
 def test_numbers_read_anywhere_in_the_library_vary(kind):
     model = kind().double()

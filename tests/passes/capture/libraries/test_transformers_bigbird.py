@@ -49,6 +49,7 @@ def test_draws(longest, block, random, lengths):
             assert np.array_equal(draws(length, block, random, 2, number, longest), wanted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [False, True])
 def test_results_are_the_models(training):
     model = bigbird().train(training)

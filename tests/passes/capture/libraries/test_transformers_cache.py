@@ -60,6 +60,7 @@ def same(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", [PRUNED, WINDOW], ids=lambda recipe: recipe["name"])
 def test_the_first_call_returns_a_cache(recipe):
     model = gpt2()
@@ -119,6 +120,7 @@ def turns(run):
     return results
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*a cache holds keys of earlier calls")
 @pytest.mark.filterwarnings("ignore:.*attention stays dense. a pattern does not say where queries stand")
 @pytest.mark.parametrize("make", [gpt2, pytest.param(llama, marks=pytest.mark.exhaustive)])
@@ -164,6 +166,7 @@ def test_an_empty_cache_is_filled():
     assert len(sparse.variants) == 2  # one for calls without a cache, one for those with
 
 
+@pytest.mark.sampled(3)
 def test_both_caches_of_a_translation():
     torch.manual_seed(0)
     model = hugging_face("T5", **T5, decoder_start_token_id=0)().eval()
@@ -175,6 +178,7 @@ def test_both_caches_of_a_translation():
     assert found.past_key_values.is_updated == expected.past_key_values.is_updated
 
 
+@pytest.mark.sampled(2)
 def test_a_cache_that_was_filled_is_no_example():
     sparse = apply(gpt2(), WINDOW, (TEXT,), verify=False)
     cache = transformers.DynamicCache()
@@ -204,6 +208,7 @@ def gemma():
     )().eval()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [gpt2, gemma])
 def test_a_past_is_an_input_of_a_graph(make):
     """Texts in parts; the second one fills the window of six keys, or the first one does."""

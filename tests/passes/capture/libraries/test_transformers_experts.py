@@ -84,6 +84,7 @@ def test_experts_without_a_kernel_are_those_of_the_model():
     assert not [node for node in sparse.graph.nodes if "einsum" in str(node.target)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("shape", "others"), [((1, 1), ()), ((1, 9), ((1, 14),)), ((3, 1), ((7, 1), (1, 1)))], ids=str
@@ -101,6 +102,7 @@ def test_one_text_or_one_token_each_is_a_mixture_too(shape, others):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.model
 @pytest.mark.parametrize(("us", "wins"), [(99.0, True), (200.0, False)])
 def test_kernels_in_training_meet_experts_of_transformers(us, wins, monkeypatch):
@@ -130,6 +132,7 @@ def test_kernels_in_training_meet_experts_of_transformers(us, wins, monkeypatch)
     assert (found - model(ids).last_hidden_state).abs().max() < 0.1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_torch_computes_experts_of_few_tokens(dtype, monkeypatch):

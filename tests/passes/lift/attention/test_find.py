@@ -116,6 +116,7 @@ def test_ways_to_write_attention(way):
     assert {extent for _, extent in kernel.program.extents} == {HEADS, WIDTH // HEADS}  # no length
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("way", "shape", "kind"),
     [
@@ -199,6 +200,7 @@ def test_patterns_beside_sparse_weights():
     torch.testing.assert_close(sparse(x, mask), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_models_in_halves(dtype):
     """Scores, weights and sums are float32: the layers around attention round as torch's do."""
@@ -224,6 +226,7 @@ def test_models_in_halves(dtype):
         assert (gradients[name] - value).abs().max() <= 4 * torch.finfo(dtype).eps * largest, name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shared", ["all", "keys and values", "queries and keys"])
 def test_operands_that_are_one_tensor(shared):
     class Plain(nn.Module):
@@ -260,6 +263,7 @@ def test_queries_without_keys():
     torch.testing.assert_close(found, expected(model, pattern, x, None, mask), **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "numbers"), [("bigbird", {"block": 8, "random": 1}), ("causal", {"block": 8})]
 )

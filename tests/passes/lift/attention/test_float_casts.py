@@ -42,6 +42,7 @@ def untimed():
         yield
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -119,6 +120,7 @@ class Layer(nn.Module):
         return functional.softmax(self.scores(q, k, mask), dim=-1, dtype=torch.float32).to(v.dtype) @ v
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("way", "dtype"),
     [(way, torch.bfloat16) for way in ("converted", "operands", "wide", "beside", "rounded")]

@@ -82,6 +82,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "shape"), MODELS)
 def test_equal_to_the_model(kind, shape):
     torch.manual_seed(0)
@@ -104,6 +105,7 @@ def test_equal_to_the_model(kind, shape):
             torch.testing.assert_close(own.double(), other, rtol=1e-4, atol=1e-5 * largest)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "shape"), [(GShard, (2, 1)), (GShard, (1, 1)), (OneGroup, (1,)), (Single, (3, 1))]
 )
@@ -174,6 +176,7 @@ def test_tokens_of_slots():
             tokens_of_slots(weights, wrong, chosen, [0, 1, 2], [0, 1, 2])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [GShard, Single])  # which put such tokens into no slots, and into all
 def test_tokens_that_are_not_numbers(kind):
     torch.manual_seed(0)

@@ -138,6 +138,7 @@ class BiasedSum(Biased):
         return (self.gate(x).unsqueeze(-1) * results).sum(dim=1)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "kind", [Gated, Summed, AtOnce, Single, OneEinsum, Biased, BiasedSum, Batched, BatchedSum]
 )
@@ -153,6 +154,7 @@ def test_equal_to_the_model(kind):
             torch.testing.assert_close(sparse(x), model(x), rtol=1e-4, atol=1e-4)  # sums of products
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "dtype"), [(Gated, torch.bfloat16), (Biased, torch.float16)])
 def test_halves(kind, dtype):
     torch.manual_seed(0)
@@ -225,6 +227,7 @@ def test_unchosen_experts_are_not_computed():
         assert model(x).isnan().all()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [Gated, AtOnce, Single, Biased, BiasedSum, Batched])
 def test_gradients(kind):
     torch.manual_seed(0)

@@ -202,6 +202,7 @@ def test_sums_in_16_bits_may_be_as_far_off_as_the_dense_ones(dtype):
         rounding_error((true * torch.nan).to(dtype), plain, true, (), limits)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["GINConv", "GATConv"])
 def test_message_passing_trains_in_16_bits(name, dtype):

@@ -80,6 +80,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_unlike_the_captured_one(name):
     args, kwargs = CALLS[name]
@@ -95,6 +96,7 @@ def test_calls_unlike_the_captured_one(name):
         torch.testing.assert_close(compiled(*args, **kwargs), dense(*args, **kwargs))
 
 
+@pytest.mark.sampled(2)
 def test_more_calls_than_dynamo_compiles():
     sparse, dense = applied({"x": X})
     compiled = torch.compile(sparse, backend="aot_eager", dynamic=True)
@@ -190,6 +192,7 @@ class Neighbours(nn.Module):
 MATRICES = {"coo": torch.Tensor.to_sparse, "csr": torch.Tensor.to_sparse_csr, "own": tensor}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("kind", MATRICES)
 def test_calls_with_sparse_matrices(kind):

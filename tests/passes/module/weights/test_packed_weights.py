@@ -404,6 +404,7 @@ print(resident() - before, *sparse.report.parameter_bytes)
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is resident")
 def test_resident_memory_of_a_large_layer():

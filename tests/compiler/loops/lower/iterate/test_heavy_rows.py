@@ -73,6 +73,7 @@ def in_hubs(text: str, given: dict[str, torch.Tensor], entries: int) -> str:
     return re.sub(r"(parallel i dynamic A)", rf"\1 hubs {entries}", chosen)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_rows_in_parts_are_right_on_any_number_of_threads(text: str, width: int) -> None:
@@ -92,6 +93,7 @@ def test_rows_in_parts_are_right_on_any_number_of_threads(text: str, width: int)
             torch.testing.assert_close(other, found[0], rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [width for width in WIDTHS if width])
 def test_sums_of_several_lets_in_one_loop_are_shared(width: int) -> None:
     """A count, a mean and a maximum over the neighbours, whose entries are read once."""

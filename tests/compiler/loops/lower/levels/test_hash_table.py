@@ -70,6 +70,7 @@ def test_other_functions_read_lists(text):
     torch.testing.assert_close(result, expected.get(text, other))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("form", TABLES)
 @pytest.mark.parametrize("other", LISTS)
 def test_fuzz_beside_others(form, other):
@@ -88,6 +89,7 @@ def test_fuzz_beside_others(form, other):
             torch.testing.assert_close(dense(sparsify.evaluate(text, **given)), expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", TABLES)
 def test_beside_dense_operands(form):
     N, D = matrix(3), torch.rand(COLUMNS, ROWS, dtype=torch.float64)

@@ -65,6 +65,7 @@ def check(text: str, form: str, allowed: torch.Tensor, scores: torch.Tensor, mas
     torch.testing.assert_close(Y, (torch.nan_to_num(weights) @ inputs["V"].double()).float(), **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "block"), [("bcsr(16,16)", 16), ("csr", 1)])
 def test_bias_of_pairs_and_of_stored_entries(form, block):
     Q, K, V, B = normal(2, SIZE, 7), normal(3, SIZE, 7)[:2], normal(2, SIZE, 11), normal(2, SIZE, SIZE)
@@ -74,6 +75,7 @@ def test_bias_of_pairs_and_of_stored_entries(form, block):
     check(text, form, allowed, 0.25 * Q @ K.mT + B + bias, bias, Q=Q, K=K, V=V, B=B)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "block"), [("bcsr(16,16)", 16), ("csr", 1)])
 def test_batches_with_padded_keys(form, block):
     Q, K, V = normal(2, 2, SIZE, 8), normal(2, 3, SIZE, 8)[:, :2], normal(2, 2, SIZE, 8)
@@ -91,6 +93,7 @@ def test_patterns_of_heads(form, block):
     check(text, form, pattern(block, 2), 0.25 * Q @ K.mT, Q=Q, K=K, V=V)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("vector_bytes", [16, 64])
 @pytest.mark.parametrize(("form", "block"), [("bcsr(16,16)", 16), ("csr", 1), (BLOCKS_OF_HEADS, 16)])
 def test_threads_share_the_rows_of_few_heads(form, block, vector_bytes):

@@ -68,6 +68,7 @@ def padded_ways(form: str, lanes: int):
     return ways(form, lanes, scores=PADDED, leading="b,h,")
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("way", "form", "vector_bytes", "threads"),
     [
@@ -122,6 +123,7 @@ def stages_of(form: str, way: str):
     return compile_stages(step, ways(form, 4)[way].schedule, 16)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["csr", "bcsr(16,16)"])
 @pytest.mark.parametrize("way", ["online", "recomputed"])
 def test_no_memory_depends_on_the_length_of_a_row(form, way):
