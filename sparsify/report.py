@@ -243,6 +243,34 @@ class RuleEntry:
     note: str = ""
 
 
+@dataclass(slots=True)
+class WholeCallEntry:
+    """The times of a whole call in `apply`.
+
+    Attributes:
+        library: library of the fastest dense call.
+        dense_us, own_us: microseconds of the dense call, and of the call with kernels.
+        undone: scopes of the regions that were undone, as the dense call was faster.
+        is_dense: whether all regions were undone; `own_us` is the time before.
+    """
+
+    library: str
+    dense_us: float
+    own_us: float
+    undone: list[str] = field(default_factory=list)
+    is_dense: bool = False
+
+    def lines(self, names: Callable[[list[str]], str]) -> Iterable[str]:
+        """The lines of the report; `names` joins names."""
+        now = "with kernels, which were all undone" if self.is_dense else "now"
+        yield (
+            f"a call by apply: {self.dense_us / 1e3:.3g} ms of the dense model in {self.library}, "
+            f"{self.own_us / 1e3:.3g} ms {now}"
+        )
+        if self.undone:
+            yield f"undone, as kernels lost within the call: {names(self.undone)}"
+
+
 class Origin:
     """The model of a report, as the source of details for the page; the base class has no model."""
 
@@ -280,8 +308,8 @@ class Report:
     captured. `peak_bytes`: peak bytes of simultaneously live results and intermediates of a call, `dense_peak_bytes`
     the same for the dense model; 0 without a run. Calls with a new graph of at most `new_graphs` coordinates of edges
     run torch's operators; `by_torch` is the reason if all calls do. `compared_rows`: number of rows with compared
-    results, `None` for all. `whole_call_us`: times of a call of the source model and of the sparse model, `None` if
-    not compared. `origin` is the source of further details for pages.
+    results, `None` for all. `whole_call`: times of a call of the dense and of the sparse model, `None` if not compared.
+    `origin` is the source of further details for pages.
 
     >>> report = Report(model="GCN")
     >>> report.left_dense("softmax", "softmax", "", "no sparse operand")
@@ -311,7 +339,7 @@ class Report:
     specialised: list[str] = field(default_factory=list)
     largest_error: float | None = None
     compared_rows: int | None = None
-    whole_call_us: tuple[float, float] | None = None
+    whole_call: WholeCallEntry | None = None
     warnings: list[str] = field(default_factory=list)
     origin: Origin | None = field(default=None, repr=False, compare=False)
 
@@ -319,6 +347,11 @@ class Report:
         """Lists a node as dense; the first reason for a node is kept. A `Choice` gives no warning."""
         if all(entry.node != node for entry in self.dense):
             self.dense.append(DenseEntry(node, op, scope, str(reason), isinstance(reason, Choice)))
+
+    @property
+    def whole_call_us(self) -> tuple[float, float] | None:
+        """Microseconds of a call of the dense and of the sparse model, `None` if not compared."""
+        return None if self.whole_call is None else (self.whole_call.dense_us, self.whole_call.own_us)
 
     @property
     def coverage(self) -> str:
@@ -331,7 +364,7 @@ class Report:
         """The report as plain data, with `"schema": 1`."""
         data = asdict(replace(self, origin=None))
         del data["origin"]
-        return {"schema": 1, "coverage": self.coverage, **data}
+        return {"schema": 1, "coverage": self.coverage, **data, "whole_call_us": self.whole_call_us}
 
     def tables(self, names: Callable[[list[str]], str]) -> list[tuple[str, Sequence[str], list[list[str]]]]:
         """Title, headers and rows of every nonempty table; `names` joins names."""
@@ -454,9 +487,8 @@ class Report:
         if self.peak_bytes:
             dense = f", the dense model's {kibibytes(self.dense_peak_bytes)}" if self.dense_peak_bytes else ""
             yield f"tensors of a call: at most {kibibytes(self.peak_bytes)} at a time{dense}"
-        if self.whole_call_us is not None:
-            source, own = (us / 1e3 for us in self.whole_call_us)
-            yield f"a call by apply: {source:.3g} ms of the dense model in torch, {own:.3g} ms now"
+        if self.whole_call is not None:
+            yield from self.whole_call.lines(names)
         if self.new_graphs:
             which = f" ({self.by_torch})" if self.by_torch else " that come for the first time"
             yield f"graphs of at most {self.new_graphs} coordinates of edges{which}: torch's operators"

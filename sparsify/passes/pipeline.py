@@ -18,6 +18,7 @@ from sparsify.passes.choose.skip_zeros import skip_zeros
 from sparsify.passes.choose.torch_convolution import fold
 from sparsify.passes.choose.torch_operator import contest
 from sparsify.passes.decide.front_end import front_end
+from sparsify.passes.decide.padded_results import pad_results
 from sparsify.passes.emit.emit import check, emit
 from sparsify.passes.emit.keep_operators import keep_operators
 from sparsify.passes.emit.mask_gradients import keep_zeros
@@ -65,6 +66,9 @@ PASSES: tuple[Pass, ...] = (
     Pass("priced", price, regions_text),  # needs the formats of weights
     Pass("contested", contest, regions_text),  # needs finished programs; regions slower than torch stay dense
     Pass("skipped", skip_zeros, regions_text),  # needs finished programs; times products that skip zeros
+    Pass(
+        "padded", pad_results, regions_text
+    ),  # needs the remaining convolutions; kernels are built afterwards
     Pass("kept", keep_zeros, whole_graph),  # needs the remaining regions; masks weights with other readers
     Pass(
         "operators", keep_operators, whole_graph

@@ -15,12 +15,13 @@ from tabulate import tabulate
 
 from sparsify.page.contents import Details, Fact
 from sparsify.page.html import write
+from sparsify.passes.module.check.require_gain import NOISE
 from sparsify.report import Report
 from sparsify.report_page import page_of
-from sparsify.report_text import UNLIMITED, paragraphs, terminal_width, wrapped
+from sparsify.report_text import UNLIMITED, fold, paragraphs, terminal_width, wrapped
 from sparsify.runner.alternatives import BY_HAND, Alternative
 from sparsify.runner.measure import Timing, agreement, milliseconds
-from sparsify.runner.peers.baselines import Baseline
+from sparsify.runner.peers.baselines import LIBRARIES, Baseline
 from sparsify.runner.training import Steps
 
 SCHEMA = 1
@@ -121,6 +122,7 @@ class Result:
             "sparse": self.sparse.to_dict(),
             "ratio": self.ratio,
             "baselines": [baseline.to_dict() for baseline in self.baselines],
+            "faster_baseline": None if (best := self.winner) is None else best.name,
             "largest_error": self.largest_error,
             "tolerance": self.tolerance,
             "agrees": self.agrees,
@@ -174,9 +176,24 @@ class Result:
             ["verified", "", "yes" if self.verified else "NO", self.complaint()],
         ]
 
+    @property
+    def winner(self) -> Baseline | None:
+        """The fastest baseline with equal results, if faster than the sparse model beyond noise."""
+        timed = [one for one in self.baselines if one.timing.runs_ms and one.is_equal]
+        best = min(timed, key=lambda one: one.timing.median_ms, default=None)
+        is_faster = best and NOISE * best.timing.median_ms < self.sparse.timing.median_ms
+        return best if is_faster else None
+
     def notes(self) -> list[str]:
         """The lines below the table."""
-        return [f"warning: {text}" for text in self.report.warnings]
+        lines = [f"warning: {text}" for text in self.report.warnings]
+        if (best := self.winner) is not None:
+            times = milliseconds(best.timing.median_ms), milliseconds(self.sparse.timing.median_ms)
+            title = LIBRARIES[best.name].title
+            lines.append(f"the dense model by {title} is faster: {times[0]}, sparse {times[1]}")
+        if self.report.whole_call is not None and self.report.whole_call.undone:
+            lines += self.report.whole_call.lines(lambda names: ", ".join(fold(names)))
+        return lines
 
     def complaint(self) -> str:
         """The reason for a run that is not verified, else ""."""

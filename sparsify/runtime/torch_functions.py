@@ -26,6 +26,7 @@ NAMES: Final = (
     (_CPU, "aoti_torch_get_data_ptr"),
     (_CPU, "aoti_torch_get_dim"),
     (_CPU, "aoti_torch_get_sizes"),
+    (_CPU, "aoti_torch_get_strides"),
     (_CPU, "aoti_torch_get_dtype"),
     (_CPU, "aoti_torch_get_device_type"),
     (_CPU, "aoti_torch_get_numel"),
@@ -111,10 +112,12 @@ def _are_as_expected(functions: dict[str, Any], offset: int) -> bool:
         handle = ctypes.c_void_p(id(example) + offset)
         implementation = ctypes.c_void_p(example._cdata)
         sizes = _property(functions["aoti_torch_get_sizes"], handle, ctypes.POINTER(ctypes.c_int64))
+        strides = _property(functions["aoti_torch_get_strides"], handle, ctypes.POINTER(ctypes.c_int64))
         properties = (
             _property(functions["aoti_torch_get_data_ptr"], handle, ctypes.c_void_p) or 0,
             _property(functions["aoti_torch_get_dim"], handle, ctypes.c_int64),
             tuple(sizes[: example.dim()]),
+            tuple(strides[: example.dim()]),
             _property(functions["aoti_torch_get_dtype"], handle, ctypes.c_int32),
             _property(functions["aoti_torch_get_device_type"], handle, ctypes.c_int32),
             _property(functions["aoti_torch_get_numel"], handle, ctypes.c_int64),
@@ -131,6 +134,7 @@ def _are_as_expected(functions: dict[str, Any], offset: int) -> bool:
             example.data_ptr(),
             example.dim(),
             tuple(example.shape),
+            example.stride(),
             dtype_number(example.dtype),
             int(_library(_CPU).aoti_torch_device_type_cpu()),
             example.numel(),

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sparsify.report import ConversionEntry, RegionEntry, Report
+from sparsify.report import ConversionEntry, RegionEntry, Report, WholeCallEntry
 from sparsify.runner.alternatives import Alternative
 from sparsify.runner.measure import Timing
+from sparsify.runner.peers.baselines import Baseline
 from sparsify.runner.result import Contender, RunResult
 
 
@@ -144,3 +145,29 @@ def test_writes_json_csv_and_report(result, tmp_path):
     assert float(rows[0]["milliseconds"]) == 8.0
     assert "Regions" in (place / "report.txt").read_text()
     assert "<table" in (place / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "name, ms, error, winner",
+    [
+        ("inductor", 2.0, 0.0, "inductor"),
+        ("inductor", 2.95, 0.0, None),  # within noise
+        ("inductor", 2.0, 0.5, None),  # another result
+        ("bf16", 2.0, 0.0, None),  # fewer digits
+    ],
+)
+def test_a_faster_baseline_is_named(result, name, ms, error, winner):
+    timing = Timing(1.0, [ms] * 3)
+    result.baselines = [Baseline(name, largest_error=error, timing=timing), Baseline("onednn", "missing")]
+    assert result.to_dict()["faster_baseline"] == winner
+    note = "the dense model by inductor is faster: 2 ms, sparse 3 ms"
+    assert (note in result.notes()) == (winner is not None)
+
+
+def test_regions_undone_by_apply_are_noted(result):
+    result.report.whole_call = WholeCallEntry("oneDNN", 1000.0, 900.0)
+    assert result.notes() == []
+    result.report.whole_call.undone = ["layer.0", "layer.1", "layer.2", "layer.3"]
+    times, undone = result.notes()
+    assert times == "a call by apply: 1 ms of the dense model in oneDNN, 0.9 ms now"
+    assert undone == "undone, as kernels lost within the call: layer.{0-3} (4)"

@@ -64,8 +64,13 @@ def _bound(is_sample: bool) -> Function | None:
         return None
     signature = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
     bind = signature((digest_source.SYMBOL, made.handle))
-    function: Function = bind(ctypes.addressof(_secret()), is_sample)
+    function: Function = bind(secret_address(), is_sample)
     return function
+
+
+def secret_address() -> int:
+    """The address of the secret words of this process."""
+    return ctypes.addressof(_secret())
 
 
 @cache

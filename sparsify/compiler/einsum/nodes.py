@@ -9,6 +9,7 @@
 from dataclasses import dataclass
 
 from sparsify.compiler.ir.node import Node
+from sparsify.runtime.padded_memory import Interior
 from sparsify.storage.format import Format
 
 
@@ -125,6 +126,7 @@ class Declaration(Node):
         is_number: whether the tensor is a Python number, which promotes like a constant; finite and not 0.
         drops: whether entries of the result equal to the fill are not stored: values decide the pattern.
         selection: selection of the stored entries of a row, instead of entries other than the fill.
+        interior: place of a dense tensor inside rows of zeros; None for contiguous memory.
     """
 
     name: str
@@ -137,6 +139,7 @@ class Declaration(Node):
     is_number: bool = False
     drops: bool = False
     selection: Selection | None = None
+    interior: Interior | None = None
 
     @property
     def is_assembled(self) -> bool:

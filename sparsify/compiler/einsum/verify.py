@@ -11,7 +11,17 @@ from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.implicit_sums import free_indices
 from sparsify.compiler.einsum.infer.extents import mode_extents
 from sparsify.compiler.einsum.monoids import MONOIDS, PLACES
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Declaration,
+    Expr,
+    Index,
+    Program,
+    Reduce,
+    Stored,
+)
 from sparsify.compiler.ir.node import children, find, walk
 from sparsify.errors import EinsumError, ShapeError
 
@@ -42,9 +52,23 @@ def verify(program: Program) -> None:
                 f"{declared.name} has {len(declared.extents)} modes and its format "
                 f"{str(declared.format)!r} has {declared.format.rank}"
             )
+        _verify_interior(declared)
     ranks = {declared.name: len(declared.extents) for declared in program.declarations}
     verify_statements(program.statements, {name: ranks[name] for name in program.inputs}, program.outputs)
     _verify_extents(program)
+
+
+def _verify_interior(declared: Declaration) -> None:
+    """Raises for rows of zeros around a tensor that is not dense in the order of its modes, or has other modes."""
+    interior, form = declared.interior, declared.format
+    if interior is None:
+        return
+    is_plain = form.is_dense and form.is_short and form.ordering == tuple(range(form.rank))
+    if not is_plain or len(interior.all_strides) != form.rank:
+        raise EinsumError(
+            f"{declared.name}, stored {form}, is {interior}; rows of zeros are around a dense tensor in the order of "
+            f"its modes, with a stride for each mode but the first"
+        )
 
 
 def verify_statements(

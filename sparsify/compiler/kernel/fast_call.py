@@ -56,15 +56,18 @@ class Known(ctypes.Structure):
 class Input(ctypes.Structure):
     """A tensor that a stage reads: for each mode the index of its range; a dimension of -1 leaves out all checks.
 
-    `nnz_place` is the index of the number of stored entries among the sizes, and `pattern_slot` the operand whose
-    pattern the tensor has. `key` is the cache key of the kernel's arrays in the tensor's pattern, null for a dense
-    tensor; patterns with another kernel use other keys. `keep` stores the arrays of another pattern with the same
-    kernel under the key; null if the tensor was not stored as the kernel reads it.
+    `is_inside` marks a tensor inside rows of zeros, with `strides`; others are contiguous. `nnz_place` is the index of
+    the number of stored entries among the sizes, and `pattern_slot` the operand whose pattern the tensor has. `key` is
+    the cache key of the kernel's arrays in the tensor's pattern, null for a dense tensor; patterns with another kernel
+    use other keys. `keep` stores the arrays of another pattern with the same kernel under the key; null if the tensor
+    was not stored as the kernel reads it.
     """
 
     _fields_ = (
         *[(name, ctypes.c_int64) for name in ("slot", "nnz_place", "pattern_slot", "dtype", "dim")],
         ("extents", ctypes.c_int64 * MODES),
+        ("is_inside", ctypes.c_int64),
+        ("strides", ctypes.c_int64 * MODES),
         ("key", ctypes.py_object),
         ("keep", ctypes.py_object),
     )
@@ -74,12 +77,14 @@ class Output(ctypes.Structure):
     """A tensor that a kernel writes.
 
     `root` is the slot of the tensor that lends the result its pattern, -1 for a dense result. `empty` allocates a
-    result of `least_bytes` to `most_bytes`, from a shape or a pattern; torch allocates other results.
+    result of `least_bytes` to `most_bytes`, from a shape or a pattern, and any result inside rows of zeros; torch
+    allocates other results.
     """
 
     _fields_ = (
         *[(name, ctypes.c_int64) for name in ("dtype", "item_bytes", "dim")],
         ("extents", ctypes.c_int64 * MODES),
+        ("is_inside", ctypes.c_int64),
         ("root", ctypes.c_int64),
         ("empty", ctypes.py_object),
         ("fill", ctypes.py_object),
@@ -137,20 +142,24 @@ def _frame_class(stage_count: int) -> Any:
     return Frame
 
 
-_SHORTCUT: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)
+_SHORTCUT: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_int)
 _SET_UP: Final = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.py_object)
 
 
-def shortcut(otherwise: Callable[[Operands, Learn], Any]) -> Callable[[Operands], Any]:
+def shortcut(
+    otherwise: Callable[[Operands, Learn], Any], *, may_have_strides: bool = False
+) -> Callable[[Operands], Any]:
     """A function of the operands with the results of `otherwise`, computed by the frame of such a call if known.
 
     Args:
         otherwise: slow path, computes the result for any operands and may store the frame of the call.
+        may_have_strides: whether a kernel reads a tensor inside rows of zeros; frames of other kernels are for
+            contiguous operands alone.
     """
-    handle = _load(current())
+    handle = loaded(current())
     if handle is None:
         return lambda operands: otherwise(operands, None)
-    made: Callable[[Operands], Any] = _SHORTCUT(("sparsify_shortcut", handle))(otherwise)
+    made: Callable[[Operands], Any] = _SHORTCUT(("sparsify_shortcut", handle))(otherwise, may_have_strides)
     return made
 
 
@@ -185,6 +194,7 @@ class Result:
         fill: fill of a sparse result.
         empty: allocator of large results: dense ones from a shape, sparse ones from a pattern.
         assembly: assembly of a result whose pattern the kernel computes.
+        is_inside: whether a dense result is inside rows of zeros.
     """
 
     extents: tuple[str, ...]
@@ -193,6 +203,7 @@ class Result:
     fill: object
     empty: Callable[..., torch.Tensor]
     assembly: Assembly | None = None
+    is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +378,8 @@ def _fill_stage(
             return False
         slot.dtype, slot.dim = dtype_number(given.read.dtype), len(names)
         slot.extents[: len(names)] = [places[name] for name in names]
+        if (interior := given.read.declared.interior) is not None:
+            slot.is_inside, slot.strides[: len(names)] = True, interior.all_strides
         if isinstance(given.read, SparseInput) != (given.pattern is not None):
             return False
         if isinstance(given.read, SparseInput) and given.pattern is not None:
@@ -394,6 +407,7 @@ def _fill_call(filled: StageFrame, call: KernelCall, places: Mapping[str, int]) 
         slot.dim = len(result.extents)
         slot.extents[: slot.dim] = [places[name] for name in result.extents]
         slot.root = -1 if result.root is None else result.root
+        slot.is_inside = result.is_inside
         slot.empty, slot.fill = result.empty, result.fill
     assembly = call.results[0].assembly
     return assembly is None or _assemble(filled, assembly)
@@ -412,7 +426,7 @@ def _assemble(filled: StageFrame, assembly: Assembly) -> bool:
 
 
 @cache
-def _load(options: Options) -> ctypes.CDLL | None:
+def loaded(options: Options) -> ctypes.CDLL | None:
     """The initialized shared object of the fast path; `None` without a compiler or with an unsupported torch."""
     made, functions = foreign_call.trampolines(), torch_functions()
     if made is None or functions is None:
@@ -420,6 +434,13 @@ def _load(options: Options) -> ctypes.CDLL | None:
     addresses = (ctypes.c_int64 * len(functions))(*functions)
     classes = (torch.Tensor, torch.nn.Parameter, SparseTensor)
     is_transformed = torch._C._are_functorch_transforms_active
-    objects = (*classes, apply_plainly, is_transformed, wrap, foreign_call.fail, forward_ad.__dict__)
+    functions_called = (apply_plainly, is_transformed, wrap, foreign_call.fail)
+    objects = (*classes, *functions_called, forward_ad.__dict__, parts_of)
     _SET_UP(("sparsify_set_up", made.handle))(addresses, objects)
     return made.handle
+
+
+def parts_of(operand: SparseTensor) -> tuple[Any, ...]:
+    """The pattern of a sparse tensor, its values, and the arrays of the pattern."""
+    pattern = operand._pattern
+    return (pattern, operand._vals, *pattern.arrays_in_place())

@@ -19,7 +19,7 @@ from sparsify.compiler.kernel.decision_cache import recall
 from sparsify.compiler.kernel.fast_call import Plan
 from sparsify.compiler.kernel.prepare import prepare_all
 from sparsify.compiler.kernel.stages import plan_of
-from sparsify.compiler.kernel.statement_kernel import GeneratedStep
+from sparsify.compiler.kernel.statement_kernel import GeneratedStep, has_interior
 from sparsify.compiler.kernel.transforms import functorch
 from sparsify.compiler.kernel.transforms.autograd import Differentiable, Kept, keep
 from sparsify.compiler.kernel.variants import Variants
@@ -175,13 +175,17 @@ class Kernel:
     def _first_call(self, operands: tuple[Operand, ...]) -> Any:
         """The results; later calls take the fast path."""
         results = self._long_way(operands, None)
-        self._call = fast_call.shortcut(self._long_way)
+        self._call = fast_call.shortcut(self._long_way, may_have_strides=has_interior(self.program))
         return results
 
     def _first_results(self, operands: tuple[Operand, ...]) -> Any:
         """The results, not differentiable; later calls take the fast path."""
         results = self._run_steps(operands)
-        self.results = self._whole.compute if self._whole is not None else fast_call.shortcut(self._run_all)
+        self.results = (
+            self._whole.compute
+            if self._whole is not None
+            else fast_call.shortcut(self._run_all, may_have_strides=has_interior(self.program))
+        )
         return results
 
     def _long_way(self, operands: tuple[Operand, ...], learn: fast_call.Learn) -> Any:

@@ -18,7 +18,7 @@ from sparsify.compiler.cpp.call import foreign_call
 from sparsify.compiler.cpp.toolchain.cache import Library
 from sparsify.compiler.einsum.infer.extents import accesses, check_indices
 from sparsify.compiler.einsum.infer.share import shared_pattern
-from sparsify.compiler.einsum.nodes import Declaration, Index
+from sparsify.compiler.einsum.nodes import Declaration, Index, Program
 from sparsify.compiler.ir.status import POSITION_OVERFLOW
 from sparsify.compiler.kernel import fast_call, substitute
 from sparsify.compiler.kernel.pattern_cache import KNOWN
@@ -39,6 +39,7 @@ from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.errors import CompilerError, KernelError
 from sparsify.options import Options
 from sparsify.runtime.buffers import POOL
+from sparsify.runtime.padded_memory import PADDED
 from sparsify.runtime.threads import count
 from sparsify.storage.convert import conversion
 from sparsify.storage.own_memory import runs_natively
@@ -268,7 +269,7 @@ class GeneratedStep:
         """The result; later calls take the fast path."""
         result = self._long_way(operands, None)
         if self.is_simple:
-            self.compute = fast_call.shortcut(self._long_way)
+            self.compute = fast_call.shortcut(self._long_way, may_have_strides=has_interior(self.program))
         else:
             self.compute = partial(self._long_way, learn=None)
         return result
@@ -321,9 +322,12 @@ class GeneratedStep:
         for output in self._outputs:
             dtype = getattr(torch, output.dtype)
             root = None if output.pattern_of is None else self.program.inputs.index(output.pattern_of)
-            empty = partial(POOL.empty, dtype=dtype) if root is None else partial(self._stored, dtype=dtype)
+            empty = partial(self._stored, dtype=dtype) if root is not None else allocator(output)
             slot = None if root is None else slots[root]
-            results.append(fast_call.Result(output.extents, dtype, slot, output.fill, empty, assembly))
+            is_inside = output.interior is not None
+            results.append(
+                fast_call.Result(output.extents, dtype, slot, output.fill, empty, assembly, is_inside)
+            )
         address, threads = known.choice.variant.library.address, self.options.threads or 0
         call = fast_call.KernelCall(address, sizes, threads, tuple(results))
         return fast_call.Stage(inputs, call, count, ranges)
@@ -458,7 +462,7 @@ class GeneratedStep:
         if self.output.format.is_dense:
             stored = tuple([shape[mode] for mode in self.output.format.ordering])
         several = self._makers(extents) if len(self._outputs) > 1 else ()
-        frame = Frame(sizes, shape, POOL.maker(stored, self._dtype), choice, several)
+        frame = Frame(sizes, shape, maker(self.output, stored), choice, several)
         if len(self._frames) >= REMEMBERED:
             self._frames.clear()
         self._frames[key] = frame
@@ -505,7 +509,7 @@ class GeneratedStep:
             stored = (
                 tuple([shape[mode] for mode in output.format.ordering]) if output.pattern_of is None else (0,)
             )
-            found.append((shape, POOL.maker(stored, getattr(torch, output.dtype))))
+            found.append((shape, maker(output, stored)))
         return tuple(found)
 
     def _several(
@@ -541,3 +545,23 @@ class GeneratedStep:
         slots = assembled.slots()
         frame.call(tuple(sizes), (*buffers, *assembled.buffers(known)), count(self.options), slots)
         return assembled.result(frame.shape, patterns, known, slots.tensors)
+
+
+def has_interior(program: Program) -> bool:
+    """Whether a program reads a tensor inside rows of zeros."""
+    return any(program.declaration(name).interior is not None for name in program.inputs)
+
+
+def allocator(output: Declaration) -> Callable[..., torch.Tensor]:
+    """The function from a shape to memory of a dense result."""
+    dtype = getattr(torch, output.dtype)
+    if output.interior is None:
+        return partial(POOL.empty, dtype=dtype)
+    return partial(PADDED.empty, dtype=dtype, interior=output.interior)
+
+
+def maker(output: Declaration, shape: Shape) -> Callable[[], torch.Tensor]:
+    """The function that allocates memory of a dense result of a shape."""
+    if output.interior is None:
+        return POOL.maker(shape, getattr(torch, output.dtype))
+    return partial(allocator(output), shape)

@@ -11,6 +11,7 @@ import torch
 from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.schedule.size_class import PatternClass, PatternClasses
 from sparsify.errors import DtypeError, FormatError, ShapeError
+from sparsify.runtime.padded_memory import PADDED
 from sparsify.storage.convert import Conversion, conversion, permuted
 from sparsify.storage.format import Format
 from sparsify.storage.own_memory import PLAIN, has_memory, without_memory
@@ -72,6 +73,9 @@ class DenseInput:
         if not operand.is_cpu:
             raise FormatError(f"{self.name} is on {operand.device}, kernels run on the CPU", "value.cpu()")
         require_entries(self.name, operand)
+        if (interior := self.declared.interior) is not None:
+            buffers.append(PADDED.inside(operand, interior))
+            return
         buffers.append(operand if operand.is_contiguous() else operand.detach().contiguous())
 
     def _laid_out(self, operand: torch.Tensor) -> torch.Tensor:

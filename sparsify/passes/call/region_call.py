@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -19,6 +18,7 @@ from torch.autograd import forward_ad
 
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel.kernel import Kernel, plan
+from sparsify.compiler.kernel.recall import recalled
 from sparsify.compiler.kernel.transforms.autograd import pull_back, read_by_gradients
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import CompilerError, DeviceError, KernelError, SparsifyError, UnsupportedProgramError
@@ -36,6 +36,7 @@ from sparsify.passes.capture.draft import Notices
 from sparsify.passes.operands.alignment import Aligned
 from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.convolution_operands import FlatImages
+from sparsify.passes.operands.sliding_window import Grid
 from sparsify.passes.region.printer import Origin
 from sparsify.runtime.saved_tensors import are_hooked
 from sparsify.storage.own_memory import runs_natively
@@ -142,6 +143,7 @@ class RegionCall:
             the structure's leaves, by argument position.
         differentiable: argument positions with gradients already computed by a kernel.
         is_general: whether the front end made the region, not a recogniser.
+        dense_form: fastest dense form of the nodes as timed, "" for the unchanged nodes.
         is_portable: whether exported graphs hold the region's computation, not its handle.
         preferred: faster alternative for calls similar to the timed one, or by rows, without gradients.
         label: name of its calls in a profile, none where empty.
@@ -161,6 +163,11 @@ class RegionCall:
         kernel: Kernel | None = None,
     ) -> None:
         self.library, self.layout = library, layout
+        self._beside: Callable[[tuple[Any, ...]], list[Any]] | None = None
+        # The positions of images and summands among the arguments of a convolution.
+        places = () if layout is None else (layout.places.image, *layout.places.added)
+        self._images = tuple([operands[place].argument for place in places])
+        self._image = self._images[0] if places else -1
         self.name, self.program, self.operands = "", program, tuple(operands)
         self.label = ""
         self._sources = [(o.argument, o.structure, o.leaves, o.result) for o in self.operands]
@@ -178,6 +185,7 @@ class RegionCall:
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.holds_weight]
         self.weights = {leaves[0]: (structure, leaves) for structure, leaves in packing}
+        self.dense_form = ""
         self.is_general = self.is_portable = False
         self.handle = handle_of(self)
         self.kernel = plan(program, options=options) if kernel is None else kernel
@@ -290,12 +298,11 @@ class RegionCall:
 
     def convolved(self, layout: FlatImages, arguments: Sequence[Any]) -> Result:
         """The result of a convolution; torch reports images smaller than the window."""
-        grid = layout.grid(arguments[layout.places.image])
+        grid = layout.grid(arguments[self._image])
         if not grid.has_results or (layout.refused and grid in layout.refused):
             return self.dense_result(arguments)
-        run = partial(layout.run, self.kernel, self.program, self.options, grid)
         try:
-            return timed(run, (self.given(arguments),), self.times_us)
+            return timed(self.by_layout, (layout, grid, arguments), self.times_us)
         except FAILURES as error:
             if grid == layout.example:
                 self.failure = self.noted(error, DENSE_RESULTS)
@@ -303,6 +310,29 @@ class RegionCall:
                 self.noted(error, f"images of {grid.extents} are convolved densely from now on")
                 layout.refused.add(grid)
         return self.dense_result(arguments)
+
+    def by_layout(self, layout: FlatImages, grid: Grid, arguments: Sequence[Any]) -> torch.Tensor:
+        """The result of a convolution's kernel; the operands beside images are computed after changes alone."""
+        kernel = self.kernel
+        if grid is not layout.example:
+            sizes = layout.sizes(
+                len(arguments[self._image]), self.given(arguments)[layout.places.weight], grid
+            )
+            kernel = layout.kernel_for(grid, self.program, self.options, sizes)
+        if self._beside is None:
+            self._beside = recalled(self.beside) if layout.placed.most else self.beside
+        leaves = [*arguments]
+        for position in self._images:
+            leaves[position] = None
+        beside = self._beside((grid, *leaves))
+        images = [arguments[position] for position in self._images]
+        return layout.run(kernel, grid, images, beside)
+
+    def beside(self, leaves: tuple[Any, ...]) -> list[Any]:
+        """The operands of a convolution's kernel between images and summands, which are None among the arguments."""
+        assert self.layout is not None, "other regions have no images"
+        grid, *arguments = leaves
+        return self.layout.beside(self.given(arguments), grid)
 
     def portable(self, arguments: Sequence[Any]) -> Result | None:
         """The result as an operator of a traced graph that embeds the whole kernel, portable to other processes.

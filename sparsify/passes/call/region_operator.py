@@ -112,8 +112,9 @@ def argument_of(tensors: Sequence[torch.Tensor], places: Sequence[int], packed: 
 def run(
     handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
 ) -> list[torch.Tensor]:
-    """The computation of `region`."""
-    return list(listed(find(handle)(*merged(tensors, sizes, places, packed))))
+    """The computation of `region`; results are contiguous, as on fake tensors, also those inside padded images."""
+    found = listed(find(handle)(*merged(tensors, sizes, places, packed)))
+    return [result.contiguous() for result in found]
 
 
 def shapes_only(

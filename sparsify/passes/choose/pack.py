@@ -48,6 +48,12 @@ def fastest_format(winner: Winner) -> str:
     return min(formats, key=lambda one: one[1], default=("", 0.0))[0]
 
 
+def dense_form(winner: Winner) -> str:
+    """The library with the fastest product of the dense weight, "" for torch's."""
+    dense = {"": winner.us} | {name: us for name, us in winner.times if name in DENSE}
+    return min(dense, key=dense.__getitem__)
+
+
 def described(winner: Winner) -> str:
     """The text of the timed formats, the fastest one first."""
     best, dense = fastest_format(winner), rounded(winner.us)
@@ -184,6 +190,7 @@ def pack(draft: Draft) -> Draft:
             form = draft.formats.setdefault(key_of(weight), packed.format)  # one format for all readers
             region.operands[name] = replace(weight, packed=form)
             region.notes.append(f"{weight.source} packed: {compared(packed, timed)}")
+        region.dense_form = "" if timed is None else dense_form(timed)
         regions.finish(region)
         sparse_regions.append(region)
     draft.regions = sparse_regions

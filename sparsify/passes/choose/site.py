@@ -76,6 +76,7 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         settings = (draft.options, draft.notices, draft.is_strict, library, region.layout)
         call = RegionCall(region.program, operands, shapes, dense, *settings)
         call.is_general = region.layout is not None or (region.equations is not None and not region.is_layer)
+        call.dense_form = region.dense_form
         call.densely = frozenset(o.argument for o in operands if o.name in region.densely)
         if library is not None:
             return Site(region, call, arguments, {}, expected_sizes(draft, region))

@@ -106,7 +106,9 @@ def contest(draft: Draft) -> Draft:
         module = module_of(draft, region) if products_of(draft, region) is None else None
         timing = outcome(draft, region) if region.is_contested or module is not None else None
         if timing is None or not timing.name:
-            region.notes += [] if timing is None else [described(timing)]
+            if timing is not None:
+                region.notes.append(described(timing))
+                region.dense_form = dense_form(timing)
             regions.append(region)
             continue
         node = region.covered[0]
@@ -148,6 +150,12 @@ def described(timing: Winner) -> str:
     """The text of the measured times."""
     dense_us = min(us for _, us in timing.times[1:])
     return f"timed {timing.us:.0f} us, torch's {dense_us:.0f}{timing.disturbed}"
+
+
+def dense_form(timing: Winner) -> str:
+    """The fastest dense form of a convolution, "" for the unchanged operators."""
+    name, _ = min(timing.times[1:], key=lambda one: one[1])
+    return name if name in FORMS else ""
 
 
 def question(draft: Draft, region: Region) -> str:

@@ -33,6 +33,7 @@ from sparsify.passes.operands.convolution_operands import (
     entry_read,
     extents_of_results,
     pixels,
+    summand,
 )
 from sparsify.passes.operands.sliding_window import CSR, Grid, packed_bytes, packed_format
 from sparsify.passes.program.model import MATRIX, ModelProgram, Refusal, sizes_of
@@ -335,7 +336,7 @@ def text_of(product: Product, computed: Mapping[fx.Node, Expr], scales: fx.Node 
         *(node for node in read_nodes.values() if node not in added),
     ]
     names |= {node.name: f"r{number}" for number, node in enumerate(rows)}
-    names |= {node.name: f"Z{number or ''}" for number, node in enumerate(added)}
+    names |= {node.name: summand(number) for number, node in enumerate(added)}
     image = Access("F", (Index("n"), entry_read(product.grid, product.has_rows)))
     total: Expr = Reduce("sum", ("k",), Call("mul", (Access("W", (*ROW, Index("k"))), image)))
     total = total if scales is None else Call("mul", (Access(names[scales.name], ROW), total))
@@ -425,9 +426,7 @@ def program_of(product: Product, text: Text, vectors: Sequence[str], dtype: str,
     }
     operands |= {name: Operand(dense_format(1), dtype) for name in vectors}
     for number, node in enumerate(text.added):
-        operands[f"Z{number or ''}"] = Operand(
-            dense_format(len(product.entry)), name_of(node.meta["val"].dtype)
-        )
+        operands[summand(number)] = Operand(dense_format(len(product.entry)), name_of(node.meta["val"].dtype))
     statements = [Assign(Access(name, product.entry), None, value) for name, value in text.values.items()]
     channels = product.weight.meta["val"].shape[1]
     sizes = extents_of_results(product.grid, int(channels), product.has_rows)

@@ -298,6 +298,7 @@ def published(
         draft.regions.clear()
         with torch.inference_mode(False):
             draft = draft_of(module, call, tensors, mode, undone=error.undone)
+        draft.report.whole_call = error.times
         return published(module, draft, call, tensors, mode)
     except VerificationError as error:
         if draft.is_strict or not any(region.is_general for region in draft.regions):

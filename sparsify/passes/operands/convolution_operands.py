@@ -9,7 +9,7 @@ padding between rows. Kernels are specialized for the extents of images; images 
 the latest of which are kept.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -25,9 +25,9 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import Options
 from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.content_memo import Memo
-from sparsify.passes.operands.padded_images import IMAGES
 from sparsify.passes.operands.sliding_window import Grid, Window
 from sparsify.report import ConversionEntry
+from sparsify.runtime.padded_memory import PADDED, Interior
 from sparsify.storage.tensor import SparseTensor
 
 K = TypeVar("K")
@@ -133,6 +133,8 @@ class FlatImages:
         keeps_places: whether offsets are listed once, not in each call.
         is_single: whether images come without a batch, one at a time.
         has_rows: whether results are computed by rows, without the padding between rows.
+        readers: windows of the convolutions that read the result Y, or that read a summand Z next to this one: these
+            tensors are inside padded images, which their readers do not copy.
 
     Attributes:
         refused: windows over images without a working kernel.
@@ -147,7 +149,9 @@ class FlatImages:
         keeps_places: bool = True,
         is_single: bool = False,
         has_rows: bool = False,
+        readers: Mapping[str, tuple[Window, ...]] | None = None,
     ) -> None:
+        self.readers, self.added = dict(readers or {}), [*map(summand, range(len(places.added)))]
         self.windows, self.places, self.by_row, self.is_single = windows, places, by_row, is_single
         self.has_rows = has_rows
         self.example = Grid(windows, example)
@@ -158,10 +162,14 @@ class FlatImages:
         self.others: dict[tuple[int, ...], Kernel] = {}
         self.refused: set[Grid] = set()
         self.grids: dict[tuple[int, ...], Grid] = {example: self.example}
+        self.known_interiors: dict[Grid, dict[str, Interior]] = {}
 
     def __str__(self) -> str:
         how = "" if self.placed.most else ", places listed in each call"
-        return f"{self.windows} over {self.example.extents}{how}{', by rows' if self.has_rows else ''}"
+        inside = "".join([f", {name} inside images of {windows}" for name, windows in self.readers.items()])
+        return (
+            f"{self.windows} over {self.example.extents}{how}{', by rows' if self.has_rows else ''}{inside}"
+        )
 
     def grid(self, image: Tensor) -> Grid:
         """The windows over images of a given size."""
@@ -175,18 +183,32 @@ class FlatImages:
             self.grids = {**latest(self.grids), extents: grid}
         return grid
 
-    def run(
-        self, kernel: Kernel, program: Program, options: Options, grid: Grid, arguments: Sequence[Any]
-    ) -> Tensor:
-        """The result for the operands of the nodes, by the kernel or one for the images of `grid`."""
-        if grid.extents != self.example.extents:
-            sizes = self.sizes(len(arguments[self.places.image]), arguments[self.places.weight], grid)
-            kernel = self.kernel_for(grid, program, options, sizes)
-        memory = IMAGES.padded(grid, self.batch(arguments[self.places.image]))
-        result = kernel(memory.images, *self.beside(arguments, grid))
-        memory.release()
+    def run(self, kernel: Kernel, grid: Grid, images: Sequence[Tensor], beside: Sequence[Any]) -> Tensor:
+        """The result of the kernel for images of `grid`.
+
+        Args:
+            images: images x[n, c, ...], and summands of the shape of the result.
+            beside: W, s and b.
+        """
+        result = kernel(*self.ordered(images, beside, grid))
         shown = result if self.has_rows else grid.shown(result)
         return shown.squeeze(0) if self.is_single else shown
+
+    def interiors(self, grid: Grid, outputs: int) -> dict[str, Interior]:
+        """The places of the result and of summands inside padded images, by name, for images of a given size."""
+        found = self.known_interiors.get(grid)
+        if found is None:
+            grids = {name: Grid(windows, grid.results) for name, windows in self.readers.items()}
+            pairs = [(name, behind.interior(outputs)) for name, behind in grids.items()]
+            found = {name: interior for name, interior in pairs if interior is not None}
+            self.known_interiors = {**latest(self.known_interiors), grid: found}
+        return found
+
+    def with_interiors(self, program: Program, grid: Grid, outputs: int) -> Program:
+        """The program with the result and summands inside padded images, for images of a given size."""
+        found = self.interiors(grid, outputs)
+        placed = tuple([replace(d, interior=found.get(d.name)) for d in program.declarations])
+        return replace(program, declarations=placed)
 
     def kernel_for(self, grid: Grid, program: Program, options: Options, sizes: Sizes) -> Kernel:
         """The kernel for images of another size than the example's."""
@@ -211,22 +233,33 @@ class FlatImages:
             return replace(statement, value=value)
 
         extents = tuple([(name, sizes.extents[name]) for name, _ in program.extents])
-        return replace(program, statements=tuple(map(resized, program.statements)), extents=extents)
+        found = replace(program, statements=tuple(map(resized, program.statements)), extents=extents)
+        return self.with_interiors(found, grid, sizes.extents["o"])
 
     def operands(self, arguments: Sequence[Any], grid: Grid | None = None) -> list[Any]:
-        """The operands F, W, s, b and Z of the program, as far as present; F stays with the caller."""
-        grid = grid or self.grid(arguments[self.places.image])
-        images = IMAGES.padded(grid, self.batch(arguments[self.places.image])).images
-        return [images, *self.beside(arguments, grid)]
+        """The operands F, W, s, b and Z of the program, as far as present."""
+        places = self.places
+        grid = grid or self.grid(arguments[places.image])
+        images = [arguments[at] for at in (places.image, *places.added)]
+        return self.ordered(images, self.beside(arguments, grid), grid)
 
     def beside(self, arguments: Sequence[Any], grid: Grid) -> list[Any]:
-        """The operands W, s, b and Z of the program, as far as present."""
+        """The operands W, s and b of the program, as far as present."""
         places = self.places
         vectors = () if self.by_row is None else self.by_output(tuple([arguments[at] for at in places.rows]))
-        added = [self.batch(arguments[at]) for at in places.added]
+        return [self.placed(arguments[places.weight], grid), *vectors]
+
+    def ordered(self, images: Sequence[Tensor], beside: Sequence[Any], grid: Grid) -> list[Any]:
+        """The operands in the order of the program."""
+        image, *added = map(self.batch, images)
         if not self.has_rows:
-            added = [grid.flat(images) for images in added]
-        return [self.placed(arguments[places.weight], grid), *vectors, *added]
+            added = [grid.flat(one) for one in added]
+        elif self.readers:
+            interiors = self.known_interiors.get(grid) or self.interiors(grid, beside[0].shape[0])
+            for number, name in enumerate(self.added):
+                if name in interiors:
+                    added[number] = PADDED.inside(added[number], interiors[name])
+        return [grid.padded(image), *beside, *added]
 
     def batch(self, images: Tensor) -> Tensor:
         """Images [n, ...], also for a single image without a batch."""
@@ -264,6 +297,15 @@ class FlatImages:
         extents = extents_of_results(grid, weight.shape[1], self.has_rows)
         stored = len(weight._vals) if isinstance(weight, SparseTensor) else int(torch.count_nonzero(weight))
         return Sizes({"n": batch, "o": weight.shape[0], **extents}, {"W": stored})
+
+
+def summand(number: int) -> str:
+    """The name of a tensor of the shape of the result in a convolution's program.
+
+    >>> summand(0), summand(1)
+    ('Z', 'Z1')
+    """
+    return f"Z{number or ''}"
 
 
 def latest(table: dict[K, V]) -> dict[K, V]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from sparsify.errors import UnsupportedProgramError
 from sparsify.passes.operands.alignment import align_edges
 from sparsify.runtime.buffers import POOL, row_major
+from sparsify.runtime.padded_memory import PADDED, Interior, View
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
@@ -215,7 +216,7 @@ class Grid:
             return stored * PLACE_BYTES
         return stored * (PLACE_BYTES + value_bytes) + (outputs + 1) * PLACE_BYTES
 
-    def parts(self, memory: Tensor, channels: int) -> list[tuple[Tensor, tuple[slice, ...]]]:
+    def parts(self, memory: Tensor, channels: int) -> list[View]:
         """The part of padded images in each phase that holds entries of images, and those entries of `x[n, c, ...]`.
 
         Args:
@@ -241,6 +242,35 @@ class Grid:
             found.append((part, tuple(read)))
         return found
 
+    def interior(self, channels: int) -> Interior | None:
+        """The place of images in padded images; None for several phases, and for images without padding.
+
+        >>> print(Grid((Window(3, padding=1), Window(3, padding=1)), (32, 32)).interior(16))
+        in rows of 18511 from 35 by 1156, 34, 1
+        """
+        if self.is_plain or any(window.stride > 1 for window in self.windows):
+            return None
+        if channels not in self._interiors:
+            first = sum(w.padding * step for w, step in zip(self.windows, self.steps, strict=True))
+            self._interiors[channels] = Interior(self.length(channels), first, (self.places, *self.steps))
+        return self._interiors[channels]
+
+    @cached_property
+    def _interiors(self) -> dict[int, Interior]:
+        """The places of images by number of channels."""
+        return {}
+
+    def padded(self, images: Tensor) -> Tensor:
+        """Images x[n, c, ...] as rows with a border of zeros; without a copy where a kernel wrote them inside rows."""
+        if self.is_plain:
+            return images.flatten(1)
+        channels = images.shape[1]
+        interior = self.interior(channels)
+        if interior is None:
+            return PADDED.copied(images, Phases(self))
+        rows = PADDED.rows_of(images, interior)
+        return PADDED.copied(images, interior) if rows is None else rows
+
     def flat(self, result: Tensor) -> Tensor:
         """A tensor of the result's shape, [n, o, ...], as [n, o, count]; only without gaps between rows."""
         assert self.is_whole, "padding between rows has no values"
@@ -254,6 +284,21 @@ class Grid:
         strides = (outputs * self.count, self.count, *self.steps)
         shown = flat.as_strided((images, outputs, *self.results), strides)
         return recycled(tuple(shown.shape), shown).copy_(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """The places of images in padded images with a phase for each remainder of a stride."""
+
+    grid: Grid
+
+    def row_length(self, shape: tuple[int, ...]) -> int:
+        """The entries of a padded image."""
+        return self.grid.length(shape[1])
+
+    def views(self, rows: Tensor, shape: tuple[int, ...]) -> list[View]:
+        """The parts of padded images with entries of images."""
+        return self.grid.parts(rows, shape[1])
 
 
 def _vectors(count: int, lanes: int) -> int:

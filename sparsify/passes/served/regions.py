@@ -185,6 +185,7 @@ class Writer:
             "keeps": layout.placed.most > 0,
             "single": layout.is_single,
             "by_rows": layout.has_rows,
+            "readers": [[name, encoded(windows)] for name, windows in layout.readers.items()],
             "others": [[list(extents), self.kernel(kernel)] for extents, kernel in layout.others.items()],
         }
 
@@ -341,6 +342,7 @@ class Reader:
             document["keeps"],
             document["single"],
             document.get("by_rows", False),  # older folders have no entry, and kernels by numbers of results
+            {name: decoded(windows) for name, windows in document.get("readers", ())},
         )
         others = document["others"] if isinstance(document["others"], list) else []
         found.others = {tuple(extents): self.kernels[number] for extents, number in others}

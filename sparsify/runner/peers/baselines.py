@@ -147,6 +147,12 @@ class Baseline:
             "slower_ms": self.beside,
         }
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether results equal torch's up to the usual differences of float32."""
+        is_exact = LIBRARIES[self.name].is_exact
+        return is_exact and self.largest_error is not None and self.largest_error <= EXACT
+
     def row(self, sparse: Timing) -> list[str]:
         """Row of the table: time and speedup of the sparse model over the baseline, or the reason for no time."""
         library = LIBRARIES[self.name]
@@ -156,7 +162,7 @@ class Baseline:
         told += "".join(f"; {title} {milliseconds(ms)}" for title, ms in self.beside.items())
         if self.largest_error is None:
             told += "; its results have other shapes"
-        elif not library.is_exact or not self.largest_error <= EXACT:
+        elif not self.is_equal:
             told += f"; differs by {self.largest_error:.1e}"
         return [library.title, milliseconds(self.timing.median_ms), "", told]
 

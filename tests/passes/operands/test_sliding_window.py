@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.passes.operands.padded_images import IMAGES
 from sparsify.passes.operands.sliding_window import BEYOND, Grid, Window, packed_bytes, packed_format
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
@@ -25,7 +24,7 @@ def drawn(seed):
 def product(grid, weight, x):
     """The sum of entries times shifted parts of images."""
     packed = sparsify.tensor(weight, packed_format(weight.shape))
-    matrix, image = grid.matrix(packed), IMAGES.padded(grid, x).images
+    matrix, image = grid.matrix(packed), grid.padded(x)
     assert matrix.nnz == torch.count_nonzero(weight)
     assert not grid.is_ordered or matrix._vals.data_ptr() == packed._vals.data_ptr()
     beside = [*matrix._pattern.arrays(), *([] if grid.is_ordered else [matrix._vals])]
@@ -58,7 +57,7 @@ def test_products_are_convolutions(seed):
 def test_images_of_pointwise_convolutions_are_not_copied():
     x = torch.randn(2, 3, 4, 5)
     grid = Grid((Window(1), Window(1)), (4, 5))
-    assert IMAGES.padded(grid, x).images.data_ptr() == x.data_ptr()
+    assert grid.padded(x).data_ptr() == x.data_ptr()
     assert grid.is_whole
     assert grid.shown(grid.flat(x)).data_ptr() == x.data_ptr()
 
@@ -67,4 +66,4 @@ def test_strides_keep_only_what_is_read():
     grid = Grid((Window(1, stride=2), Window(1, stride=2)), (5, 6))
     x = torch.arange(30.0).view(1, 1, 5, 6)
     kept = x[:, :, ::2, ::2].reshape(1, -1)
-    assert torch.equal(IMAGES.padded(grid, x).images[:, : kept.shape[1]], kept)
+    assert torch.equal(grid.padded(x)[:, : kept.shape[1]], kept)

@@ -1,6 +1,6 @@
 """The C++ text of shortcuts: fast path from Python operands to the kernel and back, for operands like earlier ones.
 
-In: `sparsify_shortcut(otherwise)`. Out: a callable `shortcut(operands)` of Python, described in
+In: `sparsify_shortcut(otherwise, may_have_strides)`. Out: a callable `shortcut(operands)` of Python, described in
 `sparsify.compiler.kernel.fast_call`. The text continues `operands`, `results` and `stages`.
 
 A shortcut keeps frames in a small table: the properties of a call and the derived kernel arguments. A call reads dtype,
@@ -15,6 +15,7 @@ SOURCE: Final = r"""
 extern "C" {
 struct Table {
   PyObject *otherwise;
+  bool may_have_strides;  // whether a kernel reads a tensor inside rows of zeros; others read contiguous ones alone
   int64_t latest, next;  // the place of the frame of the last call, and that of the next frame
   Frame *frames[FRAMES];
 };
@@ -93,7 +94,7 @@ static PyObject *by_frame(Table &table, PyObject *tuple, Operand *operands, bool
   Py_ssize_t count = PyTuple_Size(tuple);
   if (count < 0 || count > OPERANDS || torch.dispatch_mode_enabled() || has_tangents()) return nullptr;
   for (Py_ssize_t i = 0; i < count; i++)
-    if (!read_operand(PyTuple_GetItem(tuple, i), operands[i])) return nullptr;
+    if (!read_operand(PyTuple_GetItem(tuple, i), operands[i], table.may_have_strides)) return nullptr;
   can_learn = true;
   int64_t latest = table.latest;
   for (int64_t step = 0; step < FRAMES; step++) {
@@ -223,11 +224,12 @@ static PyObject *shortcut(PyObject *self, PyObject *tuple) {
 static PyMethodDef shortcut_definition = {"shortcut", (void *)shortcut, 0x0008, "shortcut(operands)"};
 
 // A shortcut in front of otherwise(operands, learn).
-PyObject *sparsify_shortcut(PyObject *otherwise) {
+PyObject *sparsify_shortcut(PyObject *otherwise, int may_have_strides) {
   Table *table = (Table *)calloc(1, sizeof(Table));
   PyObject *capsule = table ? PyCapsule_New(table, nullptr, forget) : nullptr;
   if (!capsule) return nullptr;
   Py_IncRef(table->otherwise = otherwise);
+  table->may_have_strides = may_have_strides;
   PyObject *function = PyCFunction_NewEx(&shortcut_definition, capsule, nullptr);
   Py_DecRef(capsule);
   return function;
@@ -237,8 +239,8 @@ PyObject *sparsify_shortcut(PyObject *otherwise) {
 void sparsify_set_up(const void *functions, PyObject *objects) {
   memcpy(&torch, functions, sizeof torch);
   PyObject **places[] = {&plain_tensor,   &plain_parameter, &sparse_tensor, &differentiate,
-                          &is_transformed, &wrap_sparse,     &fail_with,     &forward_names};
-  for (Py_ssize_t i = 0; i < 8; i++) Py_IncRef(*places[i] = PyTuple_GetItem(objects, i));
+                          &is_transformed, &wrap_sparse,     &fail_with,     &forward_names, &parts_of};
+  for (Py_ssize_t i = 0; i < 9; i++) Py_IncRef(*places[i] = PyTuple_GetItem(objects, i));
   name_pattern = PyUnicode_InternFromString("_pattern");
   name_vals = PyUnicode_InternFromString("_vals");
   name_fill = PyUnicode_InternFromString("_fill");

@@ -21,6 +21,7 @@ from sparsify.compiler.cpp.call import (
     fast_call,
     operands,
     product_source,
+    recall_source,
     results,
     stages,
     trampoline,
@@ -69,7 +70,16 @@ def trampolines() -> Library | None:
 @cache
 def _trampolines(options: Options) -> Library | None:
     """The trampolines built by a compiler."""
-    parts = (trampoline, operands, results, stages, fast_call, digest_source, product_source)
+    parts = (
+        trampoline,
+        operands,
+        results,
+        stages,
+        fast_call,
+        digest_source,
+        recall_source,
+        product_source,
+    )
     source = "".join(part.SOURCE for part in parts)
     try:
         return library(source, {}, options, symbol=trampoline.SYMBOL)

@@ -40,6 +40,7 @@ static struct {
   int (*data_ptr)(Tensor, void **);
   int (*dim)(Tensor, int64_t *);
   int (*sizes)(Tensor, const int64_t **);
+  int (*strides)(Tensor, const int64_t **);
   int (*dtype)(Tensor, int *);
   int (*device_type)(Tensor, int *);
   int (*numel)(Tensor, int64_t *);
@@ -64,7 +65,8 @@ static struct {
 // Classes, functions and names of Python.
 static PyObject *plain_tensor, *plain_parameter, *sparse_tensor;
 static PyObject *differentiate, *is_transformed, *wrap_sparse, *fail_with, *forward_names;
-static PyObject *name_pattern, *name_vals, *name_fill, *name_cache, *name_written, *name_level;
+static PyObject *parts_of;
+static PyObject *name_pattern, *name_vals, *name_fill, *name_cache, *name_written, *name_level, *name_is_inference;
 
 // A tensor of a call: an operand, or one that a stage made.
 struct Operand {
@@ -74,6 +76,7 @@ struct Operand {
   int dtype;
   int64_t dim;                 // as it was given
   const int64_t *shape;
+  const int64_t *strides;      // of one that is not contiguous, else null
   PyObject *pattern, *values;  // of a sparse one, referred to until the call ends
   PyObject *object, *fill;     // of one that a stage made: the tensor, once Python needs it
   Tensor handle;               // memory that torch made for a stage without an object of Python
@@ -96,13 +99,14 @@ struct Input {
   int64_t slot, nnz_place;     // the place of the number of stored entries among the sizes, -1 for none
   int64_t pattern_slot;        // of a sparse one: the operand whose pattern it has, -1 for none
   int64_t dtype, dim, extents[MODES];
+  int64_t is_inside, strides[MODES];  // of one inside rows of zeros; others are contiguous
   PyObject *key;               // of a sparse one: what patterns that have this kernel keep its arrays under; else null
   PyObject *keep;              // of a sparse one as the kernel reads it: has a pattern keep them; else null
 };
 
 // A tensor that a kernel writes: dense, or the values on the pattern of the tensor in slot `root`.
 struct Output {
-  int64_t dtype, item_bytes, dim, extents[MODES], root;
+  int64_t dtype, item_bytes, dim, extents[MODES], is_inside, root;
   PyObject *empty, *fill;
 };
 
@@ -138,41 +142,72 @@ static bool is_a(PyObject *object, PyObject *first, PyObject *second) {
   return type == first || type == second;
 }
 
-// Whether the storage of a tensor has its entries; its owner may have made it smaller.
-static bool has_entries(Tensor tensor, const Operand &found) {
-  static const int64_t item_bytes[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 1, 1, 4, 2};  // by the number of a dtype
-  int64_t bytes, offset;
-  if (found.dtype < 0 || found.dtype >= 16 || torch.storage_size(tensor, &bytes)) return false;
-  return !torch.storage_offset(tensor, &offset) && (offset + found.length) * item_bytes[found.dtype] <= bytes;
+// The bytes of an entry by the number of a dtype, 0 for an unknown one.
+static int64_t item_bytes_of(int dtype) {
+  static const int64_t item_bytes[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 1, 1, 4, 2};
+  return dtype < 0 || dtype >= 16 ? 0 : item_bytes[dtype];
 }
 
-// Reads a tensor in plain, contiguous memory of the CPU; false for any other.
-static bool read_memory(PyObject *object, Operand &found) {
+// Whether the storage of a tensor has its entries; its owner may have made it smaller. Of a tensor with strides the
+// shape is known.
+static bool has_entries(Tensor tensor, const Operand &found) {
+  int64_t bytes, offset, end = found.length;
+  if (!item_bytes_of(found.dtype) || torch.storage_size(tensor, &bytes)) return false;
+  if (found.strides && found.length) {
+    end = 1;
+    for (int64_t mode = 0; mode < found.dim; mode++) end += (found.shape[mode] - 1) * found.strides[mode];
+  }
+  return !torch.storage_offset(tensor, &offset) && (offset + end) * item_bytes_of(found.dtype) <= bytes;
+}
+
+// Reads the shape of a tensor, and the strides of one that is not contiguous.
+static bool read_shape(Tensor tensor, bool contiguous, Operand &found) {
+  if (torch.dim(tensor, &found.dim) || torch.sizes(tensor, &found.shape) || found.dim > MODES) return false;
+  return contiguous || !torch.strides(tensor, &found.strides);
+}
+
+// Reads a tensor in plain memory of the CPU; false for any other, and for one that is not contiguous unless it
+// `may_have_strides`.
+static bool read_memory(PyObject *object, Operand &found, bool may_have_strides = false) {
   if (!is_a(object, plain_tensor, plain_parameter)) return false;
   Tensor tensor = tensor_of(object);
+  found.strides = nullptr;
   int device;
   bool contiguous;
   bool plain = torch.has_storage(*tensor) && !torch.is_neg(tensor) && !torch.is_conj(tensor);
   return plain && !torch.device_type(tensor, &device) && device == 0 && !torch.is_contiguous(tensor, &contiguous) &&
-         contiguous && !torch.numel(tensor, &found.length) && !torch.data_ptr(tensor, &found.data) &&
+         (contiguous || (may_have_strides && read_shape(tensor, false, found))) &&
+         !torch.numel(tensor, &found.length) && !torch.data_ptr(tensor, &found.data) &&
          (found.data || !found.length) && !torch.dtype(tensor, &found.dtype) && has_entries(tensor, found);
 }
 
-static bool read_operand(PyObject *object, Operand &found) {
+static bool read_operand(PyObject *object, Operand &found, bool may_have_strides = false) {
   found.outer = tensor_of(object);
   if (is_a(object, sparse_tensor, sparse_tensor)) {
     found.pattern = PyObject_GetAttr(object, name_pattern);
     found.values = PyObject_GetAttr(object, name_vals);
     if (!found.pattern || !found.values || !read_memory(found.values, found)) return false;
-  } else if (!read_memory(object, found)) {
+  } else if (!read_memory(object, found, may_have_strides)) {
     return false;
   }
-  return !torch.dim(found.outer, &found.dim) && !torch.sizes(found.outer, &found.shape) && found.dim <= MODES;
+  return read_shape(found.outer, true, found);
+}
+
+// Whether a tensor is contiguous, or inside rows of zeros where the kernel reads it there: modes with one entry may
+// have any stride.
+static bool has_strides(const Operand &operand, const Input &input) {
+  if (!input.is_inside) return !operand.strides;
+  for (int64_t mode = input.dim - 1, stride = 1; mode >= 0; stride *= operand.shape[mode--]) {
+    const int64_t found = operand.strides ? operand.strides[mode] : stride;
+    if (found != input.strides[mode] && operand.shape[mode] != 1) return false;
+  }
+  return true;
 }
 
 // Whether the modes of a tensor have extents in their ranges, the same for one index variable everywhere; `extents`
 // holds those that were met before, else -1.
 static bool has_extents(const Operand &operand, const Input &input, const Range *ranges, int64_t *extents) {
+  if (!has_strides(operand, input)) return false;
   for (int64_t mode = 0; mode < input.dim; mode++) {
     int64_t place = input.extents[mode], extent = operand.shape[mode];
     if (extents[place] < 0 && ranges[place].low <= extent && extent <= ranges[place].high) extents[place] = extent;

@@ -40,7 +40,7 @@ static bool make_output(const Frame &frame, const Output &output, const int64_t 
   if (root) made.shape = root->shape;
   if (root) made.pattern = one_more(root->pattern);
   int64_t bytes = length * output.item_bytes;
-  if (bytes < frame.least_bytes || bytes > frame.most_bytes) {
+  if (!output.is_inside && (bytes < frame.least_bytes || bytes > frame.most_bytes)) {
     if (torch.empty_strided(dim, shape, strides, (int)output.dtype, 0, 0, &made.handle)) {
       made.handle = nullptr;
       return false;
@@ -52,6 +52,7 @@ static bool make_output(const Frame &frame, const Output &output, const int64_t 
   if (about) Py_DecRef(about);
   if (!made.values) return false;
   Tensor memory = tensor_of(made.values);
+  if (output.is_inside && torch.strides(memory, &made.strides)) return false;
   return (root || !torch.sizes(memory, &made.shape)) && !torch.data_ptr(memory, &made.data);
 }
 

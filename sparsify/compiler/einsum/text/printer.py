@@ -58,6 +58,8 @@ def declaration(declared: nodes.Declaration) -> str:
         parts.append(str(declared.selection))
     elif declared.drops:
         parts.append("drops fills")
+    if declared.interior is not None:
+        parts.append(str(declared.interior))
     return "; ".join(parts)
 
 

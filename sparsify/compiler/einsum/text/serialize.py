@@ -13,6 +13,7 @@ from sparsify.compiler.einsum import nodes
 from sparsify.compiler.ir.node import Node
 from sparsify.errors import SparsifyError
 from sparsify.runtime.locks import Lock
+from sparsify.runtime.padded_memory import Interior
 from sparsify.storage.format import Format
 
 NUMBERS: Final = {"inf": inf, "nan": nan}
@@ -21,6 +22,7 @@ ATTEMPTS: Final = 8
 CLASSES: Final[Mapping[str, type]] = {
     **{n: k for n, k in vars(nodes).items() if isinstance(k, type) and issubclass(k, Node)},
     "Format": Format,
+    "Interior": Interior,
 }
 
 

@@ -103,6 +103,10 @@ def _outputs_to_fill(context: Context) -> list[str]:
 def _fill(context: Context, name: str) -> loops.Stmt:
     """Fills the whole output with the initial value of the sums."""
     declaration = context.declarations[name]
+    if declaration.interior is not None:
+        raise UnsupportedProgramError(
+            f"{name} is {declaration.interior} and needs initial values in all its memory"
+        )
     monoids = {a.monoid for a in find(context.program.body, Assign) if a.target.tensor == name and a.monoid}
     value = MONOIDS[monoids.pop()].identity(declaration.dtype) if monoids else declaration.fill
     if declaration.pattern_of is not None:

@@ -74,6 +74,11 @@ class ProgramFacts:
         """The levels of tensor `name`, outermost first."""
         return self.declarations[name].format.levels
 
+    def stride(self, name: str, stored: StoredLevel) -> int | None:
+        """The constant stride of a mode of a tensor inside rows of zeros; None for a tensor in contiguous memory."""
+        interior = self.declarations[name].interior
+        return None if interior is None else interior.all_strides[stored.expression.mode]
+
     def dtype(self, name: str) -> str:
         """The dtype of a tensor or temporary."""
         return self.dtypes[name]

@@ -118,8 +118,12 @@ def _located(facts: ProgramFacts, access: Access, place: Place, env: Environment
         coordinate = known_coordinate(facts, access, stored, env)
         if coordinate is None:
             break
-        at = numbers_of(facts, access, place.levels)
-        found = stored.level.locate(at, Number(place.position), Number(coordinate))
+        stride = facts.stride(access.tensor, stored)
+        if stride is None:
+            at = numbers_of(facts, access, place.levels)
+            found = stored.level.locate(at, Number(place.position), Number(coordinate))
+        else:
+            found = Number(place.position) + Number(coordinate) * stride
         place = Place(place.levels + 1, found.value)
     return place
 

@@ -1,0 +1,211 @@
+"""Memory of padded images, whose padding stays zero between calls.
+
+In: `PADDED.empty((1, 16, 32, 32), torch.float32, Interior(18511, 35, (1156, 34, 1)))`. Out: a tensor with undefined
+entries inside rows of zeros; `PADDED.rows_of(tensor, interior)` are the rows: images with a border of zeros for a
+convolution that reads the tensor next.
+
+The reference count of a storage shows whether the memory is free: views and tensors saved for backward keep the memory.
+"""
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+LIMIT_BYTES: Final = 128 * 1024 * 1024
+# A part of rows [n, length], and the entries of images [n, c, ...] in the part.
+View = tuple[Tensor, tuple[slice, ...]]
+Shape = tuple[int, ...]
+Kind = tuple["Places", Shape, torch.dtype]
+_use_count: Final = torch._C._storage_Use_Count
+
+
+class Places(Protocol):
+    """The places of images [n, c, ...] in rows of zeros; hashable."""
+
+    def row_length(self, shape: Shape) -> int:
+        """The number of entries of a row, for images of a shape."""
+
+    def views(self, rows: Tensor, shape: Shape) -> list[View]:
+        """The parts of rows [n, length] that hold entries of images, with these entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interior:
+    """The place of a dense tensor inside rows: `x[n, i, j]` is entry `first + strides[0] * i + strides[1] * j`.
+
+    >>> print(Interior(18511, 35, (1156, 34, 1)))
+    in rows of 18511 from 35 by 1156, 34, 1
+    """
+
+    length: int
+    first: int
+    strides: tuple[int, ...]
+
+    def __hash__(self) -> int:
+        return hash((self.length, self.first))
+
+    def __str__(self) -> str:
+        return f"in rows of {self.length} from {self.first} by {', '.join(map(str, self.strides))}"
+
+    @property
+    def all_strides(self) -> tuple[int, ...]:
+        """The strides of all modes, that of rows first."""
+        return (self.length, *self.strides)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the strides; modes with one entry may have any."""
+        found = tensor.stride()
+        if found == self.all_strides:
+            return True
+        modes = zip(found, self.all_strides, tensor.shape, strict=True)
+        return all(own == wanted or extent == 1 for own, wanted, extent in modes)
+
+    def row_length(self, shape: Shape) -> int:
+        """The number of entries of a row."""
+        return self.length
+
+    def views(self, rows: Tensor, shape: Shape) -> list[View]:
+        """The tensor inside rows, with all its entries."""
+        return [(rows.as_strided(shape, self.all_strides, self.first), (slice(None),))]
+
+
+@dataclass(slots=True)
+class Memory:
+    """Rows of zeros with the images of one kind.
+
+    Attributes:
+        rows: all entries, [n, length].
+        views: the parts with entries of images.
+        storage: memory of the rows.
+        address: address of the first part.
+        idle: reference counts of the storage in C++ and in Python without a tensor outside.
+        used: number of the last request that took the memory.
+    """
+
+    kind: Kind
+    rows: Tensor
+    views: list[View]
+    storage: torch.UntypedStorage
+    address: int
+    idle: tuple[int, int] = (0, 0)
+    used: int = 0
+
+    def references(self) -> tuple[int, int]:
+        """The reference counts of the storage in C++ and in Python."""
+        return _use_count(self.storage._cdata), sys.getrefcount(self.storage)
+
+    def is_in_place(self) -> bool:
+        """Whether the storage was neither resized nor shared with another process."""
+        return self.views[0][0].data_ptr() == self.address
+
+
+class PaddedMemory:
+    """Rows of zeros with images, kept between calls by kind; thread-safe.
+
+    Args:
+        limit_bytes: maximum memory tracked here; untracked memory lives on with its tensors.
+    """
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._kinds: dict[Kind, list[Memory]] = {}
+        self._by_address: dict[int, Memory] = {}
+        self._requests = count()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the tracked memory, free or not."""
+        return sum(memory.rows.nbytes for memory in list(self._by_address.values()))
+
+    def empty(self, shape: Shape, dtype: torch.dtype, interior: Interior) -> Tensor:
+        """A tensor with undefined entries inside rows of zeros."""
+        with self._lock:
+            # Neither a view nor an inference tensor, with a version counter of its own.
+            return self._free(interior, tuple(shape), dtype).views[0][0].data
+
+    def inside(self, tensor: Tensor, interior: Interior) -> Tensor:
+        """A tensor inside rows of zeros: the tensor itself if it has the strides, else a copy."""
+        if interior.holds(tensor):
+            return tensor
+        return self.empty(tensor.shape, tensor.dtype, interior).copy_(tensor.detach())
+
+    def copied(self, images: Tensor, places: Places) -> Tensor:
+        """Rows of zeros, [n, length], with the entries of images [n, c, ...]."""
+        with self._lock:
+            memory = self._free(places, tuple(images.shape), images.dtype)
+            rows = memory.rows.data
+        read = images.detach() if images.requires_grad else images
+        for part, entries in memory.views:
+            part.copy_(read if part.shape == read.shape else read[entries])
+        return rows
+
+    def rows_of(self, tensor: Tensor, interior: Interior) -> Tensor | None:
+        """The rows around a tensor that `empty` has made, None for any other tensor."""
+        memory = self._by_address.get(tensor.data_ptr())
+        if memory is None or memory.kind != (interior, tensor.shape, tensor.dtype):
+            return None
+        return memory.rows if memory.is_in_place() and interior.holds(tensor) else None
+
+    def clear(self) -> None:
+        """Forgets all memory; tensors keep theirs."""
+        with self._lock:
+            self._kinds, self._by_address = {}, {}
+
+    def _free(self, places: Places, shape: Shape, dtype: torch.dtype) -> Memory:
+        """Memory without a tensor outside, the one used last; with the lock."""
+        kind = (places, shape, dtype)
+        for memory in self._kinds.get(kind, ()):
+            if memory.references() == memory.idle and memory.is_in_place():
+                break
+        else:
+            memory = self._allocated(kind)
+        memory.used = next(self._requests)
+        return memory
+
+    def _allocated(self, kind: Kind) -> Memory:
+        """New memory, tracked if within the limit."""
+        places, shape, dtype = kind
+        with torch.inference_mode(False), torch.no_grad():
+            rows = torch.zeros(shape[0], places.row_length(shape), dtype=dtype, device="cpu")
+            views = places.views(rows, shape)
+        memory = Memory(kind, rows, views, rows.untyped_storage(), views[0][0].data_ptr())
+        memory.idle = memory.references()
+        if rows.nbytes <= self.limit_bytes:
+            self._make_room(rows.nbytes)
+            self._kinds.setdefault(kind, []).append(memory)
+            self._by_address[memory.address] = memory
+        return memory
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Drops the memory used longest ago while the limit is exceeded: first what is free or was moved."""
+        held = self.held_bytes
+        if held + needed_bytes <= self.limit_bytes:
+            return
+        tracked = list(self._by_address.values())
+        tracked.sort(key=lambda memory: (memory.references() != memory.idle, memory.used))
+        for memory in tracked:
+            if held + needed_bytes <= self.limit_bytes:
+                break
+            held -= memory.rows.nbytes
+            del self._by_address[memory.address]
+            self._kinds[memory.kind].remove(memory)
+            if not self._kinds[memory.kind]:
+                del self._kinds[memory.kind]
+
+
+PADDED: Final = PaddedMemory()
+
+
+def _release() -> None:
+    """Replaces the lock in a forked process by a free one."""
+    PADDED._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_release)
