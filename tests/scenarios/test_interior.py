@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import sparsify
+from sparsify import options
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.infer.format import dense_format
 from sparsify.compiler.einsum.text import serialize
 from sparsify.compiler.einsum.text.parse import parse
 from sparsify.compiler.einsum.verify import verify
 from sparsify.compiler.kernel.kernel import plan
-from sparsify.errors import EinsumError, UnsupportedProgramError
+from sparsify.errors import EinsumError
 from sparsify.runtime.padded_memory import PADDED, Interior
 from sparsify.storage.format import Format
 
@@ -73,10 +74,37 @@ def test_places_of_other_tensors_are_errors():
             verify(made)
 
 
-def test_a_result_with_initial_values_is_an_error():
-    csr = Operand(Format("csr"), "float32", 0.0, (("", ""), ("int64", "int64")))
+@pytest.mark.parametrize("is_dirty", [False, True], ids=["zeros", "earlier results"])
+def test_results_with_initial_values_keep_the_zeros(is_dirty):
+    csr, interior = (
+        Operand(Format("csr"), "float32", 0.0, (("", ""), ("int64", "int64"))),
+        Interior(31, 3, (2,)),
+    )
     made = declare(parse("Y[o,x] = 2 * W[o,x]"), {"W": csr}, ("Y",), formats={"Y": dense_format(2)})
-    placed = [replace(d, interior=Interior(30, 3, (1,))) if d.name == "Y" else d for d in made.declarations]
+    placed = [replace(d, interior=interior) if d.name == "Y" else d for d in made.declarations]
     kernel = plan(replace(made, declarations=tuple(placed)))
-    with pytest.raises(UnsupportedProgramError, match="in rows of 30 from 3 by 1 and needs initial values"):
-        kernel(sparsify.tensor(torch.eye(6, 10), "csr"))
+    if is_dirty:
+        PADDED.empty((6, 10), torch.float32, interior).fill_(7)
+    for _ in range(3):
+        found = kernel(sparsify.tensor(torch.eye(6, 10), "csr"))
+        assert torch.equal(found, 2 * torch.eye(6, 10))
+        assert PADDED.rows_of(found, interior).count_nonzero() == 6
+        del found
+
+
+def test_convolutions_without_vectors_keep_the_zeros():
+    text = "Y[n,o,y,x] = sum(k, W[o,k] * F[n,k+12*y+x])"
+    csr = Operand(Format("csr"), "float32", 0.0, (("", ""), ("int64", "int64")))
+    operands = {"W": csr, "F": Operand(dense_format(2), "float32")}
+    made = declare(parse(text), operands, ("Y",), sizes={"y": 6, "x": 10, "k": 27, "F_1": 100})
+    placed = [replace(d, interior=INTERIOR) if d.name == "Y" else d for d in made.declarations]
+    with options.override(vector_bytes=0):
+        kernel = plan(replace(made, declarations=tuple(placed)))
+        weight, images = torch.zeros(3, 27), torch.randn(2, 100)
+        weight[:2, [0, 2, 13, 26]] = torch.randn(2, 4)
+        places = torch.arange(27) + 12 * torch.arange(6)[:, None, None] + torch.arange(10)[:, None]
+        PADDED.empty(SHAPE, torch.float32, INTERIOR).fill_(7)
+        for _ in range(3):
+            found = kernel(sparsify.tensor(weight, "csr"), images)
+            torch.testing.assert_close(found, torch.einsum("ok,nyxk->noyx", weight, images[:, places]))
+            assert PADDED.rows_of(found, INTERIOR).count_nonzero() == 2 * 2 * 60

@@ -320,7 +320,7 @@ class RegionCall:
             )
             kernel = layout.kernel_for(grid, self.program, self.options, sizes)
         if self._beside is None:
-            self._beside = recalled(self.beside) if layout.placed.most else self.beside
+            self._beside = recalled(weakly_bound(self.beside)) if layout.placed.most else self.beside
         leaves = [*arguments]
         for position in self._images:
             leaves[position] = None
@@ -484,6 +484,18 @@ class RegionCall:
         if self.layout is not None:
             return [self.layout.shape(arguments)]
         return [[e if isinstance(e, int) else arguments[e.argument] for e in shape] for shape in self.shapes]
+
+
+def weakly_bound(method: Callable[[tuple[Any, ...]], list[Any]]) -> Callable[[tuple[Any, ...]], list[Any]]:
+    """The method, without a reference to its object: cycles through objects of C are never collected."""
+    reference = weakref.WeakMethod(method)
+
+    def called(leaves: tuple[Any, ...]) -> list[Any]:
+        bound = reference()
+        assert bound is not None, "the object calls its own method"
+        return bound(leaves)
+
+    return called
 
 
 def on_one_device(operands: list[Any]) -> list[Any]:

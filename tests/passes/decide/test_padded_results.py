@@ -1,6 +1,7 @@
 """Tests of `sparsify.passes.decide.padded_results`: results of convolutions inside the images of the next ones."""
 
 import copy
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import sparsify
 from sparsify import options
 from sparsify.passes.apply import apply
+from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.decide.padded_results import NOTE
 from sparsify.passes.rules.prune import prune
 from sparsify.runtime.padded_memory import PaddedMemory
@@ -143,6 +145,32 @@ def test_pointwise_convolutions_with_rows_of_whole_vectors(width, is_inside):
     with torch.no_grad():
         for given in (x, torch.randn(3, 3, 7, 11, dtype=torch.float64)):
             torch.testing.assert_close(sparse(given), exact(given))
+
+
+def test_without_vectors():
+    with options.override(vector_bytes=0):
+        model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Conv2d(4, 5, 3, padding=1))
+        exact, sparse, x = applied(model)
+        assert writing(sparse) == [True, False]
+        with torch.no_grad():
+            for given in (x, torch.randn(3, 3, 7, 11, dtype=torch.float64), x):
+                torch.testing.assert_close(sparse(given), exact(given))
+
+
+def living_regions():
+    """The number of regions in the process."""
+    gc.collect()
+    return sum(type(one) is RegionCall for one in gc.get_objects())
+
+
+def test_dropped_models_free_their_regions():
+    before = living_regions()
+    _, sparse, x = applied(Residual())
+    with torch.no_grad():
+        sparse(x)
+    assert living_regions() >= before + 6
+    del sparse
+    assert living_regions() <= before
 
 
 def test_gradients_of_images():

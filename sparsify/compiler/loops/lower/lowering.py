@@ -11,10 +11,10 @@ from typing import Final
 
 from sparsify.compiler.einsum.infer.shared_pattern import further_extents
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Assign
+from sparsify.compiler.einsum.nodes import Assign, Declaration
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ZERO, both, compare, constant, product
+from sparsify.compiler.loops.arithmetic import ZERO, both, compare, constant, integer, plus, product, times
 from sparsify.compiler.loops.lower import assign, temporaries
 from sparsify.compiler.loops.lower.assemble import assemble
 from sparsify.compiler.loops.lower.context import Context, Statements
@@ -103,19 +103,30 @@ def _outputs_to_fill(context: Context) -> list[str]:
 def _fill(context: Context, name: str) -> loops.Stmt:
     """Fills the whole output with the initial value of the sums."""
     declaration = context.declarations[name]
-    if declaration.interior is not None:
-        raise UnsupportedProgramError(
-            f"{name} is {declaration.interior} and needs initial values in all its memory"
-        )
     monoids = {a.monoid for a in find(context.program.body, Assign) if a.target.tensor == name and a.monoid}
     value = MONOIDS[monoids.pop()].identity(declaration.dtype) if monoids else declaration.fill
+    initial = loops.Literal(value, loops.Type(declaration.dtype))
+    if declaration.interior is not None:
+        return _fill_interior(context, declaration, initial)
     if declaration.pattern_of is not None:
         stored = loops.Var(f"{declaration.pattern_of}_nnz", loops.INT)
         below = further_extents(declaration, context.declarations[declaration.pattern_of])
         count = product([stored, *(context.extent(index) for index in below)])
     else:
         count = product([context.extent(index) for index in declaration.extents])
-    return loops.Fill(f"{name}_vals", ZERO, count, loops.Literal(value, loops.Type(declaration.dtype)))
+    return loops.Fill(f"{name}_vals", ZERO, count, initial)
+
+
+def _fill_interior(context: Context, declaration: Declaration, initial: loops.Expr) -> loops.Stmt:
+    """Fills the entries of an output inside rows of zeros, and leaves the zeros."""
+    assert declaration.interior is not None, "other outputs are contiguous"
+    counters = [context.fresh_int(f"{index}_filled") for index in declaration.extents]
+    places = zip(counters, declaration.interior.all_strides, strict=True)
+    place = reduce(plus, [times(counter, integer(stride)) for counter, stride in places])
+    body: loops.Stmt = loops.Store(f"{declaration.name}_vals", place, initial)
+    for counter, index in reversed([*zip(counters, declaration.extents, strict=True)]):
+        body = loops.For(counter, ZERO, context.extent(index), body)
+    return body
 
 
 def _sequence(context: Context, node: notation.Sequence, env: Environment) -> Lowered:
