@@ -177,7 +177,7 @@ class PaddedMemory:
             views = places.views(rows, shape)
         memory = Memory(kind, rows, views, rows.untyped_storage(), views[0][0].data_ptr())
         memory.idle = memory.references()
-        if rows.nbytes <= self.limit_bytes:
+        if 0 < rows.nbytes <= self.limit_bytes:  # rows without entries have no address
             self._make_room(rows.nbytes)
             self._kinds.setdefault(kind, []).append(memory)
             self._by_address[memory.address] = memory

@@ -120,6 +120,16 @@ def test_every_mode_of_gradients(mode):
             assert_padded(rows, x)
 
 
+def test_no_images_take_no_memory():
+    kept = PaddedMemory()
+    for channels in (1, 2):
+        x = torch.zeros(0, channels, 4, 5)
+        assert kept.copied(x, GRID.interior(channels)).shape[0] == 0
+        assert kept.empty(x.shape, x.dtype, GRID.interior(channels)).shape == x.shape
+    assert not kept._kinds
+    assert not kept._by_address
+
+
 def test_a_failed_copy_leaves_the_memory_free():
     kept, interior = PaddedMemory(), GRID.interior(3)
 

@@ -20,14 +20,15 @@ int PyObject_IsInstance(PyObject *, PyObject *);
 struct Piece {
   PyObject *object;  // belongs to a leaf
   void *data;
+  int dtype;
   int64_t bytes, version;
-  uint64_t digest;
+  uint64_t digest;  // of the shape, too
 };
 
 // An argument of a call: a tensor by a weak reference, any other object by a reference. The pieces of a tensor end
-// before `end`; `pattern` and `values` belong to a sparse one.
+// before `end`. `parts` are those of a sparse one, referred to: the first two are its pattern and its values.
 struct Leaf {
-  PyObject *reference, *pattern, *values;
+  PyObject *reference, *parts;
   bool is_tensor;
   int64_t end;
 };
@@ -45,21 +46,25 @@ struct Recall {
   Recollection *kept[KEPT];
 };
 
-// Reads an array as it is now; false for one outside plain, contiguous memory of the CPU.
+// Reads an array as it is now; false for one outside plain, contiguous memory of the CPU, or with many modes.
 static bool read_piece(PyObject *object, const uint64_t *secret, Piece &piece) {
   Operand found;
-  if (!read_memory(object, found)) return false;
+  if (!read_memory(object, found) || !read_shape(tensor_of(object), true, found)) return false;
   piece.object = object;
   piece.data = found.data;
+  piece.dtype = found.dtype;
   piece.bytes = found.length * item_bytes_of(found.dtype);
   piece.digest = sparsify_sample((const char *)found.data, piece.bytes, secret);
+  for (int64_t mode = 0; mode < found.dim; mode++)
+    piece.digest = fold(piece.digest ^ (uint64_t)found.shape[mode], secret[KEYS]);
   return true;
 }
 
 static bool is_as_before(const Piece &piece, const uint64_t *secret) {
   Piece now;
   if (!read_piece(piece.object, secret, now)) return false;
-  if (now.data != piece.data || now.bytes != piece.bytes || now.digest != piece.digest) return false;
+  if (now.data != piece.data || now.dtype != piece.dtype || now.bytes != piece.bytes) return false;
+  if (now.digest != piece.digest) return false;
   return piece.version < 0 || torch.version(tensor_of(piece.object)) == piece.version;
 }
 
@@ -69,9 +74,9 @@ static bool is_same_leaf(PyObject *object, const Leaf &leaf) {
   if (!alive) return false;
   Py_DecRef(alive);
   if (alive != object) return false;
-  if (!leaf.pattern) return true;
+  if (!leaf.parts) return true;
   Reference pattern = {PyObject_GetAttr(object, name_pattern)}, values = {PyObject_GetAttr(object, name_vals)};
-  return pattern.object == leaf.pattern && values.object == leaf.values;
+  return pattern.object == PyTuple_GetItem(leaf.parts, 0) && values.object == PyTuple_GetItem(leaf.parts, 1);
 }
 
 // Whether the leaves are those of an earlier call, unchanged; an exception may be set when they are not.
@@ -109,12 +114,10 @@ static bool add_leaf(PyObject *object, const uint64_t *secret, Recollection &mad
   made.leaf_count++;
   if (is_plain && !add_piece(object, secret, false, made, count)) return false;
   if (leaf.is_tensor && !is_plain) {
-    Reference parts = {PyObject_CallFunctionObjArgs(parts_of, object, nullptr)};
-    if (!parts.object) return false;
-    leaf.pattern = PyTuple_GetItem(parts.object, 0);
-    leaf.values = PyTuple_GetItem(parts.object, 1);
-    for (Py_ssize_t i = 1, size = PyTuple_Size(parts.object); i < size; i++)
-      if (!add_piece(PyTuple_GetItem(parts.object, i), secret, true, made, count)) return false;
+    leaf.parts = PyObject_CallFunctionObjArgs(parts_of, object, nullptr);
+    if (!leaf.parts) return false;
+    for (Py_ssize_t i = 1, size = PyTuple_Size(leaf.parts); i < size; i++)
+      if (!add_piece(PyTuple_GetItem(leaf.parts, i), secret, true, made, count)) return false;
   }
   leaf.end = count;
   return true;
@@ -122,7 +125,10 @@ static bool add_leaf(PyObject *object, const uint64_t *secret, Recollection &mad
 
 static void drop(Recollection *found) {
   if (!found) return;
-  for (int64_t i = 0; i < found->leaf_count; i++) Py_DecRef(found->leaves[i].reference);
+  for (int64_t i = 0; i < found->leaf_count; i++) {
+    Py_DecRef(found->leaves[i].reference);
+    if (found->leaves[i].parts) Py_DecRef(found->leaves[i].parts);
+  }
   if (found->result) Py_DecRef(found->result);
   free(found);
 }

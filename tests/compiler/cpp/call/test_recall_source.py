@@ -15,8 +15,10 @@ from tests.compiler.kernel.test_recall import Counted, sparse
         lambda vector: vector.resize_(3),
         lambda vector: vector.set_(torch.zeros(5).untyped_storage()),
         lambda vector: setattr(vector, "data", torch.ones(5)),
+        lambda vector: setattr(vector, "data", vector.data.view(torch.int32)),
+        lambda vector: setattr(vector, "data", vector.data.view(5, 1)),
     ],
-    ids=["torch", "data", "numpy", "resize", "set", "exchange"],
+    ids=["torch", "data", "numpy", "resize", "set", "exchange", "dtype", "shape"],
 )
 def test_writes_to_vectors_are_seen(write):
     counted, vector = Counted(), torch.arange(5.0)
@@ -34,6 +36,16 @@ def test_writes_to_sparse_weights_are_seen():
     weight.values().data.mul_(2)
     assert counted.recall((weight,)) == [3]
     assert counted.is_recalled(weight)
+
+
+def test_another_pattern_is_seen():
+    counted, weight = Counted(), sparse()
+    assert counted.is_recalled(weight)
+    for number in range(2, 50):
+        other = sparse()
+        weight._pattern, weight._vals = other._pattern, other._vals
+        del other
+        assert counted.recall((weight,)) == [number]
 
 
 class Derived(torch.Tensor):
