@@ -10,13 +10,17 @@ TYPING := build/typing/sparsify
 # Threads that wait must not spin: tests run in as many processes as there are cores.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test soak lint types docs bench wheel constraints clean
+.PHONY: demo test test-all soak lint types docs bench wheel constraints clean
 
 demo: $(STAMP)
 	$(BIN)/sparsify run gcn
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not bench and not exhaustive"
+
+# All cases, also those of `sampled` tests that `make test` takes on other days.
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not bench"
 
 # An hour of random programs and models, threads, faults, sanitizers and memory; SECONDS=600 for less.
 soak: $(STAMP)

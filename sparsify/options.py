@@ -19,7 +19,7 @@ from sparsify.errors import SparsifyError
 # graph, then `compiler.pipeline.STAGES`. Here, so that a wrong name is an error before anything is imported.
 STAGES: Final = (
     *("graph", "attention", "marked", "masked", "drawn", "sparsified", "propagated", "reordered"),
-    *("general", "packed", "priced", "contested", "skipped", "kept", "operators"),
+    *("general", "packed", "priced", "contested", "skipped", "padded", "kept", "operators"),
     *("emitted", "folded", "written", "left_dense", "checked"),
     *("einsum", "notation", "schedule", "lowered", "loops", "cpp"),
 )

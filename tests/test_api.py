@@ -36,7 +36,7 @@ def dense(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> tor
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("columns", [1, 7, 16, 33, 100])
@@ -54,6 +54,7 @@ def test_product_with_vector(form):
     torch.testing.assert_close(sparsify.einsum("ij,j->i", sparsify.tensor(matrix, form), x), matrix @ x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("inner", [3, 8, 20])
 def test_sampled_product_shares_the_pattern(form, inner):
@@ -98,6 +99,7 @@ def test_small_shapes(shape):
     torch.testing.assert_close(sparsify.einsum("ij,jk->ik", sparsify.tensor(matrix), x), matrix @ x, **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", ["relu", "sigmoid", "gelu"])
 def test_gradients(function):
     A = sparsify.tensor(sparse_matrix(6, 5, torch.float64), "csr")
@@ -229,6 +231,7 @@ def test_named_formats_take_the_rank_of_the_result():
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr"])
 def test_diagonals_and_transposes_of_one_operand(format):
     D = torch.rand(5, 5) * (torch.rand(5, 5) < 0.6)
@@ -251,7 +254,7 @@ def test_gradient_of_a_diagonal():
     assert torch.autograd.gradcheck(trace, values)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])
 @pytest.mark.parametrize("result", ["csr", "csc", "coo", "dcsr"])
 @pytest.mark.parametrize("sizes", [(5, 4, 6), (40, 30, 3000), (1, 0, 3)])
@@ -273,7 +276,7 @@ def test_function_of_a_sparse_product():
     torch.testing.assert_close(found.to_dense(), torch.relu(D @ D - D))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_what_compiles_graphs_is_not_loaded_to_compile_kernels(tmp_path):
     """Dynamo and sympy take two seconds to import; torch loads them when something is traced."""
     script = (

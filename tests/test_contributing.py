@@ -51,7 +51,7 @@ def test_diffs_change_three_files_at_most(title: str) -> None:
     assert 1 <= len(re.findall(r"^\+\+\+ b/", diff_of(title), re.MULTILINE)) <= 3
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the diffs")
 def test_diffs_work(tmp_path: Path, kernel_cache: Path) -> None:
     for name in ("sparsify", "recipes", "models", "docs"):

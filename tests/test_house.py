@@ -1,6 +1,7 @@
 """The house rules: the public surface, import directions, sizes of files, what is shipped and pinned."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -15,8 +16,11 @@ import pytest
 
 import sparsify
 from sparsify import recipe
+from sparsify.compiler.cpp.toolchain import cache
+from sparsify.compiler.cpp.toolchain.build import Compiler
+from sparsify.options import Options
 
-from . import conftest, mirror, sampling
+from . import conftest, kernel_objects, mirror, sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_WITHOUT_TEST = 285  # lower it with each module that gets a test
@@ -210,6 +214,32 @@ def test_each_case_has_its_day() -> None:
     assert taken == [*(f"test_a.py::test_b[{number}]" for number in range(7)), "test_a.py::test_c"]
 
 
+def test_objects_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def build(source: str, directory: Path, compiler: Compiler, options: Options) -> Path:
+        built.append(source)
+        (directory / "kernel.so").write_text(source)
+        return directory / "kernel.so"
+
+    monkeypatch.setattr(cache, "build", build)
+    compiler, fast = Compiler("/usr/bin/g++", "g++ 12"), Options(compiler_flags=("-O0",))
+    kernel, other = (f"{kernel_objects.GENERATED}{name}" for name in ("a", "b"))
+    requests = [(kernel, fast), (kernel, fast), (other, fast), (kernel, Options()), *[("by hand", fast)] * 2]
+    for _ in range(2):
+        with kernel_objects.reused(tmp_path / "objects"):
+            for number, (source, options) in enumerate(requests):
+                folder = tmp_path / f"{len(built)} {number}"
+                folder.mkdir(exist_ok=True)
+                assert cache.build(source, folder, compiler, options).read_text() == source
+    assert built == [kernel, other, kernel, *["by hand"] * 4]
+    old = min((tmp_path / "objects").iterdir())
+    os.utime(old, (0, 0))
+    kernel_objects.prune(tmp_path / "objects")
+    assert not old.exists() and len(list((tmp_path / "objects").iterdir())) == 2
+
+
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 def test_wheel(tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"

@@ -82,6 +82,7 @@ def test_the_line_goes_when_work_fails(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.sampled(2)
 def test_apply_shows_its_stages_and_later_calls_none(monkeypatch, capsys):
     show_on_terminal(monkeypatch)
     torch.manual_seed(0)

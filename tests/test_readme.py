@@ -56,7 +56,7 @@ def run(command: list[str], folder: Path, kernel_cache: Path) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("blocks", documents("python"))
 def test_python(blocks: list[Block], tmp_path: Path, kernel_cache: Path) -> None:
     script = tmp_path / "document.py"
@@ -82,7 +82,7 @@ def test_console(
         assert checker.check_output(expected, out, flags), f"{command} prints\n{out}"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_the_page_of_scale_trains_in_two_processes(tmp_path: Path, kernel_cache: Path) -> None:
     """Its `train.py` under `torchrun`, with its graph and its network."""
     page = ROOT / "docs" / "scale.md"
@@ -168,8 +168,8 @@ def test_links_lead_to_files(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_make_targets_exist(path: Path) -> None:
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(re.findall(r"`?make (\w+)`", path.read_text(encoding="utf-8"))) <= set(targets)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(re.findall(r"`?make ([\w-]+)`", path.read_text(encoding="utf-8"))) <= set(targets)
 
 
 def test_readme_names_the_first_commands() -> None:

@@ -66,7 +66,7 @@ def test_once_for_each_place() -> None:
     assert len(found) == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_scripts(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CODE)

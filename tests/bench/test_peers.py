@@ -24,6 +24,7 @@ def test_peers_that_are_installed_agree():
         assert call is None or torch.allclose(torch.as_tensor(call()), csr @ X, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 def test_runtimes_that_are_installed_agree():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))

@@ -56,6 +56,7 @@ def test_rows_are_called_as_the_suite_says(no_runtime):
     assert [row["name"] for row in found] == list(SUITES["small"])
 
 
+@pytest.mark.sampled(2)
 def test_layers_of_a_transformer_name_missing_runtimes(no_runtime):
     (row,) = run(["models"], ["encoder-90-1-text"], quick=True, scale=0.2)
     assert row["missing"] == ["ONNX Runtime"]

@@ -135,6 +135,7 @@ def test_mistakes(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
     assert message in found.err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("region", ["3", "0", "-1", "conv1"])
 def test_unknown_region(cli: Cli, small: None, region: str) -> None:
     found = cli("explain", "gcn", "hidden=8", f"--region={region}")

@@ -25,6 +25,7 @@ finally:
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "arguments",
     [

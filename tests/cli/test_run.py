@@ -73,6 +73,7 @@ def test_missing_data(cli, tmp_path, monkeypatch):
     assert "--dataset synthetic" in outcome.err
 
 
+@pytest.mark.sampled(2)
 def test_quiet_runs_show_no_progress(cli, small, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     monkeypatch.setattr(import_module("sparsify.compiler.cpp.toolchain.side_by_side"), "QUIET_SECONDS", 0.0)
@@ -82,6 +83,7 @@ def test_quiet_runs_show_no_progress(cli, small, monkeypatch):
     assert "verified" in outcome.out
 
 
+@pytest.mark.sampled(2)
 def test_prints_one_table(cli, small):
     outcome = cli("run", "gcn", "epochs=2", "hidden=8")
     assert outcome.status == FINE
@@ -89,6 +91,7 @@ def test_prints_one_table(cli, small):
         assert part in outcome.out
 
 
+@pytest.mark.sampled(3)
 def test_json(cli, small, tmp_path):
     outcome = cli("run", "gcn", "epochs=2", "hidden=8", "--json", "--out", tmp_path / "out")
     assert outcome.status == FINE

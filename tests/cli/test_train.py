@@ -74,6 +74,7 @@ def test_short_texts(cli, tmp_path):
     assert "--seq 128 needs more" in outcome.err
 
 
+@pytest.mark.sampled(2)
 def test_table_and_lines(cli, tmp_path):
     arguments = ("lenet300", "--recipe", "rigl90", "end=3", "every=2", "--steps", "4", "--batch-size", "8")
     outcome = cli("train", *arguments, "--out", tmp_path / "out")

@@ -19,7 +19,7 @@ def test_recipes_ask_for_the_row(study, method):
     assert all((rule.schedule is not None) == ("schedule" in METHODS[method]) for rule in rules)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_the_table(tmp_path, capsys):
     file = tmp_path / "rows.csv"
@@ -35,7 +35,7 @@ def test_the_table(tmp_path, capsys):
     assert "validation loss" in capsys.readouterr().out
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_what_rows_were_measured_with(tmp_path):
     file = tmp_path / "rows.json"

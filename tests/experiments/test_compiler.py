@@ -49,7 +49,7 @@ def test_einsums_are_drawn_again_from_their_seeds():
     assert letters == {6, 7, 8} and {len(each.formats) for each in drawn} == {2, 3, 4, 5}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_first_calls(monkeypatch):
     monkeypatch.setenv("SPARSIFY_CXXFLAGS", "-O0")  # what is called matters here, not how fast it is
     row = first_calls.row(processor=True, every=80)

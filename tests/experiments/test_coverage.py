@@ -14,7 +14,7 @@ from sparsify import patterns
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.model
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_model(name):
@@ -32,6 +32,7 @@ def test_table_of_the_readme():
     assert [line.split(" | ")[0].removeprefix("| ") for line in table[2:]] == list(SUBJECTS)
 
 
+@pytest.mark.sampled(2)
 def test_command(capsys):
     assert command.main(["Autoencoder, sparse batch"]) == 0
     assert capsys.readouterr().out.splitlines()[2] in PAGE.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from sparsify.bench.place import Place
 TINY = Place(None, 0.004)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", command.CASES)
 def test_row(name):
     row = command.run_row(name, TINY, quick=True)
@@ -34,7 +34,7 @@ def test_first_calls_are_made_in_this_order():
     assert len({name for name, _ in firsts.programs()}) == 12
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 def test_first_kernels_are_built_once_and_found_afterwards(monkeypatch):
     monkeypatch.setenv("SPARSIFY_CXXFLAGS", "-O0")  # what is built matters here, not how fast it is

@@ -46,13 +46,15 @@ def test_whole_models(name, checked):
     assert {target["baseline"] for target in row["targets"]} >= {"transformers' BigBird"}
 
 
+@pytest.mark.sampled(3)
 def test_only_ours_drops_what_is_known():
     row = command.run_row("attention-dropout-1024-16", TINY, quick=True)
     errors = {contender["name"]: contender["error"] for contender in row["contenders"]}
     assert errors["sparsify"] < 1e-5 and errors["SDPA with mask and dropout"] is None
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
+@pytest.mark.usefixtures("compiled_optimised")  # the text is long
 def test_memory_is_linear_in_what_is_stored():
     row = command.run_row("attention-memory-16384-64", Place(None, 0.25), quick=True)
     assert {target["label"]: target["reached"] for target in row["targets"] if not target["met"]} == {}

@@ -51,6 +51,7 @@ def test_the_fewest_entries_of_a_magnitude():
     assert as_much(weight, weight < 4).tolist() == [[True, True], [False, False]]
 
 
+@pytest.mark.sampled(3)
 def test_residual_network():
     row = command.run_row("resnet50-1-90", TINY, quick=True)
     assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])

@@ -33,7 +33,7 @@ def untimed():
         yield
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "mode"), [*((name, "train") for name in QUICK), ("GraphNorm", "eval")])
 def test_layers(name, mode):
     found = pyg_layers.run(name, mode, 200, 1000, is_timed=False)

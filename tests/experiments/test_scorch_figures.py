@@ -147,11 +147,13 @@ def test_sizes_are_those_of_the_tables():
     assert config.num_random_blocks == 2
 
 
+@pytest.mark.sampled(2)
 def test_a_mixture_of_experts():
     outcome = slides.mixture(Setting(quick=True))
     assert set(outcome.times) == {OURS, "torch", "the listing"} and outcome.facts["regions"] == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 def test_classifiers(tmp_path, monkeypatch):
     pytest.importorskip("transformers")

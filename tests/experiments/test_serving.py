@@ -9,7 +9,7 @@ from sparsify.bench.place import Place
 TINY = Place(None, 0.05)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", ["encoder-1-float32-80", "encoder-8-bfloat16-90", "encoder-8-int8-80", "mixture-16"]
 )
@@ -21,13 +21,14 @@ def test_texts(name):
     assert name in table([row])
 
 
+@pytest.mark.sampled(3)
 def test_tokens():
     pytest.importorskip("transformers", reason="transformers is not installed")
     row = command.run_row("decoder-float32-80", TINY, quick=True)
-    assert [c["error"] for c in row["contenders"]] == [0.0, 0.0]
+    assert all(c["error"] < 1e-4 for c in row["contenders"])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_images():
     row = command.run_row("resnet20-1-90", TINY, quick=True)
     assert {"sparsify", "torch", "inductor"} <= {c["name"] for c in row["contenders"]}

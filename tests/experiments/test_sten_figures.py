@@ -57,7 +57,7 @@ def test_an_encoder_layer(tiny, structure):
     assert outcome.facts[figure2.SHARE] == pytest.approx(75, abs=6) and outcome.facts["format"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", table1.NAMES)
 def test_sparsifiers(tiny, name):
     outcome = table1.measure(name, Setting(quick=True))

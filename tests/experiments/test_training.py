@@ -24,14 +24,15 @@ def test_row(name):
     assert name in table([row])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_encoder():
     pytest.importorskip("transformers", reason="transformers is not installed")
     row = command.run_row("bert-layer-90", Place(None, 0.1), quick=True)
     assert [c["name"] for c in row["contenders"]] == ["sparsify", "torch", "torch bfloat16"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
+@pytest.mark.usefixtures("compiled_optimised")  # the text is long
 def test_language_model():
     row = command.run_row("gpt-90", TINY, quick=True)
     names = [contender["name"] for contender in row["contenders"]] + row["missing"]
@@ -39,7 +40,7 @@ def test_language_model():
     assert row["targets"][0]["asked"] == 1.7
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_losses_of_other_masks_are_not_timed():
     net, batches = language.model(TINY), language.Batches(TINY)
     other = copy.deepcopy(net)

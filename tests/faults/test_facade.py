@@ -256,6 +256,7 @@ def test_hooks_that_were_removed_cost_nothing(sparse: sparsify.SparseModule) -> 
     assert not sparse._hooks.paths
 
 
+@pytest.mark.sampled(2)
 def test_hooks_for_gradients_run() -> None:
     sparse = sparsify.apply(Scaled(), RECIPE, X)
     ran: list[int] = []
@@ -338,6 +339,7 @@ def test_containers() -> None:
     assert not hasattr(made, "__len__")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_runs_kernels(training: bool, dtype: torch.dtype) -> None:

@@ -56,7 +56,7 @@ def runs(program, **how):
     return True
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_programs_that_write_in_place(seed):
     program = Program(seed)
@@ -252,7 +252,7 @@ def agrees(text, x=None, later=()):
     return sparse
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "cut",
     [
@@ -272,7 +272,7 @@ def test_lists_of_views_are_written_and_read(cut):
         assert agrees(f"a, b, *_ = {cut}\nk = h.clone()\nk[0] = 5\nreturn a + b, k").variants
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "call", ["torch.broadcast_tensors(h, x)", "torch.meshgrid(h[0], h[1])", "torch.meshgrid(h[0], x[1])"]
 )
@@ -283,6 +283,7 @@ def test_lists_of_views_of_several_tensors_see_writes(call, write):
         agrees(f"a, b = {call}\n{write}\nreturn a, b, h")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "dropout",
     [
@@ -317,7 +318,7 @@ STRIDED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", STRIDED)
 def test_calls_in_other_strides_write_what_the_model_writes(name):
     x = torch.randn(6, 6)

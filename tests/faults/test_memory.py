@@ -10,7 +10,7 @@ import pytest
 PROGRAM = Path(__file__).with_name("memory_of_apply.py")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc")
 def test_apply_frees_what_it_needs_no_more():
     changes = {"SPARSIFY_CXXFLAGS": "-O0", "SPARSIFY_TUNE_SECONDS": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}

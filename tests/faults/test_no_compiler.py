@@ -87,7 +87,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_process_without_a_compiler(tmp_path):
     environment = {name: text for name, text in os.environ.items() if name not in ("CXX", "SPARSIFY_CXX")}
     environment |= {"PATH": str(tmp_path), "SPARSIFY_CACHE_DIR": str(tmp_path / "cache")}

@@ -58,6 +58,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_wrapped_tensors_run_densely(sparse, call):
     given = call()

@@ -31,7 +31,7 @@ def device(tmp_path_factory):
     return made
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 def test_a_device_whose_memory_cannot_be_read(device):
     command = [sys.executable, str(HERE / "other_device_programs.py"), str(device)]

@@ -26,6 +26,7 @@ def zeros(model: nn.Module) -> set[str]:
     return {name for name, value in state.items() if (value == 0).float().mean() > 0.5}
 
 
+@pytest.mark.sampled(2)
 def test_transformers_keep_their_norms() -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     model = nn.TransformerEncoder(layer, 1).eval()
@@ -183,6 +184,7 @@ def test_loaded_models_are_not_pruned_anew(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(x), sparse(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize("how", [{"types": ["Linear"]}, {"types": ["Conv1d"]}, {}, {"ties": "share"}])
 def test_compiled_models_are_pruned_as_applied_ones(how: Any) -> None:

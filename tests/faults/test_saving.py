@@ -76,6 +76,7 @@ class Killed(BaseException):
     """The end of a process, after which nothing is tidied up."""
 
 
+@pytest.mark.sampled(2)
 def test_a_save_that_ends_at_any_step_leaves_a_whole_model(folder, monkeypatch):
     before, after = held(folder), state(applied(1))
     (folder / "notes.txt").write_text("mine")
@@ -144,6 +145,7 @@ KILLED_SAVES = """
 """
 
 
+@pytest.mark.sampled(3)
 def test_killed_processes_leave_whole_models(tmp_path):
     code = textwrap.dedent(KILLED_SAVES)
     run = subprocess.run(

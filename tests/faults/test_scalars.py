@@ -62,7 +62,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one.nan_to_num(7), other.nan_to_num(7))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_values_are_those_of_constants(dtype: torch.dtype) -> None:
     is_usual = dtype == torch.float32
@@ -76,7 +76,7 @@ def test_values_are_those_of_constants(dtype: torch.dtype) -> None:
             assert same_bits(dense(found), dense(wanted)), (text, a, b)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("text", SHARED)
 def test_one_kernel_serves_all_values(text: str) -> None:
     given = operands(text)
@@ -87,6 +87,7 @@ def test_one_kernel_serves_all_values(text: str) -> None:
     assert len(cache._memory.libraries) == count
 
 
+@pytest.mark.sampled(2)
 def test_a_thousand_values() -> None:
     x = torch.randn(50)
     for number in range(1000):
@@ -95,7 +96,7 @@ def test_a_thousand_values() -> None:
     assert len(cache._memory.libraries) <= 2  # with that of the trampoline
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "a", [0.0, -0.0, 1.0, -1.0, float("inf"), float("nan"), 2**40, 1e300, 1e-320, True, 0]
 )

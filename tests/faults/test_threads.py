@@ -159,6 +159,7 @@ def test_plain_modules_see_nothing_of_captures(in_capture, capsys):
         warnings.warn("loud", UserWarning, stacklevel=1)
 
 
+@pytest.mark.sampled(3)
 def test_compiled_models_of_torch_run_during_captures():
     """Also while fx begins to trace, and ends."""
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(3, 8)
@@ -422,6 +423,7 @@ def test_states_are_saved_while_weights_are_loaded(tmp_path, monkeypatch):
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
+@pytest.mark.sampled(2)
 def test_compiled_models():
     model = perceptron()
     sparse = sparsify.apply(model, PRUNED, torch.randn(64, 128))
@@ -486,6 +488,7 @@ def mixed(model, sparse, dense, seed, until, counts):
         counts[seed] += 1
 
 
+@pytest.mark.sampled(2)
 def test_stress():
     """`SPARSIFY_STRESS_SECONDS=300` lets it run for longer."""
     torch.manual_seed(0)

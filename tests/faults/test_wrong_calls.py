@@ -295,6 +295,7 @@ def problem(error):
     return f"another error before {text}" if is_chained else ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_errors_of_this_package_with_short_tracebacks(seed, tmp_path, monkeypatch):
     """No kernel is built: what is right up to there ends in the error of a compiler that refuses everything."""

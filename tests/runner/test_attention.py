@@ -84,7 +84,7 @@ def test_patterns_are_for_models_that_have_such_attention():
         require_attention(registry.find("bert"), "bigbird", "1,3-12", count=12)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_bert():
     pytest.importorskip(
         "transformers", reason="transformers is not installed: pip install 'sparsify-fx[text]'"

@@ -92,6 +92,7 @@ def test_dry_run_shows_the_format_that_would_be_chosen():
     assert found.rows[0].bytes_after < found.rows[0].bytes_before
 
 
+@pytest.mark.sampled(3)
 def test_a_residual_network():
     sizes = {"blocks": (2, 1), "channels": 8, "image": 32, "classes": 5}
     found = run("resnet50", overrides=sizes, sparse_weights="0.8", batch=2, seconds=0.0, quiet=True)
@@ -100,7 +101,7 @@ def test_a_residual_network():
     assert sum("Z[n,o,p]" in region.einsum for region in found.report.regions) == 3
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model", "overrides", "sizes", "regions"),
     [

@@ -108,6 +108,7 @@ def test_recipe_that_makes_nothing_sparse_is_a_negative_result(small):
     assert "no part of the model became sparse" in str(result)
 
 
+@pytest.mark.sampled(2)
 def test_tolerance_of_the_recipe_is_what_counts(small):
     exact = {
         "schema": 1,
@@ -172,7 +173,7 @@ def test_preview_lists_tensors_formats_and_programs_without_training(small, tmp_
     assert not (tmp_path / "cache/checkpoints").exists()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.model
 @pytest.mark.parametrize("name", [chosen(name, name == "cora") for name in ("cora", "citeseer", "pubmed")])
 def test_real_graphs_keep_accuracy_logits_and_gradients(data_root, name):
@@ -211,7 +212,7 @@ def test_training_steps_are_compared(runs):
     assert result.to_dict()["steps"]["ratio"] == steps.ratio
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
 def test_sampled_training_of_both_models_is_the_same(small, model):
     result = run(model, overrides=QUICK, batch_size=16, fanout="4,3", seconds=0.0, quiet=True)
@@ -223,7 +224,7 @@ def test_sampled_training_of_both_models_is_the_same(small, model):
     assert "16 nodes and 4x3 neighbours, 2 epochs" in str(result)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("weights", [None, "0.5"])
 def test_the_sparse_model_is_trained_instead_of_the_dense_one(small, monkeypatch, weights):
     trained = []
@@ -257,6 +258,7 @@ def test_losses_that_differ_are_not_verified(runs):
     assert "losses of training differ" in str(result)
 
 
+@pytest.mark.sampled(3)
 def test_pruned_weights_are_those_of_both_models(small):
     result = run("gcn", overrides=QUICK, sparse_weights="0.5", seconds=0.0, quiet=True)
     assert result.steps is not None

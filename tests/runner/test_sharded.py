@@ -11,7 +11,7 @@ from sparsify.runner.request import resolve
 from sparsify.runner.sharded import Processes, ShardedResult, run_sharded, written
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch without gloo")
 def test_processes_have_the_losses_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PRESENT)
 def test_parts_in_turn_equal_one_pass(name: str, folder: Path) -> None:
     net = model(name, torch.float64).eval()

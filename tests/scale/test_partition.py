@@ -90,6 +90,7 @@ def test_cuts_of_a_mesh(count: int, shuffled: bool, tmp_path: Path, monkeypatch:
     assert again["fingerprint"] == found["fingerprint"]  # the same choices in every run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["star", "path", "clique"])
 def test_every_part_keeps_its_limit(kind: str, tmp_path: Path) -> None:
     i = np.arange(120 if kind == "clique" else 3000)

@@ -60,7 +60,7 @@ def sharded(function: Callable[[Tensor, Tensor, Tensor], Tensor], folder: Path) 
     return sparsify.shard(Step(function), graph=folder / "parts")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function, message",
     [
@@ -94,6 +94,7 @@ def test_refusals(function: Callable[[Tensor, Tensor, Tensor], Tensor], message:
         part(part.data.x, part.data.edge_index)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function",
     [
@@ -230,6 +231,7 @@ def test_fixed_number_of_rows(folder: Path) -> None:
         part(part.data.x, part.data.edge_index)
 
 
+@pytest.mark.sampled(2)
 def test_operators_and_their_adjoints(folder: Path) -> None:
     assert sharded(lambda x, s, t: x, folder)
     plan = register(HaloPlan(3, 0, torch.empty(0, dtype=torch.int64), (0,), (0,)))

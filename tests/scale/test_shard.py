@@ -242,7 +242,7 @@ def compare(
                 assert float((one - other).abs().max()) <= most, (name, dtype)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     data = write_graph(tmp_path / "graph.pt")
@@ -259,7 +259,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     compare(tmp_path, data, 2, PRESENT, kernels, overlaps)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 def test_empty_and_unbalanced_parts(tmp_path: Path) -> None:
     data = write_graph(tmp_path / "graph.pt")
@@ -296,7 +296,7 @@ def test_checkpoints_replace_checkpoints_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("last.*")) and (tmp_path / "last").is_dir()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 def test_killed_process_is_named(tmp_path: Path) -> None:
     write_graph(tmp_path / "graph.pt")
@@ -337,7 +337,7 @@ def start(code: str, folders: list[Path]) -> list[subprocess.Popen[str]]:
     ]  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 def test_process_without_its_folder_ends_all(tmp_path: Path) -> None:
     write_graph(tmp_path / "graph.pt")

@@ -201,7 +201,7 @@ def run(rank: int, folder: str) -> None:
     leave_together(rank, Path(folder))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch without gloo")
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     run_ranks(run, (str(tmp_path),), 2)
@@ -212,6 +212,7 @@ def captured(net: nn.Module, *tensors: Tensor) -> Any:
     return capture(net, call, None).graph
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("count", "rows"), [(2, 4), (4, 3), (3, 1)])
 def test_products_are_split_where_operators_allow(count: int, rows: int) -> None:
     """Four processes do not share two groups of keys; three divide the fused weight alone."""

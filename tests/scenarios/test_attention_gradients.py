@@ -106,11 +106,12 @@ def test_gradients(name, form):
         check(TEXTS[name], size, form)
 
 
+@pytest.mark.sampled(2)
 def test_tiles_of_several_vectors():
     check(TEXTS["heads"], 40, "bcsr(16,16)")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
 def test_rows_that_add_to_columns_in_large_blocks(vector_bytes):
     """Strips of 32 rows of a block of 64; with AVX-512 all tiles are squares of 4 rows by 4 vectors."""
@@ -229,7 +230,7 @@ def test_what_is_dropped_is_drawn_again_and_not_kept():
     assert statements[-1] == "d_V[h,j,l] = sum(i, d_w1[h,i,l] * D[h,i,j])"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["bcsr(4,4)", "csr"])
 def test_second_derivatives_have_the_same_numbers(form):
     """In float64, of a fixed seed; the numbers of a seed do not depend on the dtype."""
@@ -247,7 +248,7 @@ def test_second_derivatives_have_the_same_numbers(form):
         assert torch.autograd.gradgradcheck(attend, (Q, K, V))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["bcsr(8,8)", "csr"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_halves_are_rounded_once(dtype, form):

@@ -118,7 +118,7 @@ def check(
     torch.testing.assert_close(Y, expected(stored, **inputs), **CLOSE)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("size", "block", "kept", "width", "out"),
@@ -153,6 +153,7 @@ def test_strips_of_one_head():
         check(ONE_HEAD, ONE_HEAD_STRIPS, mask(size, 1, 0.05), "bcsr(16,16)", 8, 11, threads=2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [32, 13])
 @pytest.mark.parametrize("form", ["csr", "bcsr(8,8)", "bcsr(4,8)"])
 @pytest.mark.parametrize("text", [TEXT, ONE_HEAD], ids=["heads", "one head"])
@@ -160,7 +161,7 @@ def test_without_directives_the_program_is_one_kernel(text, form, size):
     check(text, "", mask(size, 1, 0.2), form, 8, 11)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("text", "form"), [(TEXT, "csr"), (ONE_HEAD, "csr"), (ONE_HEAD, "bcsr(8,8)"), (TEXT, "bcsr(8,8)")]
 )
@@ -187,7 +188,7 @@ def test_several_results_of_one_kernel():
     torch.testing.assert_close(Y, apart[2], **CLOSE)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["bcsr(16,16)", "bcsr(64,64)", "csr"])
 @pytest.mark.parametrize("text", [TEXT, ONE_HEAD], ids=["heads", "one head"])
 def test_the_program_makes_one_kernel(text, form):
@@ -204,7 +205,7 @@ def test_chosen_strips(golden):
     golden("schedule/strips.txt", str(compile_stages(step, None, 32).schedule).replace("; ", "\n") + "\n")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_products_of_whole_tiles_are_square():
     """Register tiles: four rows by four vectors of V in place (32 registers), else rows by one vector of a copy."""
     (step,) = steps(program(TEXT, "bcsr(16,16)"))

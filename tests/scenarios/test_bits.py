@@ -50,7 +50,7 @@ def case(number: int, vector_bytes: int, threads: int, operands: dict[str, torch
     return made
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_right_at_every_width(tmp_path):
     cases = []
     for number, (columns, rows, width) in enumerate(CASES):
@@ -63,6 +63,7 @@ def test_right_at_every_width(tmp_path):
         run_compiled(prepared)
 
 
+@pytest.mark.sampled(3)
 def test_narrow_entries_are_right_at_every_width(tmp_path):
     cases = []
     for number, (columns, rows, width, stored) in enumerate(NARROW):
@@ -133,6 +134,7 @@ def test_bits_of_whole_rows(format):
                 evaluate_kernel(LAYER, schedule="pos k p W; order t, n, p", **operands)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [64, 16, 0])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int8], ids=str)
 def test_rows_times_bits_with_values_of_bool(dtype, width):

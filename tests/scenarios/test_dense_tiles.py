@@ -46,7 +46,7 @@ def schedule(text: str, lanes: int, columns: int, item_bytes: int = 4) -> str:
     return str(next(found))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("vector_bytes", "threads"), [(64, 2), (32, 1), (16, 2)])
 @pytest.mark.parametrize("text", TEXTS)
 def test_right_for_all_shapes(text, vector_bytes, threads):

@@ -85,7 +85,7 @@ def test_largest_entries_of_rows(dtype, selection):
         assert len(left["Y"]) == sum(min(selection.kept, size, count - at) for at in range(0, count, size))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("vector_bytes", [0, 64])
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16])

@@ -21,7 +21,7 @@ def drawn(*shape, dtype=torch.complex128, seed=0):
     return torch.randn(shape, dtype=dtype, generator=generator, requires_grad=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", PROGRAMS)
 @pytest.mark.parametrize("kinds", ["ccc", "rcc", "crr"])
 def test_complex_gradients(text, kinds):

@@ -50,7 +50,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pairs
 def test_products(one, other):
     A, S, X = drawn(one, 7, 9), drawn(other, 9, 6), drawn(other, 9, 5, seed=1)
@@ -62,7 +62,7 @@ def test_products(one, other):
     check(sparsify.einsum("ij,ik,jk->ij", stored, Q, K), contracted("ij,ik,jk->ij", A, Q, K))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pairs
 def test_sums_and_products_of_patterns(one, other):
     A, B = drawn(one, 7, 9), drawn(other, 7, 9, seed=1)
@@ -75,7 +75,7 @@ def test_sums_and_products_of_patterns(one, other):
     check(stored / ones, A / ones)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pairs
 def test_comparisons(one, other):
     A, B = drawn(one, 7, 9), drawn(other, 7, 9, seed=1)
@@ -89,7 +89,7 @@ def test_comparisons(one, other):
         check(sparsify.evaluate("Y[i,j] = max(A[i,j], B[i,j])", A=stored, B=B), torch.maximum(A, B))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_reductions(dtype):
     A = drawn(dtype, 7, 9)
@@ -120,6 +120,7 @@ def test_tensors_keep_their_dtype(dtype):
         assert torch.equal(converted.to_dense(), A.to(other))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integers_wrap_around_and_round_as_in_torch(dtype):
     low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
@@ -148,6 +149,7 @@ UNARY = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 def test_functions_of_complex_numbers(dtype):
     generator = torch.Generator().manual_seed(0)
@@ -181,7 +183,7 @@ def test_numbers_from_matrices_of_16_bit_floats(form, dtype):
     check(sparsify.evaluate("s = A[i,j] * x[j]", A=stored, x=x), (A.float() @ x.float()).sum().to(dtype))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int64], ids=str)
 @pytest.mark.parametrize("name", ["round", "floor", "ceil", "trunc"])
 def test_roundings(name, dtype):

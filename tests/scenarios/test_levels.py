@@ -35,7 +35,7 @@ def arrays(shape):
     return random(shape[1], 5), random(shape[1]), random(3, shape[1]), random(*shape)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("form", FORMATS)
 def test_products(form, shape):
@@ -48,7 +48,7 @@ def test_products(form, shape):
     close(torch.nn.functional.linear(X, A), X @ dense.T)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "form, other",
     [
@@ -107,7 +107,7 @@ def test_results_that_do_not_fit_their_groups_are_refused():
         sparsify.evaluate("C[i,j] = A[i,j] + S[i,j]", format="nm(2, 4)", A=A, S=S)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("form", [*FORMATS, "j-i: dense, i: dense"])
 def test_gradients(form):
     A, _ = matrix(form, SHAPES["cut"])
@@ -131,6 +131,7 @@ def test_gradients(form):
     assert torch.autograd.gradcheck(of, leaves)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "form, fill",
     [

@@ -103,7 +103,7 @@ def test_gates_stored_by_tokens(form):
         check(PLAIN, operands(PLAIN, 23, 5, 17, 33), form)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("vector_bytes", "dtype"),
     [
@@ -231,7 +231,7 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("text", "form", "shape", "vector_bytes"), GRADIENTS)
 def test_gradients_are_one_kernel(text, form, shape, vector_bytes):
     given = operands(text, *shape)
@@ -254,6 +254,7 @@ def test_gradients_are_one_kernel(text, form, shape, vector_bytes):
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)  # sums of products of sums
 
 
+@pytest.mark.sampled(2)
 def test_gradients_read_chosen_experts_alone():
     given = operands(PLAIN, 23, 5, 17, 33)
     given["U"][-1] = given["V"][-1] = torch.nan
@@ -265,6 +266,7 @@ def test_gradients_read_chosen_experts_alone():
     assert not mine["V"].grad[-1].any()
 
 
+@pytest.mark.sampled(2)
 def test_second_derivatives():
     given = operands(SINGLE, 5, 3, 4, 6, torch.float64)
     gate = sparsify.tensor(given["G"], "csc")

@@ -57,7 +57,7 @@ def entries(operand: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return operand.to_dense().double().numpy(), mask.numpy()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("form", "shape"),
     [(form, shape) for form in FORMATS for shape in (SHAPES if form in ("dense", "csr") else SHAPES[-2:])],
@@ -71,7 +71,7 @@ def test_places_in_rows_and_columns(form, shape):
             check(f"I[j] = {name}(i, X[i,j])", place(X, 0), X=stored(X, form))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool], ids=str
 )
@@ -86,7 +86,7 @@ def test_places_in_all_dtypes(form, dtype):
         )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("fill", [-1.0, 2.0, torch.inf, -torch.inf, torch.nan], ids=str)
 @pytest.mark.parametrize("form", ["csr", "csc", "bcsr(2,2)"])
 def test_entries_that_are_not_stored_have_the_fill(form, fill):
@@ -95,6 +95,7 @@ def test_entries_that_are_not_stored_have_the_fill(form, fill):
         check(f"I[i] = {name}(j, X[i,j])", place(X, 1), X=stored(X, form, fill))
 
 
+@pytest.mark.sampled(3)
 def test_places_along_any_mode():
     X = values(5, 6, 7)
     for form in ("dense", "csf", "dense, compressed, compressed"):
@@ -103,6 +104,7 @@ def test_places_along_any_mode():
         check("I[i,j] = argmin(k, X[i,j,k])", X.argmin(2), **given)
 
 
+@pytest.mark.sampled(2)
 def test_places_of_expressions_and_in_expressions():
     """Compared values are computed once: recomputation with fused multiply-add could differ in the last place."""
     made = torch.Generator().manual_seed(0)

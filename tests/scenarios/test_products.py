@@ -67,6 +67,7 @@ def test_all_permutations_of_formats(seventh, tmp_path):
         run_compiled(prepared)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "formats",
     [

@@ -48,6 +48,7 @@ def transposition() -> tuple[str, dict[str, torch.Tensor], torch.Tensor]:
     return "C[i,j] = A[j,i] + 2", {"A": A}, (A.T + 2).contiguous()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))
 @pytest.mark.parametrize("make", [product, sparse_product, blocked_product, linear, transposition])
 def test_right_or_refused(make, first):

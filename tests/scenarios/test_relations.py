@@ -57,6 +57,7 @@ def softmax(E: SparseTensor, a, b, w, z) -> torch.Tensor:
     return found / torch.where(total == 0, 1, total)[..., None]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_softmax_over_edges_with_data_of_their_own_is_one_kernel(layout, size) -> None:
@@ -68,7 +69,7 @@ def test_softmax_over_edges_with_data_of_their_own_is_one_kernel(layout, size) -
     torch.testing.assert_close(found, softmax(E, **given))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vector_bytes", [0, 16, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_vectors_of_all_widths(vector_bytes, dtype) -> None:
@@ -80,7 +81,7 @@ def test_vectors_of_all_widths(vector_bytes, dtype) -> None:
             torch.testing.assert_close(found, softmax(E, **given))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("size", [(6, 20, 2, 3), (2, 3, 1, 1), (3, 0, 2, 2)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients(layout, size) -> None:
@@ -224,6 +225,7 @@ def test_gradients_are_a_kernel_over_rows_and_one_over_columns(layout) -> None:
     torch.testing.assert_close(torch.autograd.grad(found, [*leaves.values()], cotangent), wanted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_heads_beside_each_other_and_rows_in_parts(layout) -> None:
     """All heads of an entry in a vector for constant extents; heavy rows by every storage method."""

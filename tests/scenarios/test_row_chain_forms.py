@@ -89,7 +89,7 @@ def test_results_and_gradients(name, form):
             torch.testing.assert_close(one.double(), other, **CLOSE, msg=lambda m, n=n: f"d_{n}: {m}")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("way", "form"),
     [("strip", "bcsr(16,16)"), ("online", "bcsr(16,16)"), ("recomputed", "bcsr(16,16)"), ("online", "csr")],

@@ -62,6 +62,7 @@ def schedules(text: str, operands: dict[str, torch.Tensor]) -> list[str]:
     return [str(beam.completed(one.schedule, given)[0]) for one in beam.search(given, 40)[0]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_right_or_refused(first):
     right = 0

@@ -60,7 +60,7 @@ def given(
     return {"X": X, "W": sparsify.tensor(weight(outputs, columns, density, dtypes[1]), format), "b": b}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_right_at_every_width(tmp_path):
     cases = []
     for number, (outputs, columns, rows, format, width, dtypes) in enumerate(CASES):
@@ -87,7 +87,7 @@ def test_empty_and_full_weights(density):
 LISTS, COLUMNS = "i: dense, j: compressed", "j: dense, i: compressed"
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("format", "stored"),
     [
@@ -119,6 +119,7 @@ def test_lanes_look_up_what_lies_in_registers():
     assert "lookup" not in generated.stages.cpp
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rows", "columns"), [(21, 150), (70, 150), (9, 2**16 + 1)])
 def test_many_rows_of_x_are_tiles_that_are_turned(rows, columns):
     """X is transposed in tiles if a tile of all columns fits the near cache; otherwise rows are computed one by one."""

@@ -50,6 +50,7 @@ def test_product(name, shape, threads):
     check(TEXT, SCHEDULES[name], given, expected, threads=threads)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("vector_bytes", "dtype"),
     [(0, torch.float32), (16, torch.float32), (16, torch.float64), (32, torch.float64)],
@@ -120,6 +121,7 @@ def test_refused(schedule, message):
         lowered(TEXT, schedule, given)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns, tile", [(2, 2), (3, 4), (5, 8), (8, 8), (9, 16)])
 def test_few_columns_are_part_of_a_register(columns: int, tile: int) -> None:
     given, expected = operands(300, 200, columns, torch.float32, density=0.2)

@@ -174,7 +174,7 @@ CONTRADICTING = (
 ROWS = (*SUMS, *ENTRIES, *FILLED, *PLACES, *PROGRAMS, *CONTRADICTING)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", range(len(ROWS)), ids=lambda n: ROWS[n][0][:40])
 def test_as_dense(number):
     """Each in one format, another one in each row."""

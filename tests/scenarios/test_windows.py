@@ -73,7 +73,7 @@ SELECTIONS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text, select", SELECTIONS, ids=[text for text, _ in SELECTIONS])
 @pytest.mark.parametrize("form", ["dense", *MATRICES])
 def test_selections(text, select, form):
@@ -130,7 +130,7 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text, shapes, sizes", GRADIENTS, ids=[row[0] for row in GRADIENTS])
 def test_gradients(text, shapes, sizes):
     operands = [normal(*shape, seed=n).requires_grad_() for n, shape in enumerate(shapes.values())]
@@ -170,12 +170,13 @@ def test_threads_share_no_positions_of_one_operand_of_a_sum():
     torch.testing.assert_close(dense(found), x * (A.T + turned))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_random_programs(tmp_path):
     done = lowered("windowed", range(26))
     assert len(done) > 15
     run(done[:12], tmp_path)
 
 
+@pytest.mark.sampled(2)
 def test_random_gradients():
     assert len(lowered("windowed adjoint", range(20))) > 5

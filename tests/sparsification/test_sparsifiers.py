@@ -56,6 +56,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("sparsifier", "mask"), CASES, ids=lambda case: str(case)[:30])
 def test_what_stays(sparsifier, mask):
     """In each format the same entries, and the values of the dense tensor."""
@@ -158,6 +159,7 @@ def test_blocks_live_and_die_together():
     assert sparsifiers.BlockFraction(0.5, (2, 3, 4)).mask(cube).sum() == 4 * 24
 
 
+@pytest.mark.sampled(2)
 def test_operands_may_have_any_name():
     """Operands of conditions are neither index variables nor tensors of the kernel."""
     for name in ("a", "b", "i", "T", "M", "Y", "seed"):
@@ -214,6 +216,7 @@ def test_shapes(shape):
         assert torch.equal(found.to_dense(), torch.where(mask, tensor, 0))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(40, 50), (500,), (6, 20, 30), (3, 4, 20, 30)])
 def test_draws_depend_on_coordinates_alone(shape):
     ones = torch.ones(shape)
@@ -266,7 +269,7 @@ def test_gradients_reach_what_stays(own, by_kernel, monkeypatch):
 PRODUCT = "Y[i,k] = relu(sum(j, X[i,j] * W[k,j]))"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("format", ["csr", "csc", "coo"])
 @pytest.mark.parametrize("own", [case[0] for case in CASES[:5]], ids=str)
 def test_inside_the_kernel(own, format):
@@ -323,6 +326,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "own, format, dtype",
     [

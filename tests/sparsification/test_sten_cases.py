@@ -42,6 +42,7 @@ class SparseLinear(nn.Module):
         return self.linear(input, self.weight, self.bias)
 
 
+@pytest.mark.sampled(2)
 def test_an_mlp_from_scratch():
     """Results and gradients are those of dense layers with the same zeros; gradients lie on the patterns."""
     torch.manual_seed(0)
@@ -139,6 +140,7 @@ def test_custom_implementations():
     assert len(seen) == 1
 
 
+@pytest.mark.sampled(3)
 def test_a_layer_of_bert():
     """Appendix A.1: weights by magnitude in CSR, a random tenth of what GELU gives, by the page's recipe."""
     layer = small_layer().double()
@@ -197,6 +199,7 @@ def small_layer():
     return modeling.BertLayer(config).eval()
 
 
+@pytest.mark.sampled(2)
 def test_the_builder_of_appendix_a1():
     """Its names of weights, the name of the result of GELU, and the rules that it makes."""
     model = small_layer()

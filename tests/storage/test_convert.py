@@ -11,7 +11,7 @@ from sparsify.storage.interop.tensors import tensor
 from tests.storage.generate import FORMATS, MATRIX_FORMATS, Case, cases
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", sorted({case.format for case in cases()}))
 @pytest.mark.parametrize("fill", [0.0, float("-inf")])
 def test_round_trip(form, fill):
@@ -30,7 +30,7 @@ def test_round_trip(form, fill):
         assert torch.equal(dense[tuple(coordinates)].reshape(-1), values), case
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 @pytest.mark.parametrize("content", ["random", "none", "all"])
 def test_every_format_to_every_format(rank, content):
@@ -46,6 +46,7 @@ def test_every_format_to_every_format(rank, content):
             assert torch.equal(converted.to_dense(), dense), (case, target)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("source", MATRIX_FORMATS)
 def test_twin_moves_values(source):
     stored = Case(source, (7, 9), "random").stored()

@@ -55,7 +55,7 @@ def test_attributes():
     assert stored.with_fill(1.0).values().data_ptr() == stored.values().data_ptr()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", MATRIX_FORMATS)
 def test_values_to_tensor_to_dense_is_differentiable(form):
     stored = Case(form, (3, 5), "random").stored()
@@ -361,7 +361,7 @@ def test_operators_of_the_table_come_first():
         del operators[torch.trace]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function",
     [

@@ -45,6 +45,7 @@ def test_all_names_are_imported_by_a_star():
     assert names["einsum"] is torch.einsum and names["relu"] is real.relu
 
 
+@pytest.mark.sampled(2)
 def test_the_compiler_is_not_loaded_before_a_sparse_tensor_is_made():
     code = "import sys, sparsify.torch as t; t.eye(3) + 1; sys.exit('sparsify.compiler' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

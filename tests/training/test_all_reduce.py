@@ -67,7 +67,7 @@ def run(rank: int, folder: str) -> None:
     leave_together(rank, Path(folder))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="torch without gloo")
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     run_ranks(run, (str(tmp_path),), 2)

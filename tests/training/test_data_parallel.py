@@ -109,7 +109,7 @@ def run(rank: int, folder: str) -> None:
     leave_together(rank, Path(folder))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_gradients_are_reduced_within_the_backward_pass(tmp_path: Path) -> None:
     """Buckets, masks that differ, accumulated gradients, and torch's DistributedDataParallel."""
     run_ranks(run, (str(tmp_path),), 2)

@@ -151,7 +151,7 @@ def test_errors_change_nothing():
     assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["rigl", "set", "gmp"])
 def test_masks_of_an_applied_model_reach_its_kernels(method):
     torch.manual_seed(0)
@@ -202,6 +202,7 @@ def rank_of_two(rank, file, results):
     leave_together(rank, Path(results).parent)
 
 
+@pytest.mark.sampled(3)
 def test_two_processes_have_the_same_masks(tmp_path):
     run_ranks(rank_of_two, (str(tmp_path / "group"), str(tmp_path / "masks")), 2)
     first, second = (torch.load(tmp_path / f"masks{rank}.pt") for rank in range(2))
@@ -221,6 +222,7 @@ class Shared(nn.Module):
         return self.last(self.first(self.first(x).tanh()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_read_twice", [False, True])
 def test_dense_gradients_of_kernels_are_those_of_the_dense_model(is_read_twice, monkeypatch):
     net = Shared().double().train() if is_read_twice else model().train()

@@ -61,7 +61,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to_dense()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_entries_that_stay_keep_everything(format, kind) -> None:

@@ -67,6 +67,7 @@ def turns(monkeypatch) -> list[float]:
     return times
 
 
+@pytest.mark.sampled(2)
 def test_weights_turn_to_kernels_once_they_are_faster(turns) -> None:
     run, plain = Run(), Run(is_applied=False)
     held = run.weights()

@@ -10,7 +10,7 @@ tensors of the result's shape.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -165,14 +165,32 @@ def convolution(
             f"{packing.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
         )
     lanes = max(1, vector_bytes(draft.options) // dense_weight.itemsize)
-    has_rows = grid.is_by_rows(lanes)
-    product = Product(program, node, weight, windowed_sum, mark, grid, packing, has_rows)
+    product = Product(program, node, weight, windowed_sum, mark, grid, packing, grid.is_by_rows(lanes))
     try:
-        result_value = product.result_value
+        computed = product.computed(unfused, taken)
+        *_, last = computed
+        if grid.has_whole_vectors(lanes) and any(
+            reads_padded(program, reader, last) for reader in last.users
+        ):
+            product = replace(product, has_rows=True)
+            computed = product.computed(unfused, taken)
     except Refusal as refusal:
         return str(refusal)
-    behind = epilogue(program, node, product.entry, product.read, unfused, taken)
-    return convolution_region(product, {node: result_value, **behind}, draft.recipe.compile)
+    return convolution_region(product, computed, draft.recipe.compile)
+
+
+def reads_padded(program: ModelProgram, node: fx.Node, image: fx.Node) -> bool:
+    """Whether a node is a convolution with a marked weight that reads a tensor inside padded images."""
+    weight = next((read for read in node.all_input_nodes if isinstance(info(read).mark, Mark)), None)
+    if weight is None or not has_windows(weight) or node.name not in program.statements:
+        return False
+    try:
+        found = windowed(program, node, weight)
+    except Refusal:
+        return False
+    return (
+        found is not None and found.image is image and Grid(found.windows, (1,) * len(found.windows)).can_hold
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +269,15 @@ class Product:
     def entry(self) -> tuple[Index, ...]:
         """The indices of an entry of the result."""
         return (Index("n"), *ROW, *pixels(self.grid, self.has_rows))
+
+    def computed(self, unfused: Collection[str], taken: Collection[fx.Node]) -> dict[fx.Node, Expr]:
+        """The nodes of the region, with their values.
+
+        Raises:
+            Refusal: the statement of the convolution reads something other than a vector over outputs.
+        """
+        first = {self.node: self.result_value}
+        return first | epilogue(self.program, self.node, self.entry, self.read, unfused, taken)
 
     @property
     def value(self) -> Tensor:

@@ -47,7 +47,7 @@ def windows_behind(region: Region, readers: Sequence[Region]) -> tuple[Window, .
             return None
         if position(reader, region.output) == reader.layout.places.image:
             found.add(reader.layout.windows)
-            if reader.layout.example.interior(1) is None:
+            if not reader.layout.example.can_hold:
                 return None
     is_read_there_alone = all(user in covered for user in region.output.users)
     return found.pop() if is_read_there_alone and len(found) == 1 else None

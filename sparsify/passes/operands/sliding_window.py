@@ -151,6 +151,15 @@ class Grid:
         *outer, row = self.results
         return prod(outer) * _vectors(row, lanes) <= ROW_LANES * _vectors(self.count, lanes)
 
+    def has_whole_vectors(self, lanes: int) -> bool:
+        """Whether rows of results fill vectors."""
+        return self.results[-1] % lanes == 0
+
+    @cached_property
+    def can_hold(self) -> bool:
+        """Whether padded images hold images as one part: a single phase, with padding."""
+        return not self.is_plain and all(window.stride == 1 for window in self.windows)
+
     @cached_property
     def is_whole(self) -> bool:
         """Whether nothing lies between rows."""
@@ -248,7 +257,7 @@ class Grid:
         >>> print(Grid((Window(3, padding=1), Window(3, padding=1)), (32, 32)).interior(16))
         in rows of 18511 from 35 by 1156, 34, 1
         """
-        if self.is_plain or any(window.stride > 1 for window in self.windows):
+        if not self.can_hold:
             return None
         if channels not in self._interiors:
             first = sum(w.padding * step for w, step in zip(self.windows, self.steps, strict=True))

@@ -60,6 +60,7 @@ def values(random, dtype, count):
     return random.integers(-11, 12, count).astype(dtype)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", SIZES)
 def test_arithmetic(dtype, width, random):

@@ -44,7 +44,7 @@ def test_forms_with_extents():
     assert form.substituted("j", Affine((("i", 1),))) == Affine((), -1, 1, (("i", 1),))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("length", [7, 5])
 @pytest.mark.parametrize("width", [0, 16, None])
 def test_entries_by_distance(length, width):

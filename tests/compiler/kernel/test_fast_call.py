@@ -377,6 +377,7 @@ def test_inference_mode() -> None:
     assert sparsify.einsum(SPMM, a, learned).requires_grad
 
 
+@pytest.mark.sampled(2)
 def test_gradients_of_every_operand() -> None:
     a = sparsify.tensor(DENSE.double(), "csr")
     x, y = (columns(n, n, dtype=torch.float64, requires_grad=True) for n in (3, 4))
@@ -467,6 +468,7 @@ def test_wrong_numbers_of_operands() -> None:
             kernel(*operands)
 
 
+@pytest.mark.sampled(2)
 def test_more_frames_than_the_table_has() -> None:
     a = matrix()
     for _ in range(2):

@@ -106,6 +106,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
     return noted
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TEXTS)
 def test_known_calls_leave_out_the_slow_path(name: str, slow: list[Kernel]) -> None:
     text = TEXTS[name]
@@ -137,7 +138,7 @@ def test_evaluate_takes_it_too(name: str, slow: list[Kernel]) -> None:
     assert slow == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TEXTS)
 def test_patterns_and_sizes_may_change(name: str, slow: list[Kernel]) -> None:
     text = TEXTS[name]
@@ -182,6 +183,7 @@ def outcome(compute: Callable[[], Any]) -> Any:
     return found.dtype, found.detach().tolist(), found.requires_grad
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("name", ["layers", "linear", "attention"])
 def test_other_operands_end_as_on_the_slow_path(name: str, other: str) -> None:
@@ -196,6 +198,7 @@ def test_other_operands_end_as_on_the_slow_path(name: str, other: str) -> None:
         assert outcome(lambda: kernel(*listed)) == slowly
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["layers", "linear", "attention"])
 def test_training_steps(name: str, slow: list[Kernel]) -> None:
     """Gradients, also after calls without and before calls with them, and of second order."""
@@ -233,6 +236,7 @@ def test_later_training_steps_plan_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert planned_programs == []
 
 
+@pytest.mark.sampled(2)
 def test_temporaries_are_let_go(slow: list[Kernel]) -> None:
     given = operands(LAYERS, 2048)
     given["X"] = torch.randn(2048, 32).double()
@@ -258,6 +262,7 @@ def test_temporaries_are_let_go(slow: list[Kernel]) -> None:
     assert counts == [sys.getrefcount(value) for value in (*listed, small["A"].pattern)]
 
 
+@pytest.mark.sampled(2)
 def test_threads_call_at_once() -> None:
     sizes = [operands(LAYERS, rows, rows) for rows in range(4, 84)]
     kernel, _ = steps_apart(LAYERS, sizes[0])
@@ -411,7 +416,7 @@ def test_other_dtypes_than_those_of_a_kernel_have_no_frame() -> None:
         assert run((torch.ones(3).double(),)) == "the slow path"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("subscripts", ["ij,ik,kj->ij", "ij,jk,ki->", "ji,jk->ki"])
 def test_the_first_function_of_python_gets_operands_in_the_formats_of_its_plan(subscripts: str) -> None:
     """Kernels that permute or assemble in each call are such functions, and check nothing themselves."""

@@ -18,6 +18,7 @@ def thin():
     return torch.rand(7, 9) * (torch.rand(7, 9) < 0.4)
 
 
+@pytest.mark.sampled(3)
 def test_compiles_as_one_graph_with_gradients():
     torch._dynamo.reset()
     weight, x = nn.Parameter(tensor(thin())), torch.rand(3, 9, requires_grad=True)

@@ -96,6 +96,7 @@ def test_schedules_with_and_without_threads_take_the_same_arguments() -> None:
     assert alone.sizes == shared.sizes and alone.buffers == shared.buffers
 
 
+@pytest.mark.sampled(2)
 def test_many_sizes_end_in_the_kernel_for_all(own_cache: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "LIMIT", 2)
     best = product_step(matrix(), 16).variants.best
@@ -131,6 +132,7 @@ def test_kernels_keep_no_operands() -> None:
     assert kept() is None, f"held by {[type(holder) for holder in gc.get_referrers(kept())]}"
 
 
+@pytest.mark.sampled(2)
 def test_a_changed_compiler_finds_nothing(own_cache: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     program = product_step(matrix(), 16).program
     compile_program(program, options=own_cache)
@@ -178,6 +180,7 @@ def test_patterns_of_one_shape_have_the_kernel_of_their_density(own_cache: Optio
     assert calls[0] is not calls[1]
 
 
+@pytest.mark.sampled(2)
 def test_a_measured_schedule_is_preferred_for_about_these_sizes(own_cache: Options) -> None:
     a, b = matrix(), torch.randn(53, 64)
     kernel, _ = einsum_kernel("ij,jk->ik", (a, b), None, None)

@@ -25,7 +25,7 @@ def sums(function: str, dtype: str, lanes: int, count: int, targets: int):
     return kernel("", f"A:{dtype} >Y:{dtype}", Block(tuple(body)))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("function", ["add", "mul", "min", "max"])
 @pytest.mark.parametrize(("dtype", "lanes"), [("float32", 4), ("float32", 8), ("float64", 4)])
 @pytest.mark.parametrize(("count", "targets"), [(7, 7), (8, 4), (8, 8), (3, 1)])

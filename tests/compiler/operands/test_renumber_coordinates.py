@@ -103,6 +103,7 @@ def test_gradients_of_huge_products_are_sparse(memory):
         assert abs(value - by_row.get(j, 0.0) - by_column.get(i, 0.0)) < 1e-9
 
 
+@pytest.mark.sampled(3)
 def test_csr_products_whose_dense_form_would_not_fit(memory):
     """300,000 x 300,000: 360 GB as a dense matrix."""
     rows = 300_000
@@ -116,7 +117,7 @@ def test_csr_products_whose_dense_form_would_not_fit(memory):
     assert gradient.pattern is A.pattern
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["dcsr", "coo", "dcsc"])
 @pytest.mark.parametrize("subscripts", ["ij,jk->ik", "ij,ik->jk", "ij->j", "ij,kj->ki"])
 def test_coordinates_counted_anew_give_the_same(subscripts, form, monkeypatch):

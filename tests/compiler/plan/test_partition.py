@@ -157,7 +157,7 @@ def quick_builds():
         yield
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(("dtype", "vector_bytes"), [(torch.float32, 64), (torch.float64, 32)])
 def test_results_and_gradients(name, dtype, vector_bytes):
@@ -186,7 +186,7 @@ def test_results_and_gradients(name, dtype, vector_bytes):
         assert len(kernel.generated) == count
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 1), (4, 3), (0, 4)])
 def test_small_and_empty_extents(name, rows, width):
@@ -268,7 +268,7 @@ def test_groups_are_convex():
     torch.testing.assert_close(sparsify.evaluate(text, **operands), wanted)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_long_rows_stay_apart():
     """One thread would take the longest row for all statements."""
     full = uniform(20_000, 20_000, 2).to_dense()

@@ -30,7 +30,7 @@ def check_einsum(subscripts, dense, given):
     torch.testing.assert_close(value(found), torch.einsum(subscripts, *dense))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", range(len(CONTRACTIONS)), ids=lambda n: " ".join(CONTRACTIONS[n]))
 def test_contractions(number):
     """Each in one choice of formats, another one in each row."""
@@ -43,7 +43,7 @@ def test_contractions(number):
     check_einsum(subscripts, dense, given)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("third", sampled(range(3), 3))
 @pytest.mark.parametrize("number", range(len(CONTRACTIONS)), ids=lambda n: " ".join(CONTRACTIONS[n]))
@@ -56,7 +56,7 @@ def test_contractions_in_all_formats(number, third):
             check_einsum(subscripts, dense, given)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(len(HABITS)), ids=lambda n: f"{HABITS[n][0]} {HABITS[n][1]}")
 def test_habits(number):
     subscripts, kinds, shapes = HABITS[number]
@@ -83,7 +83,7 @@ def check_statement(text, reference, forms):
     torch.testing.assert_close(value(found), reference(**dense))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", range(len(STATEMENTS)), ids=lambda n: STATEMENTS[n][0][:40])
 def test_statements(number):
     forms = ("csr", "coo", "csc", "dcsr")
@@ -93,14 +93,14 @@ def test_statements(number):
 MORE_FORMATS = (("csr", "csr", "csr"), ("coo", "csr", "dcsc"), ("dcsr", "csc", "coo"), ("csr", "coo", "dcsr"))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("number, forms", sampled(product(range(len(STATEMENTS)), MORE_FORMATS), 3), ids=str)
 def test_statements_in_more_formats(number, forms):
     check_statement(*STATEMENTS[number], forms)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr", "bcsr(2,2)", "ell"])
 def test_results_in_formats(form):
     a, b = drawn(6, 6), drawn(6, 6, seed=1)
@@ -163,7 +163,7 @@ def test_gradients(text, shapes):
     check_gradients(text, shapes, {1: "compressed", 2: "csr", 3: "csf"})
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text, shapes, form",
@@ -201,7 +201,7 @@ HUGE_ONES = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", range(len(HUGE_ONES)), ids=lambda n: " ".join(HUGE_ONES[n]))
 def test_operands_whose_dense_form_would_not_fit(number):
     """Tensors of extent 10^6 in each mode with entries at a few coordinates, compared with tensors of those alone."""

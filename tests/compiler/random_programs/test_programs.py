@@ -45,7 +45,7 @@ def run(
             raise
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("kind", "seeds", "least"),
     [
@@ -69,7 +69,7 @@ def test_interpreters_agree(kind, seeds, least):
     assert len(lowered(kind, seeds)) >= least
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_optimised_kernels_agree(tmp_path):
     """Kernels with the compiler flags of users."""
     kinds = ("plain", "offered", "typed", "reduced", "special", "assembled")
@@ -91,7 +91,7 @@ def test_packed_kernels_agree(tmp_path, compiler):
     run(done, tmp_path, compiler)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_rows_that_threads_share_agree(tmp_path):
     """All widths of vectors, on one thread and on two."""
     done = lowered("rows", range(32), interpreted=False)
@@ -101,7 +101,7 @@ def test_rows_that_threads_share_agree(tmp_path):
     run(shared, tmp_path)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_sums_scattered_into_padded_rows_agree(tmp_path):
     """All widths of vectors; on one thread and on two."""
     rows = {"directive precompute in memory", "directive precompute of in memory"}
@@ -111,7 +111,7 @@ def test_sums_scattered_into_padded_rows_agree(tmp_path):
     run(padded, tmp_path)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", sampled(range(1000, 1040, 10), 4))
 def test_many_programs(first, tmp_path):

@@ -68,6 +68,7 @@ def test_sums_that_pick_nothing_take_whole_registers(entries: int, expected: str
     assert expected in chosen("ij->i", (sparsify.tensor(torch.eye(3), "csr"),), sizes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(
     "count, vector_bytes", [(4, 64), (8, 64), (16, 64), (4, 32), (8, 32), (4, 16), (2, 0)]

@@ -32,7 +32,7 @@ def gradients(run, parameters, *args):
     return torch.autograd.grad(run(*args).square().sum(), parameters)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layer", ["GCNConv", pytest.param("SAGEConv", marks=pytest.mark.slow)])
 def test_compiled_backward_runs_no_forward_again(layer, counted):
     model, sparse = applied(getattr(geometric, layer))
@@ -45,6 +45,7 @@ def test_compiled_backward_runs_no_forward_again(layer, counted):
     assert counted == ["region_1", "region_2"]
 
 
+@pytest.mark.sampled(2)
 def test_compiled_for_other_graphs_and_modes():
     model = TwoLayers(geometric.GCNConv).eval()
     x, edge_index = graph()
@@ -57,6 +58,7 @@ def test_compiled_for_other_graphs_and_modes():
     assert len(sparse.variants) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 def test_inductor():
     model, sparse = applied(geometric.GCNConv)

@@ -155,7 +155,7 @@ class Pooling(nn.Module):
         return geometric.global_mean_pool(self.after(x, edge_index), batch)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["TopKPooling", "SAGPooling"])
 def test_pooling_of_nodes(kind):
     model = Pooling(getattr(geometric, kind)).double()

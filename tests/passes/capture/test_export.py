@@ -52,6 +52,7 @@ def run(captured, model, *args):
 LAYERS = [geometric.GCNConv, geometric.SAGEConv, gin, HandWritten, Own, Renamed]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
 def test_edge_index_models_are_captured(layer):
     torch.manual_seed(0)
@@ -69,7 +70,7 @@ def test_edge_index_models_are_captured(layer):
         assert torch.allclose(w, h, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", [pytest.param("coo", marks=pytest.mark.slow), "csr"])
 @pytest.mark.parametrize("layer", [Kipf, KipfMatmul, *LAYERS[:3]], ids=lambda layer: layer.__name__)
 @pytest.mark.filterwarnings("ignore")  # torch and PyG warn about CSR being in beta

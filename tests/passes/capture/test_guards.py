@@ -66,6 +66,7 @@ class Branches(torch.nn.Module):
         return y + 1 if x.shape[0] + x.shape[1] > 30 else y
 
 
+@pytest.mark.sampled(2)
 def test_branches_on_extents():
     recipe = {
         "schema": 1,

@@ -124,6 +124,7 @@ def test_gradients_are_those_of_the_kernel(model, monkeypatch, tmp_path, name):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_copies_traces_and_inference(model, monkeypatch, tmp_path, name):
     won_by(monkeypatch, name)
@@ -157,6 +158,7 @@ def test_what_was_timed_is_found_again_and_loaded(model, monkeypatch, tmp_path):
         torch.testing.assert_close(second(*graph()), model(*graph()), **CLOSE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "agreeing", "told"),
     [("", 1, ": the kernel runs"), (OTHERS[0], 2, " (other work disturbed it): the kernel runs")],
@@ -169,6 +171,7 @@ def test_the_kernel_stays(model, monkeypatch, tmp_path, name, agreeing, told):
     assert all(told in note and "timed " in note for note in notes(sparse))
 
 
+@pytest.mark.sampled(2)
 def test_it_is_switched_off_with_all_timing(model, monkeypatch, tmp_path):
     met = won_by(monkeypatch, "torch's CSR")
     with options.override(tune_seconds=0.0, cache_dir=tmp_path):
@@ -178,6 +181,7 @@ def test_it_is_switched_off_with_all_timing(model, monkeypatch, tmp_path):
     assert not notes(applied(model, graph(), tmp_path, trainable=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backends", "names"),
     [(["own"], ()), (["own", "torch_sparse"], OTHERS[:1]), (["own", "torch"], OTHERS[1:2])],

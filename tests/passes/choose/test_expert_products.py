@@ -9,7 +9,7 @@ from sparsify.passes.choose.expert_products import expert_products
 from tests.scenarios.test_mixture import CLOSE, GATED, PLAIN, QUICK, SINGLE, operands
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("text", [PLAIN, GATED, SINGLE])
 @pytest.mark.parametrize("tokens", [1, 2, 19])

@@ -80,7 +80,7 @@ WEIGHTS: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.Tensor, str,
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights(name):
     function, shape, x, operator, words = WEIGHTS[name]
@@ -185,6 +185,7 @@ def test_the_place_of_an_operator():
     assert [(entry["op"], entry["scope"]) for entry in dense] == [("embedding", "table")]
 
 
+@pytest.mark.sampled(2)
 def test_attention_with_packed_weights():
     model = nn.MultiheadAttention(16, 2, batch_first=True)
     q, k, v = (torch.randn(2, 5, 16) for _ in range(3))
@@ -194,6 +195,7 @@ def test_attention_with_packed_weights():
     assert not told
 
 
+@pytest.mark.sampled(2)
 def test_nothing_is_said_where_kernels_read():
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     assert applied(layer, "param:*weight", torch.randn(2, 5, 16), types=["Linear", "MultiheadAttention"]) == (

@@ -49,6 +49,7 @@ def regions(module: Any) -> list[RegionCall]:
     return [region for variant in module.variants for region in variant.regions]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("library", list(linear_library.LIBRARIES))
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU("tanh"), nn.Tanh()], ids=str)
 def test_results(library, activation, monkeypatch):

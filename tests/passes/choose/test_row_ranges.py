@@ -107,6 +107,7 @@ def test_tokens_decide_in_a_compiled_model(mixture, computed_by_products):
     assert set(computed_by_products) == {4, 5}
 
 
+@pytest.mark.sampled(2)
 def test_gradients_run_in_the_kernel(mixture, computed_by_products):
     model, sparse = mixture
     for call in range(2):

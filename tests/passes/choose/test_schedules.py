@@ -106,6 +106,7 @@ def test_nothing_is_timed_where_it_is_switched_off_or_small(model, monkeypatch, 
         sparsify.apply(model, MESSAGES, graph(), verify=False)
 
 
+@pytest.mark.sampled(2)
 def test_the_report_says_that_threads_share_a_hub() -> None:
     """Of 17,000 nodes that all have an edge to node 7, rows of 128 columns."""
     model = TwoLayers(HandWritten, hidden=128, classes=128).eval()
@@ -125,6 +126,7 @@ def test_the_report_says_that_threads_share_a_hub() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format", ["csr", "csc"])
 def test_the_best_of_a_search_are_timed(format):
     """A product at the entries of two matrices has no template; CSC is read as a transposed copy."""

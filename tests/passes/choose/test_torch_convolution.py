@@ -154,7 +154,7 @@ class Shown(nn.Module):
 LAYOUTS = {"rows": torch.contiguous_format, "channels": torch.channels_last}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", torch_convolution.FORMS)
 @pytest.mark.parametrize("weight", LAYOUTS)
 @pytest.mark.parametrize("images", LAYOUTS)

@@ -49,7 +49,7 @@ def test_what_stands_behind(text):
     check(text, A=matrix(), X=X, **{name: value for name, value in known.items() if f"{name}[" in text})
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name):
     two = name in ("add", "sub", "mul", "div", "min", "max")

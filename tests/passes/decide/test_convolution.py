@@ -145,7 +145,7 @@ def behind(function, layer=None):
     return model.eval(), torch.randn(3, 4, 5, 7, dtype=torch.float64)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_follows_is_in_the_kernel(name):
     function, text = FUNCTIONS[name]
@@ -182,7 +182,7 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_what_is_not(name):
     function, outside = OUTSIDE[name]
@@ -196,7 +196,7 @@ def test_what_is_not(name):
         torch.testing.assert_close(sparse(x), sparse.original(x))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("extents", "lanes"), [((7, 12), 8), ((7, 16), 8), ((5, 9), 8), ((3, 3), 4), ((2, 30), 16)]
 )
@@ -221,7 +221,7 @@ def test_rows_that_fill_vectors_have_no_padding_between(extents, lanes):
                 torch.testing.assert_close(sparse(given), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("outputs", [1, 6])
 @pytest.mark.parametrize("extent", [1, 5])
 @pytest.mark.parametrize("batch", [1, 2])
@@ -247,7 +247,7 @@ def is_pruned(name, parameter):
     return name.endswith("weight") and parameter.dim() > 2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_results_and_gradients(name):
     model, x = made(name)
@@ -268,6 +268,7 @@ def test_results_and_gradients(name):
         torch.testing.assert_close(mine, expected)
 
 
+@pytest.mark.sampled(2)
 def test_gradients_of_gradients():
     model, x = made("block")
     sparse = apply(model, RECIPE, x)
@@ -311,6 +312,7 @@ def test_no_images(name):
     assert sparse(x[:0]).shape == model(x[:0]).shape
 
 
+@pytest.mark.sampled(2)
 def test_images_of_other_sizes():
     model, x = made("block")
     sparse = apply(model, RECIPE, x)

@@ -90,7 +90,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_operators_become_one_program(name):
     forward, text = MODELS[name]
@@ -108,7 +108,7 @@ def test_operators_become_one_program(name):
             torch.testing.assert_close(have, wanted, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_places_of_extrema_and_the_gradients_of_their_entries():
     """Gradients go to the first of equal entries, as those of `torch.max` over one mode do; `amax` has all of them."""
     n = 2000
@@ -123,7 +123,7 @@ def test_places_of_extrema_and_the_gradients_of_their_entries():
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", ["sparsify", "csr", "csc", "coo"])
 @pytest.mark.parametrize("name", ["sampled", "rows", "symmetric", "residual"])
 def test_sparse_inputs_in_any_operator(layout, name):
@@ -182,6 +182,7 @@ def test_masked_weights_are_made_once():
         torch.testing.assert_close(sparse(x), made(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["sampled", "rows", "symmetric", "farthest", "residual", "several"])
 def test_gradients(name):
     forward, _ = MODELS[name]
@@ -316,6 +317,7 @@ def test_half_precision_is_rounded_where_other_dtypes_read_it(dtype):
     torch.testing.assert_close(probabilities, y.float().softmax(-1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["sampled", "rows", "softmax"])
 def test_programs_in_half_precision(name, dtype):
@@ -358,7 +360,7 @@ TENSORS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["csf", "coo", "dense, compressed, compressed", "torch"])
 @pytest.mark.parametrize("name", TENSORS)
 def test_sparse_inputs_of_more_modes(name, kind):

@@ -132,6 +132,19 @@ def test_readers_decide(model, expected):
     assert all(tensor.is_contiguous() for tensor in (found if isinstance(found, tuple) else (found,)))
 
 
+@pytest.mark.parametrize(("width", "is_inside"), [(16, True), (9, False)])
+def test_pointwise_convolutions_with_rows_of_whole_vectors(width, is_inside):
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 1)
+    )
+    exact, sparse, x = applied(model, (2, 3, 5, width))
+    assert writing(sparse) == [is_inside, False, False]
+    assert ("y" in sparse.report.regions[0].einsum) == is_inside
+    with torch.no_grad():
+        for given in (x, torch.randn(3, 3, 7, 11, dtype=torch.float64)):
+            torch.testing.assert_close(sparse(given), exact(given))
+
+
 def test_gradients_of_images():
     exact, sparse, x = applied(Residual())
     one, other = x.clone().requires_grad_(), x.clone().requires_grad_()

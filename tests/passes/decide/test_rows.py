@@ -142,6 +142,7 @@ def test_epilogues_are_fused(dynamic):
     ]
 
 
+@pytest.mark.sampled(2)
 def test_kernels_and_gradients_at_other_shapes():
     torch.manual_seed(0)
     model = Block()
@@ -192,7 +193,7 @@ class Added(nn.Module):
         return torch.addmm(self.b, x, self.w)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("model", "shape", "expected"),

@@ -61,6 +61,7 @@ def test_gradients_reach_the_models_own_parameters():
     torch.testing.assert_close(found, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 def test_packed_weights_follow_the_model():
     model, x = mlp(), torch.randn(64, 256)
     found = compiled(model, pruning())
@@ -308,6 +309,7 @@ class Counting(nn.Module):
         return x.new_zeros(nodes, 5).index_add(0, edge_index[1], self.linear(x)[edge_index[0]])
 
 
+@pytest.mark.sampled(2)
 def test_integers_are_inputs(recwarn):
     torch.manual_seed(0)
     model = Counting().eval()

@@ -106,6 +106,7 @@ class Cross(nn.Module):
         return self.attention(x, y, y, need_weights=False)[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize("left", [0, 1])
 def test_parts_of_a_weight_of_which_a_kernel_reads_one(left, monkeypatch) -> None:

@@ -84,7 +84,7 @@ def shifted(x: Tensor) -> Tensor:
     return (keys <= torch.arange(x.shape[1])[:, None])[None]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mask", [padded, segmented, shifted])
 def test_masks_that_are_written_into_stay_in_force(mask) -> None:
     class Written(nn.Module):

@@ -12,7 +12,7 @@ aten = torch.ops.aten
 SIZES = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", 3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_functions_compute_what_operators_do(example):
     function, tensors = instance(example, SIZES, torch.Generator().manual_seed(0))

@@ -99,6 +99,7 @@ def test_pieces_run_in_kernels_and_are_reported(shared):
     assert sparse.report.largest_error is not None
 
 
+@pytest.mark.sampled(2)
 def test_guards_of_pieces_are_not_timed(monkeypatch):
     """Dynamo flushes the caches of the CPU before it times guards; other compilations still do."""
     timer, timed = getattr(guards, pieces.GUARD_TIMER), []
@@ -109,6 +110,7 @@ def test_guards_of_pieces_are_not_timed(monkeypatch):
     assert timed
 
 
+@pytest.mark.sampled(2)
 def test_a_model_is_warned_of_once():
     def run() -> None:
         sparse = sparsify.apply(model().eval(), MESSAGES, graph())
@@ -138,6 +140,7 @@ def test_changed_graphs_agree_in_float64(training):
     torch.testing.assert_close(dict(source.named_buffers()), dict(exact.named_buffers()))
 
 
+@pytest.mark.sampled(2)
 def test_apply_changes_no_buffers_and_draws_nothing():
     source = model().train()
     before, state = copy.deepcopy(dict(source.named_buffers())), torch.get_rng_state()
@@ -146,6 +149,7 @@ def test_apply_changes_no_buffers_and_draws_nothing():
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.sampled(2)
 def test_calls_after_apply_find_their_pieces():
     sparse = applied(model().eval())
     compiler = sparse._captures.pieces.compiler
@@ -157,6 +161,7 @@ def test_calls_after_apply_find_their_pieces():
     assert len(compiler.choices) == count == 2
 
 
+@pytest.mark.sampled(3)
 def test_modes_follow_training_and_evaluation():
     source = model().train()
     sparse = applied(source)
@@ -172,6 +177,7 @@ def test_modes_follow_training_and_evaluation():
     torch.testing.assert_close(dict(source.named_buffers()), dict(twin.named_buffers()))
 
 
+@pytest.mark.sampled(3)
 def test_training_reaches_the_parameters_of_the_source_model():
     source = model().train()
     twin = copy.deepcopy(source)
@@ -200,6 +206,7 @@ def test_states_are_loaded(recipe):
         torch.testing.assert_close(sparse(*graph()), other(*graph()))
 
 
+@pytest.mark.sampled(3)
 def test_attributes_and_parameters_that_are_replaced_count():
     source = model().eval()
     sparse = applied(source)
@@ -217,6 +224,7 @@ def test_attributes_and_parameters_that_are_replaced_count():
         torch.testing.assert_close(found, torch.func.functional_call(source, lent, graph()))
 
 
+@pytest.mark.sampled(2)
 def test_attributes_that_a_call_sets_reach_the_source_model():
     class Counting(Branching):
         calls = 0
@@ -236,7 +244,7 @@ def test_attributes_that_a_call_sets_reach_the_source_model():
     assert source.calls == sparse.calls == 3
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Branching")
 def test_copies_and_pickles_compute_by_pieces():
     source = model().eval()
@@ -249,6 +257,7 @@ def test_copies_and_pickles_compute_by_pieces():
     assert source.c1.lin.weight.abs().sum() > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Branching")
 def test_saved_models_compute_by_pieces(tmp_path):
     sparse = applied(model().eval(), PRUNING)
@@ -259,6 +268,7 @@ def test_saved_models_compute_by_pieces(tmp_path):
     assert sum(piece.regions for piece in loaded.report.pieces) == 1
 
 
+@pytest.mark.sampled(2)
 def test_weights_are_pruned_before_pieces_are_captured():
     source = model().eval()
     sparse = applied(source, PRUNING)
@@ -272,6 +282,7 @@ def test_weights_are_pruned_before_pieces_are_captured():
         torch.testing.assert_close(sparse(*graph()), twin(*graph()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Branching")
 def test_pruned_weights_keep_their_zeros_in_training():
     sparse = applied(model().train(), PRUNING)
@@ -290,12 +301,14 @@ def test_strict_raises():
         sparsify.apply(model().eval(), MESSAGES, graph(), strict=True)
 
 
+@pytest.mark.sampled(2)
 def test_a_rule_that_matches_no_piece_is_reported():
     rules = [*MESSAGES["sparsify"], {"targets": ["op:softmax"], "format": "csr"}]
     with pytest.raises(RecipeError, match=r"rule 2 matches nothing.*in the pieces"):
         sparsify.apply(model().eval(), {**MESSAGES, "sparsify": rules}, graph())
 
 
+@pytest.mark.sampled(2)
 def test_errors_of_the_model_are_its_own():
     sparse = applied(model().eval())
     with pytest.raises(RuntimeError, match=r"mat1 and mat2|size mismatch|shapes cannot be multiplied"):
@@ -352,6 +365,7 @@ def test_buffers_that_refused_calls_replace_count(mode):
     assert torch.equal(torch.func.functional_call(sparse, lent, x), source.lin.bias.expand(len(x), 7))
 
 
+@pytest.mark.sampled(2)
 def test_refused_calls_in_other_modes_follow_the_source_model():
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -378,7 +392,7 @@ def test_refused_calls_in_other_modes_follow_the_source_model():
     assert source.training
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_pieces_that_change_with_each_call_are_not_used():
     class Drawing(Branching):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -391,6 +405,7 @@ def test_pieces_that_change_with_each_call_are_not_used():
     assert any("other pieces in each call" in text for text in sparse.report.warnings), sparse.report.warnings
 
 
+@pytest.mark.sampled(3)
 def test_slower_pieces_are_not_used(monkeypatch):
     times = iter([0.1, 0.1, *[0.1, 0.5] * 40])
     monkeypatch.setattr(pieces, "seconds", lambda run, parameters: 0.1)
@@ -479,6 +494,7 @@ class Counting(Branching):
         self.calls += 1
 
 
+@pytest.mark.sampled(2)
 def test_a_call_that_dynamo_fails_in_counts_once(monkeypatch):
     torch.manual_seed(0)
     source = Counting().train()
@@ -512,6 +528,7 @@ def test_a_call_that_dynamo_fails_in_counts_once(monkeypatch):
     torch.testing.assert_close(dict(source.named_buffers()), dict(twin.named_buffers()))
 
 
+@pytest.mark.sampled(2)
 def test_calls_that_the_model_refuses_leave_it_as_the_model_does():
     class Refusing(Counting):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -531,6 +548,7 @@ def test_calls_that_the_model_refuses_leave_it_as_the_model_does():
     torch.testing.assert_close(dict(source.named_buffers()), dict(twin.named_buffers()))
 
 
+@pytest.mark.sampled(2)
 def test_calls_that_write_into_arguments_are_not_made_twice(monkeypatch):
     class Writing(Branching):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -569,6 +587,7 @@ class Printing(Branching):
         return self.c2(h, edge_index)
 
 
+@pytest.mark.sampled(2)
 def test_apply_prints_once(capsys):
     source = Printing().eval()
     sparse = applied(source)
@@ -588,6 +607,7 @@ def test_other_threads_print_while_a_model_is_captured(capsys):
     assert capsys.readouterr().out == "of another thread\nafterwards\n"
 
 
+@pytest.mark.sampled(2)
 def test_pieces_that_scatter_nothing_are_not_captured(monkeypatch):
     made, usual = [], pieces.sparse_module
     monkeypatch.setattr(pieces, "sparse_module", lambda *args: (made.append(1), usual(*args))[1])
@@ -596,6 +616,7 @@ def test_pieces_that_scatter_nothing_are_not_captured(monkeypatch):
     assert len(made) == 2
 
 
+@pytest.mark.sampled(2)
 def test_a_search_for_pieces_ends_in_time(monkeypatch):
     monkeypatch.setattr(pieces, "CAPTURING_S", 0.0)
     sparse = applied(model().eval())
@@ -609,11 +630,13 @@ def test_a_search_for_pieces_ends_in_time(monkeypatch):
         sparse(*graph())
 
 
+@pytest.mark.sampled(3)
 def test_apply_runs_under_a_profiler():
     with cProfile.Profile():
         applied(model().eval())
 
 
+@pytest.mark.sampled(2)
 def test_long_lists_of_numbers_are_not_traced():
     class Sampling(Branching):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -628,6 +651,7 @@ def test_long_lists_of_numbers_are_not_traced():
         torch.testing.assert_close(sparse(*graph()), source(*graph()))
 
 
+@pytest.mark.sampled(3)
 def test_short_lists_are_between_pieces_and_others_compile_the_model_as_ever():
     class Counting(Branching):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -697,6 +721,7 @@ def outside(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(x)
 
 
+@pytest.mark.sampled(2)
 def test_torch_logs_nothing_and_levels_stay(monkeypatch):
     said: list[str] = []
     handler = logging.Handler()
@@ -714,6 +739,7 @@ def test_torch_logs_nothing_and_levels_stay(monkeypatch):
     assert levels == [log.level for log in logs]
 
 
+@pytest.mark.sampled(2)
 def test_threads(shared):
     source, sparse = shared
     calls = [graph(nodes=20 + n, edges=60 + n, seed=n) for n in range(4)]
@@ -733,6 +759,7 @@ def test_threads(shared):
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.sampled(3)
 def test_conversions_capture_anew():
     source = model().eval()
     sparse = applied(source).double()

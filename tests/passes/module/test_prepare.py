@@ -34,6 +34,7 @@ def state_of(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.sampled(3)
 def test_training_and_evaluation_of_all_sizes(monkeypatch):
     model = Counted().eval()
     few, many = torch.randn(1, 128), torch.randn(64, 128)
@@ -69,6 +70,7 @@ def test_training_and_evaluation_of_all_sizes(monkeypatch):
     assert sparse.report is sparse.variants[2].report
 
 
+@pytest.mark.sampled(2)
 def test_apply_warms_up():
     sparse = sparsify.apply(
         Counted().eval(),

@@ -84,7 +84,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_layers(kind: Callable[..., nn.Module], variant: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def test_layers(kind: Callable[..., nn.Module], variant: dict[str, Any]) -> None
     assert list(sparse.state_dict()) == list(model.state_dict())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
@@ -114,6 +114,7 @@ def test_activations_and_projections(kind: Callable[..., nn.Module], more: dict[
     assert_same(sparse(x), model(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_unbatched_with_initial_state(kind: Callable[..., nn.Module]) -> None:
     model, x = model_of(kind), sequence(STEPS, FEATURES)
@@ -124,7 +125,7 @@ def test_unbatched_with_initial_state(kind: Callable[..., nn.Module]) -> None:
     assert_same(sparse(x, state), model(x, state))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 @pytest.mark.parametrize("has_state", [True, False])
 def test_cells(kind: Callable[..., nn.Module], has_state: bool) -> None:
@@ -137,7 +138,7 @@ def test_cells(kind: Callable[..., nn.Module], has_state: bool) -> None:
     assert_same(sparse(*call), model(*call))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [*KINDS, nn.LSTMCell])
 def test_gradients(kind: Callable[..., nn.Module]) -> None:
     model, x = model_of(kind), sequence(*((BATCH, FEATURES) if kind is nn.LSTMCell else ()))
@@ -151,6 +152,7 @@ def test_gradients(kind: Callable[..., nn.Module]) -> None:
         torch.testing.assert_close(found, expected * kept, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sampled(2)
 def test_dropout_in_training() -> None:
     model, x = model_of(nn.GRU, num_layers=2, dropout=0.5).train(), sequence()
     sparse = sparsify.apply(model, recipe(), (x,), verify=False)

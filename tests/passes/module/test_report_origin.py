@@ -52,6 +52,7 @@ def test_a_page_without_inputs_has_graph_and_stages(applied, tmp_path):
     assert "sparsity: 0.9" in page.text
 
 
+@pytest.mark.sampled(2)
 def test_a_page_with_inputs_has_times_patterns_and_the_difference(applied, tmp_path):
     sparse, x = applied
     before = sparse(x)
@@ -80,6 +81,7 @@ class Broken(Net):
         return self.last(hidden)
 
 
+@pytest.mark.sampled(3)
 def test_a_page_of_pieces_has_the_graph_and_stages_of_each(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(8, 64)
@@ -118,6 +120,7 @@ def test_a_trace_has_the_names_of_regions(applied, tmp_path):
     assert any(name.startswith("aten::") for name in names)
 
 
+@pytest.mark.sampled(2)
 def test_buffers_and_modes_stay(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(8, 64)

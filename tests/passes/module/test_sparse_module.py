@@ -101,7 +101,7 @@ def shared(name):
     return model, apply(model, recipe, example()), example
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", cases(*LAYERS))
 def test_results_and_gradients_at_two_shapes(name):
     model, sparse, example = shared(name)
@@ -114,6 +114,7 @@ def test_results_and_gradients_at_two_shapes(name):
     assert len(sparse.variants) == 1, "the second shape needs no capture"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", cases("gcn", "kipf dense", "sparse features"))
 def test_training_mode_is_a_variant(name):
     model, recipe, example = case(name)
@@ -239,6 +240,7 @@ def test_copies_and_state():
     assert torch.equal(twin(*example()), sparse(*example()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", cases("gcn", "sage wide", "kipf dense", "sparse features", "attention", fast={"gcn"})
 )
@@ -292,6 +294,7 @@ class SparseWeight(nn.Module):
         return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("requires_grad, strict", [(True, False), (False, True)])
 def test_export_of_a_sparse_parameter(requires_grad, strict):

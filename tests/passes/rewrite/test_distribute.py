@@ -63,7 +63,7 @@ def applied(forward, a, x, **options):
     return model, sparse
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_terms_are_summed_one_by_one(name):
     forward, text = MODELS[name]
@@ -75,6 +75,7 @@ def test_terms_are_summed_one_by_one(name):
     assert [region.einsum for region in sparse.report.regions] == [text]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["loops", "laplacian", "centred", "low rank"])
 def test_gradients(name):
     inputs = [adjacency(), torch.randn(N, K, generator=torch.Generator().manual_seed(1))]

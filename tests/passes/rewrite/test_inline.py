@@ -1,5 +1,6 @@
 """Statements put into those that read them: messages by matrices of edges are one sum of products."""
 
+import pytest
 import torch
 from graph_models import MESSAGES, graph
 from torch import nn
@@ -24,6 +25,7 @@ def arguments(nodes, edges, seed):
     return x.double(), edge_index, torch.randn(edge_index.size(1), FEATURES, OUT, dtype=torch.float64)
 
 
+@pytest.mark.sampled(2)
 def test_vectors_of_edges_are_not_stored_between_two_sums():
     model = EdgeMatrices()
     sparse = apply(model, MESSAGES, arguments(20, 70, 0), trainable=True)

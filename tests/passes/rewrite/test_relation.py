@@ -122,7 +122,7 @@ def compared(model, sparse, arguments):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer(name):
     make, regions, width = LAYERS[name]
@@ -141,6 +141,7 @@ def test_layer(name):
     assert not sparse.report.warnings
 
 
+@pytest.mark.sampled(2)
 def test_relations_between_kinds_of_nodes():
     torch.manual_seed(0)
     model = Relations().eval()
@@ -156,6 +157,7 @@ def scatters(sparse):
     return [node for node in sparse.graph.nodes if any(name in str(node.target) for name in names)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("choice", [None, False])
 def test_relations_of_edges_without_a_choice_by_the_data(choice, monkeypatch):
     monkeypatch.setattr(backend, "use_segment_matmul", choice)
@@ -173,6 +175,7 @@ def test_relations_of_edges_without_a_choice_by_the_data(choice, monkeypatch):
     assert backend.use_segment_matmul is choice
 
 
+@pytest.mark.sampled(3)
 def test_batch_of_small_graphs():
     def batch(sizes):
         graphs = [graph(nodes, edges, seed=nodes) for nodes, edges in sizes]

@@ -127,6 +127,7 @@ def test_one_kernel(name):
     assert {"k": 2, "l": 4}.items() <= dict(call.kernel.program.extents).items()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["GAT", "GATv2", "TransformerConv"])
 def test_attention_of_float64_to_the_last_bits(name):
     torch.manual_seed(0)

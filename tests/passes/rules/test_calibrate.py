@@ -29,6 +29,7 @@ def batches(count=4):
     return [torch.randn(8, 16, generator=generator) for _ in range(count)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
 @pytest.mark.parametrize("how", [{"sparsity": 0.75}, {"pattern": "2:4"}])
 def test_apply(method, how):

@@ -111,7 +111,7 @@ def test_results_and_gradients(name, monkeypatch):
     assert not sparse.report.warnings
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "backward"), [("GAT", 2), ("GATv2", 3), ("TransformerConv", 2)])
 def test_as_many_kernels_as_without_dropout(name, backward):
     """Forwards one; for gradients one over rows and one over columns, and what both share of the scores of GATv2."""
@@ -140,6 +140,7 @@ def test_modes_and_seeds():
     assert torch.equal(sparse.train()(x, edge_index), first)
 
 
+@pytest.mark.sampled(2)
 def test_verified_against_the_same_draws():
     """Other dropout is torch's, and drawn in the same order."""
 
@@ -213,6 +214,7 @@ def test_edges_that_are_there_twice_are_dropped_each_by_itself():
         sparsify.apply(model, MESSAGES, (x, edge_index), strict=True)(x, twice)
 
 
+@pytest.mark.sampled(2)
 def test_weights_that_the_model_returns_are_those_that_count():
     class Returning(nn.Module):
         def __init__(self):

@@ -86,7 +86,7 @@ def expected_masks(layers: nn.Sequential) -> dict[str, torch.Tensor]:
         return {f"{at}.weight": layers[at].weight != 0 for at in (0, 2)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_mask_is_the_pattern_of_a_frozen_weight(way: Callable[[nn.Sequential], None]):
     layers = model()
@@ -104,7 +104,7 @@ def test_a_mask_is_the_pattern_of_a_frozen_weight(way: Callable[[nn.Sequential],
     torch.testing.assert_close(layers(x), expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", [by_torch, by_rows, by_sparsifier], ids=lambda way: way.__name__)
 def test_training_is_that_of_the_masked_model(way: Callable[[nn.Sequential], None]):
     layers, given = (model().double() for _ in range(2))
@@ -368,6 +368,7 @@ def test_equal_masks_of_one_parameter_stay_one():
     torch.testing.assert_close(found(x), layers(x))
 
 
+@pytest.mark.sampled(2)
 def test_plain_zeros_are_masks_in_training():
     layers = model()
     by_torch(layers)

@@ -72,7 +72,7 @@ SPARSIFIERS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("inline", SPARSIFIERS, ids=str)
 @pytest.mark.parametrize("shape", [(1, 13), (9, 13), (2, 3, 13), (0, 13)], ids=str)
@@ -87,7 +87,7 @@ def test_results_and_gradients_are_those_of_masks(
     assert found.report.dense
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("inline", SPARSIFIERS, ids=str)
 def test_inside_a_region(inline: Any) -> None:
     """Around the sparsified tensor are products with sparse weights."""
@@ -103,7 +103,7 @@ def test_inside_a_region(inline: Any) -> None:
     assert found.report.regions
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("inline", SPARSIFIERS, ids=str)
 @pytest.mark.parametrize("shape", [(9, 13), (2, 3, 13)], ids=str)
 def test_products_skip_zeros(inline: Any, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_products_skip_zeros(inline: Any, shape: tuple[int, ...], monkeypatch: p
             torch.testing.assert_close(found(other), want(other), equal_nan=True)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("inline", [*SPARSIFIERS, "keep_all"], ids=str)
 @pytest.mark.parametrize("shape", [(9, 13), (2, 3, 13)], ids=str)
 def test_products_skip_zeros_in_training(
@@ -167,6 +167,7 @@ def test_zeros_that_get_gradients_stay_dense_in_training(
     assert bool(found.report.regions) == skips == (not found.report.dense)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [False, True])
 def test_steps_are_timed(training: bool) -> None:
     """In training with the gradients; the report has both times, whichever way is taken."""
@@ -190,6 +191,7 @@ def test_slower_kernels_stay_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("no faster: 98 us, torch's operators 100" in entry.reason for entry in found.report.dense)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("share", [0.5, 0.05])
 def test_times_are_measured(share: float) -> None:
     """The density of the example decides, and the report has both times."""

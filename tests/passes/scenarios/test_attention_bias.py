@@ -147,6 +147,7 @@ def test_results_and_gradients(way):
     assert len(sparse.variants) == 1
 
 
+@pytest.mark.sampled(3)
 def test_a_bias_that_is_trained_is_kept_for_each_pair():
     model = Layer("padded").train()
     sparse = sparsify.apply(model, RECIPE, inputs(2, 24), strict=True)
@@ -202,6 +203,7 @@ def test_masks_in_float32_of_attention_in_halves(way, groups):
     assert own.dtype == torch.bfloat16
 
 
+@pytest.mark.sampled(3)
 def test_heads_that_share_keys():
     model = Layer("padded", groups=1).eval()
     sparse = sparsify.apply(model, RECIPE, inputs(2, 24), strict=True)
@@ -212,6 +214,7 @@ def test_heads_that_share_keys():
         torch.testing.assert_close(sparse(x, padding), model(x, padding, pattern), **CLOSE)
 
 
+@pytest.mark.sampled(3)
 def test_the_largest_tensor_of_a_long_text_is_no_square():
     """Of the 64 MB that the biases of all pairs take, two numbers for each distance are left."""
     model = Layer("padded").eval()

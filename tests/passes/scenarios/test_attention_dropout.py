@@ -56,7 +56,7 @@ def expected(model: Dropped, pattern: Tensor, x: Tensor, kept: Tensor) -> Tensor
     return (weights @ v).transpose(1, 2).reshape(x.shape)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("way", "causal", "how"),
     [
@@ -90,6 +90,7 @@ def test_results_and_gradients(way, causal, how):
         )  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 def test_modes_and_seeds():
     """In evaluation nothing is dropped; in training each call draws anew, the same after `manual_seed`."""
     model, x = Dropped().train(), torch.randn(2, 16, WIDTH)
@@ -109,6 +110,7 @@ def test_modes_and_seeds():
     assert torch.equal(sparse.train()(x), first)
 
 
+@pytest.mark.sampled(2)
 def test_rate_and_mean():
     """Equal scores: a row of results says how many of its weights were kept."""
     model, x = Dropped(), torch.randn(4, 64, WIDTH)
@@ -149,7 +151,7 @@ def encoder(**how: Any) -> nn.Module:
     return nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.2, batch_first=True, **how)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_encoder_layers():
     """Whose other dropout is torch's, with padding, outputs and gradients."""
     model = nn.TransformerEncoder(encoder(), 2, enable_nested_tensor=False).train()
@@ -165,7 +167,7 @@ def test_encoder_layers():
     assert sparse.verify_gradients(x, src_key_padding_mask=padding) < 1e-4
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_attention_that_no_rule_chose_drops_as_torch_does():
     model = nn.TransformerEncoder(encoder(), 2, enable_nested_tensor=False).train()
     x = torch.randn(2, 12, WIDTH)

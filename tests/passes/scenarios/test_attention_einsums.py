@@ -45,7 +45,7 @@ def applied(model: nn.Module, x: Tensor) -> sparsify.SparseModule:
         return sparsify.apply(model.eval(), recipe, (x,), strict=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("scores", "mean", "heads", "kept"),
     [

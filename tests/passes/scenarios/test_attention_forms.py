@@ -115,6 +115,7 @@ def test_results_and_gradients(way):
             )
 
 
+@pytest.mark.sampled(2)
 def test_weights_beside_sinks_are_dropped():
     model, x = Layer("beside").train(), torch.randn(2, 24, WIDTH)
     sparse = sparsify.apply(model, recipe(), (x,), strict=True)
@@ -135,6 +136,7 @@ def test_other_forms_stay(way, why):
         sparsify.apply(Layer(way).eval(), recipe(), (torch.randn(2, 24, WIDTH), causal(24)))
 
 
+@pytest.mark.sampled(2)
 def test_attention_that_no_rule_selects_is_the_models():
     """Sinks and bounds where a rule is for other layers."""
     model: Any = nn.Sequential(Layer("both"), Layer("both")).eval()

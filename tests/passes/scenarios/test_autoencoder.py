@@ -42,7 +42,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("trainable", [False, True], ids=["frozen", "trainable"])

@@ -59,7 +59,7 @@ def gradient_of_two_calls(run, model):
     return torch.autograd.grad(loss, x)[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
 @pytest.mark.parametrize(("model", "rule"), [(Messages, ADJACENCY), (Perceptron, PRUNED)])
 def test_a_gradient_kernel_that_is_built_between_changes_nothing(model, rule, seconds):

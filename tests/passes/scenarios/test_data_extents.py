@@ -37,6 +37,7 @@ class Folded(nn.Module):
         return torch.zeros(nodes, 7).index_add(0, edge_index[1] % nodes, x[edge_index[0]])
 
 
+@pytest.mark.sampled(2)
 def test_linear_layers_over_edges_that_are_left():
     def arguments(nodes, edges):
         return *graph(nodes, edges), torch.randn(edges, 3, generator=torch.Generator().manual_seed(edges))

@@ -100,7 +100,7 @@ def compared(model, sparse, arguments):
 HOW = {}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_bags(name):
     how, (first, second) = CASES[name]

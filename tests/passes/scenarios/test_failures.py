@@ -68,6 +68,7 @@ def applied(*, training: bool = False, **arguments):
     return sparse, [str(warning.message) for warning in caught]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [False, True])
 def test_no_compiler_on_the_path(folder, monkeypatch, training):
     monkeypatch.setenv("PATH", str(folder))
@@ -82,6 +83,7 @@ def test_no_compiler_on_the_path(folder, monkeypatch, training):
         applied(strict=True)
 
 
+@pytest.mark.sampled(3)
 def test_no_compiler_for_the_gradients_alone(folder, monkeypatch):
     applied()  # the kernels of forward are on disk now
     monkeypatch.setattr(cache, "_memory", cache._Memory())
@@ -94,6 +96,7 @@ def test_no_compiler_for_the_gradients_alone(folder, monkeypatch):
     assert len(sparse.report.regions) == 2
 
 
+@pytest.mark.sampled(3)
 def test_gradients_in_evaluation_without_a_compiler(folder, monkeypatch):
     model = TwoLayers(HandWritten).eval()
     sparse, strict = (apply(model, MESSAGES, graph(), strict=strict) for strict in (False, True))
@@ -111,6 +114,7 @@ def test_gradients_in_evaluation_without_a_compiler(folder, monkeypatch):
         strict.verify_gradients(*graph())
 
 
+@pytest.mark.sampled(2)
 def test_images_of_another_size_without_a_compiler(folder, monkeypatch):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3)).eval()
@@ -133,6 +137,7 @@ def test_images_of_another_size_without_a_compiler(folder, monkeypatch):
             strict(other)
 
 
+@pytest.mark.sampled(3)
 def test_second_gradients_are_those_of_the_dense_model(folder):
     model = TwoLayers(HandWritten).eval()
     x, edges = graph()
@@ -168,6 +173,7 @@ def test_full_disk(folder, strict):
     assert len(sparse.report.regions) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "before, error",
     [
@@ -201,7 +207,7 @@ def wait_for_a_run(folder: Path) -> int:
     return int((folder / "runs").read_text().split()[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_two_processes_compile_the_same_kernel(folder):
     cxx = compiler(folder, before="sleep 0.5")
     other = other_process(folder, cxx)
@@ -216,7 +222,7 @@ def test_two_processes_compile_the_same_kernel(folder):
     assert len(sparse.report.regions) == 2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_process_killed_while_compiling(folder):
     cxx = compiler(folder, before=f"[ -e {folder}/slow ] && sleep 60")
     (folder / "slow").touch()
@@ -247,6 +253,7 @@ class Counting(torch.nn.Module):
         return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]]) + count
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Counting")
 @pytest.mark.parametrize("decides", [False, True])
 def test_a_call_writes_once_into_what_it_brings(decides):

@@ -49,7 +49,7 @@ def models():
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("has_gradients", [False, True])
 @pytest.mark.parametrize("name", models())
 def test_as_of_the_dense_model(name, has_gradients):

@@ -73,7 +73,7 @@ def check(sparse: sparsify.SparseModule, model: Grouped, inputs: tuple[Tensor, .
         torch.testing.assert_close(gradients[name].grad, parameter.grad.float(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("way", "shape"),
     [
@@ -123,6 +123,7 @@ class Given(nn.Module):
         return scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_heads_that_may_vary_stay_dense_and_say_how_not_to() -> None:
     inputs = tuple(torch.randn(2, heads, LENGTH, WIDTH) for heads in (HEADS, KEPT, KEPT))

@@ -88,6 +88,7 @@ def gradients(model, weight):
     return [y.detach(), *found]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [OneSum, Sums])
 @pytest.mark.parametrize("how", WRITES)
 def test_results_may_be_written_to_in_the_first_step_and_later(kind, how):
@@ -109,6 +110,7 @@ def test_results_may_be_written_to_in_traced_graphs(kind):
         torch.testing.assert_close(found, expected, **EXACT)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [OneSum, Sums])
 def test_second_derivatives_pass_through_what_is_written_in_place(kind):
     def penalty(model):

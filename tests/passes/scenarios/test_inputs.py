@@ -37,6 +37,7 @@ SHARED = [(layer, name) for layer in LAYERS for name in list(GRAPHS)[:5]]
 CAPTURED = [("sage", name) for name in list(GRAPHS)[5:]]  # extents of 0 and 1 are graphs of their own
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("layer", "name"), SHARED + CAPTURED)
 def test_strange_graphs(layer, name):
     model, sparse = applied(LAYERS[layer])
@@ -63,6 +64,7 @@ def test_narrow_edges():
     torch.testing.assert_close(sparse(x, edge_index.int()), model(x, edge_index), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 def test_double_precision():
     model = TwoLayers(geometric.GCNConv).double().eval()
     x, edge_index = graph()
@@ -73,7 +75,7 @@ def test_double_precision():
     )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layer", [geometric.SAGEConv, geometric.GCNConv, geometric.GATConv])
 def test_half_precision(layer, dtype):
@@ -180,7 +182,7 @@ def sparse_input(function, *inputs):
     return apply(Computed(function).eval(), {"schema": 1, "name": "input", "sparsify": [rule]}, inputs)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("layout", BLOCKS)
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore::RuntimeWarning")
@@ -195,6 +197,7 @@ def test_layouts_of_torch(name, layout):
     torch.testing.assert_close(found, OPERATORS[name](dense, x, w), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore::RuntimeWarning")
 def test_errors_are_those_of_the_dense_model_or_say_that_inputs_are_sparse():
     x, w, matrix = torch.randn(6, 4), torch.randn(8, 6), torch.eye(5).to_sparse_csr()

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from graph_models import MESSAGES, graph
 from torch import nn
@@ -48,6 +49,7 @@ def test_a_second_value_makes_a_symbol():
     compare(sparse, model, x, torch.zeros_like(edge_index), {"nodes": 1})  # 1 is special to export
 
 
+@pytest.mark.sampled(2)
 def test_an_integer_that_decides_what_is_computed():
     model = Counted().double()
     sparse = apply(model, MESSAGES, (*arguments(20, 55, 20), 2))

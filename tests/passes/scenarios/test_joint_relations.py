@@ -197,6 +197,7 @@ def test_layers_of_several_aggregations(name):
     assert not sparse.report.warnings
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*is no extent of an input")
 def test_batches_of_small_graphs():
     torch.manual_seed(0)
@@ -301,6 +302,7 @@ def test_dense_nodes_compute_all_results_where_the_kernel_fails():
     require_equal(model, sparse, given)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "regions"),
     [(Centred(), 1), (Drawn(), 1), (Branches(), 1)],

@@ -74,6 +74,7 @@ def test_masks_of_files(heads, tmp_path):
         sparse(torch.randn(2, 21, WIDTH))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True])
 def test_files_that_are_written_again(causal, tmp_path, monkeypatch):
     x = torch.randn(2, 20, WIDTH)
@@ -137,6 +138,7 @@ def test_too_many_captures_do_not_run_unmasked(monkeypatch):
         sparse(x, 2.0)
 
 
+@pytest.mark.sampled(2)
 def test_weights_that_nobody_reads():
     model = Layer().eval()
     sparse = sparsify.apply(

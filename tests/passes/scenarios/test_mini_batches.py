@@ -74,7 +74,7 @@ def batch_of(seed: int, graphs: int = 12) -> tuple[torch.Tensor, torch.Tensor, t
     return x, torch.cat(edges, 1), torch.arange(graphs).repeat_interleave(sizes)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layer", [MeanLayer, NormalisedLayer])
 @pytest.mark.parametrize("is_training", [False, True])
 def test_new_graphs_plan_and_capture_nothing(

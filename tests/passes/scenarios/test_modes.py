@@ -190,7 +190,7 @@ def check(sparse, dense, length=9):
     torch.testing.assert_close(sparse(x), dense(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("duplicate", [lambda model: model, copy.deepcopy], ids=["itself", "copied"])
 @pytest.mark.parametrize("name", SCALES)
 def test_every_graph_has_constants_of_its_own(name, duplicate):

@@ -102,7 +102,7 @@ def taken(example, turn):
     return True
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_rows_compute_what_their_operators_do(example):

@@ -173,7 +173,7 @@ def test_few_places_are_kept_although_the_dense_weight_is_smaller():
     assert [len(region.layout.placed.memory) for region in sparse.variants[0].regions] == [1]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float16"])
 def test_values_of_fewer_bytes(dtype):
     x = images()

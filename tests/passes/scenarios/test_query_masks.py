@@ -36,7 +36,7 @@ class Shifted(nn.Module):
         return (scores + mask).softmax(-1) @ v
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", [Native, Spelled, Shifted])
 @pytest.mark.parametrize("fill", [-torch.inf, torch.finfo(torch.float32).min, -3.0])
 def test_rows_of_masked_queries(kind, fill):

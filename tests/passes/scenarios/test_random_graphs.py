@@ -153,7 +153,7 @@ def check(found, settings):
             raise AssertionError(f"{error}\n{shrunk(found, fails)}") from error
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_graphs(seed):
@@ -170,7 +170,7 @@ def test_more_random_graphs(seed):
     check(model, settings_of(seed))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", [BY_REFERENCE, UNOPTIMISED], ids=["reference", "kernels"])
 @pytest.mark.parametrize("name", FOUND)
@@ -178,7 +178,7 @@ def test_models_that_failed_once(name, settings):
     check(FOUND[name], settings)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore")
 def test_draws_have_regions_gradients_and_all_sections():
     models = (model for model in map(drawn, range(1000, 1012)) if not reads_wrappers(model))

@@ -206,6 +206,7 @@ def test_extents_of_weights_are_known():
     ]
 
 
+@pytest.mark.sampled(2)
 def test_layers_of_a_chain_are_regions_of_their_own():
     torch.manual_seed(0)
     layers = [nn.Linear(width, width + 1) for width in range(40, 54)]

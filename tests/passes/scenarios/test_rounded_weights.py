@@ -84,6 +84,7 @@ def assert_right(sparse: Any, rounded: nn.Module, rows: int) -> None:
         torch.testing.assert_close(sparse(x), rounded(x.double()).float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 def test_right_for_all_rows(applied):
     dtype, _, sparse, rounded = applied
     for rows in (16, 1, 130):

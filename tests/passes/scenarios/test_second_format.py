@@ -133,6 +133,7 @@ def test_a_further_format_that_is_measured_no_faster_is_not_stored(monkeypatch: 
     assert len(set(formats(sparse))) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("us, count", [(10.0, 1), (15.0, 2)])
 def test_a_format_that_may_be_far_faster_is_timed(
     us: float, count: int, monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_of_models(name):
     forward, wanted = MODELS[name]

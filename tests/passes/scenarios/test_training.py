@@ -77,7 +77,7 @@ def assert_close(found, expected):
 MODELS = [gpt2, pytest.param(bert, marks=pytest.mark.slow), pytest.param(t5, marks=pytest.mark.slow)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rate", [pytest.param(0.0, marks=pytest.mark.exhaustive), 0.3])
 @pytest.mark.parametrize("make", MODELS)
 def test_steps_of_training_are_those_of_the_masked_model(make, rate):
@@ -95,7 +95,7 @@ def test_steps_of_training_are_those_of_the_masked_model(make, rate):
     assert_close(found.last_hidden_state, expected.last_hidden_state)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("inner", [pytest.param("eager", marks=pytest.mark.exhaustive), "aot_eager"])
 def test_steps_of_training_under_the_backend(make, inner):
@@ -111,6 +111,7 @@ def test_steps_of_training_under_the_backend(make, inner):
     assert_close(found.last_hidden_state, expected.last_hidden_state)
 
 
+@pytest.mark.sampled(2)
 def test_means_over_draws_are_results_without_dropout():
     model, _ = made(gpt2, 0.4)
     attention = model.h[0].attn  # what it computes is linear in the weights that are kept
@@ -126,6 +127,7 @@ def test_means_over_draws_are_results_without_dropout():
     assert bool((error < 5 * deviation / 600**0.5).all())
 
 
+@pytest.mark.sampled(3)
 def test_breaks_of_graphs_in_training_are_reported():
     class Broken(torch.nn.Module):
         def __init__(self):

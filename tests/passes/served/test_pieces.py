@@ -80,7 +80,7 @@ def test_the_class_with_a_folder_of_kernels(saved):
     torch.testing.assert_close(other, sparse(INPUT[:5]))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_no_compiler_and_no_cache_are_needed(saved, tmp_path):
     sparse, folder = saved
     torch.save((INPUT, sparse(INPUT).detach()), tmp_path / "expected.pt")
@@ -154,6 +154,7 @@ def test_dense_weights_are_those_of_the_model(saved):
     assert loaded._source.second.bias.grad is not None
 
 
+@pytest.mark.sampled(2)
 def test_copies_and_pickles(saved):
     with options.override(tune_seconds=0):
         loaded = sparsify.load(saved[1], Branching(), (INPUT,), kernels=True)
@@ -161,6 +162,7 @@ def test_copies_and_pickles(saved):
             torch.testing.assert_close(other(INPUT), saved[0](INPUT))
 
 
+@pytest.mark.sampled(2)
 def test_kernels_for_another_cpu(saved, monkeypatch):
     monkeypatch.setattr(levels.target, "instructions", lambda: frozenset(("sse2",)))
     with pytest.warns(RuntimeWarning, match="they are for other CPUs"):

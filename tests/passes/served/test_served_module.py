@@ -83,7 +83,7 @@ def refused_builds(monkeypatch):
     return lambda: monkeypatch.setattr(cache, "_known_or_made", refuse)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_it_runs_without_class_compiler_and_cache(served, tmp_path):
     sparse, folder = served
     expected = [leaf for args, kwargs in KINDS for leaf in pytree.tree_leaves(sparse(*args, **kwargs))]
@@ -141,7 +141,7 @@ MEMORY = """
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system has no peak of memory")
 def test_weights_are_in_memory_once_up_to_the_first_result(tmp_path):
     torch.manual_seed(0)
@@ -188,7 +188,7 @@ RESULT_OF_TRANSFORMERS = """
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_results_of_transformers_do_without_transformers(tmp_path):
     outputs = pytest.importorskip("transformers.modeling_outputs")
 
@@ -212,7 +212,7 @@ def test_results_of_transformers_do_without_transformers(tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_steps_of_a_decoder_with_its_keys(tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -366,7 +366,7 @@ SUBJECTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_models_of_many_kinds(name, tmp_path, refused_builds):
     torch.manual_seed(0)
@@ -551,7 +551,7 @@ def test_a_later_save_takes_the_place_of_kernels(copied, served):
     assert are_equal(sparsify.load(again)(INPUT), sparse(INPUT))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not levels.target.has("avx2"), reason="this CPU has no AVX2")
 def test_kernels_for_levels_of_cpus(tmp_path, monkeypatch, served):
     sparse, _ = served

@@ -71,7 +71,7 @@ def interrupt_at(monkeypatch, step):
     monkeypatch.setattr(loop, "taken", taken)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", ["kernels", "masks"])
 @pytest.mark.parametrize("recipe", ["rigl90", "gmp90"])
 def test_a_run_that_is_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch, way, recipe):
@@ -104,7 +104,7 @@ def test_a_run_that_is_interrupted_goes_on_bit_for_bit(tmp_path, monkeypatch, wa
         assert torch.equal(*dense)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "step", [4, 8, 10]
 )  # before weights become sparse, afterwards, behind the next update
@@ -137,7 +137,7 @@ def test_dense_weights_become_sparse_where_the_zeros_suffice(tmp_path, monkeypat
     assert resumed.to_dict()["sparse_since"] == 7
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_weights_that_start_with_few_zeros_train_dense_until_there_are_more(monkeypatch):
     recipe = {
         "schema": 1,
@@ -162,6 +162,7 @@ def points(file):
     return [len((line.get("points") or "").split()) for line in lines][5:]  # behind the grid
 
 
+@pytest.mark.sampled(3)
 def test_files(tmp_path, monkeypatch):
     Watched(monkeypatch, "masks")
     outcome = loop.run(settings(), out=tmp_path)
@@ -180,6 +181,7 @@ def test_files(tmp_path, monkeypatch):
     assert outcome.to_dict()["times"] == {"dense_ms": 1.0, "sparse_ms": 2.0, "ratio": 0.5}
 
 
+@pytest.mark.sampled(2)
 def test_sparsity_follows_its_target(tmp_path):
     outcome = loop.run(settings("lenet300", "gmp90", batch_size=8))
     assert [row.target for row in outcome.rows[:2]] == [0.0, 0.0]
@@ -187,6 +189,7 @@ def test_sparsity_follows_its_target(tmp_path):
     assert all(row.actual == pytest.approx(row.target, abs=1e-3) for row in outcome.rows)
 
 
+@pytest.mark.sampled(2)
 def test_training_learns():
     outcome = loop.run(
         resolve("lenet300", recipe="set90", overrides={"end": 45, "every": 15}, steps=60, lr=3e-3)
@@ -234,6 +237,7 @@ def test_the_label_of_a_token_is_the_next_one(tmp_path):
     assert torch.equal((inputs + 1) % 256, labels)
 
 
+@pytest.mark.sampled(2)
 def test_checkpoints_of_other_settings(tmp_path, monkeypatch):
     Watched(monkeypatch, "masks")
     loop.run(settings(), out=tmp_path)
@@ -252,6 +256,7 @@ def test_checkpoints_of_other_settings(tmp_path, monkeypatch):
         loop.run(settings(), out=tmp_path, resume=True)
 
 
+@pytest.mark.sampled(2)
 def test_checkpoints_of_an_older_version_go_on(tmp_path, monkeypatch):
     """Settings, columns of the log and states that came later are missing in them."""
     asked = settings("lenet300", "gmp90", batch_size=8, save_every=1)
@@ -280,6 +285,7 @@ def test_a_loss_that_is_not_finite(monkeypatch):
         loop.run(asked)
 
 
+@pytest.mark.sampled(2)
 def test_schedules_that_end_after_the_training():
     outcome = loop.run(resolve("lenet300", recipe="gmp90", steps=2, batch_size=8))
     assert "ends at step 7500, after the last of 2 steps" in str(outcome)
@@ -306,7 +312,7 @@ def test_a_device_that_is_not_there():
         settings(device="nowhere")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_device_without_kernels_trains_under_masks(monkeypatch):
     """Batches and model are moved, and the losses are those of the CPU under masks."""
     asked = settings(dataset="synthetic")
@@ -335,7 +341,7 @@ def encoder_settings(**more):
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_an_encoder_learns_from_its_dense_model(tmp_path):
     pytest.importorskip("transformers")
     asked = encoder_settings(steps=40, lr=1e-2)
@@ -379,6 +385,7 @@ def test_padding_does_not_change_the_loss():
     assert texts == 3 and total == pytest.approx(float(expected), abs=1e-5)
 
 
+@pytest.mark.sampled(2)
 def test_a_teacher_of_an_earlier_training(tmp_path):
     trained = loop.run(settings("lenet300", dense=True, batch_size=8), out=tmp_path / "dense")
     assert trained.validated is not None

@@ -74,6 +74,7 @@ def test_duplicates_are_summed():
     assert stored.to_dense().tolist() == [[0, 0, 7], [3, 0, 0]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1, 1), (30, 40), (3, 500)], ids=str)
 def test_fuzz(form, shape):

@@ -84,6 +84,7 @@ def samples(dtype):
     return np.resize(x, (x.size + 15) // 16 * 16)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "lanes", "flags"),
     [

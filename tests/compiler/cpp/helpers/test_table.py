@@ -13,6 +13,7 @@ from tests.compiler.loops.build import kernel, lit, load, loop, var
 P, N = var("p"), var("n")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("compiler", [name for name in ("g++", "clang++") if which(name)])
 @pytest.mark.parametrize("flags", [("-O1",), ("-O1", "-mno-avx512f"), ("-O1", "-mno-avx2")], ids=str)
 def test_elements_at_any_place(flags, compiler):

@@ -98,6 +98,7 @@ def test_one_pool_of_threads(name: str) -> None:
     assert openmp.loaded() == [str(openmp.path())]
 
 
+@pytest.mark.sampled(2)
 def test_kernel_loaded_before_torch() -> None:
     made = library(kernel(NOTE_THREADS, OPENMP))
     program = (

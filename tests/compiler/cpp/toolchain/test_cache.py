@@ -102,7 +102,7 @@ def lose_code(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("damage", [damage_code, damage_description, lose_description, lose_code])
 def test_damaged_kernel_is_built_again(
     damage: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +126,7 @@ def test_threads_of_one_process_compile_once(folder: Path) -> None:
     assert {result(one) for one in made} == {5}
 
 
+@pytest.mark.sampled(3)
 def test_two_processes_compile_once(folder: Path) -> None:
     slow = compiler(folder, "sleep 0.5")
     other = ask(constant(5), folder / "cache", slow)
@@ -139,6 +140,7 @@ def test_two_processes_compile_once(folder: Path) -> None:
     assert len(runs(folder)) == len(list((folder / "cache" / "kernels").glob("*.so")))
 
 
+@pytest.mark.sampled(2)
 def test_process_killed_while_compiling(folder: Path) -> None:
     cxx = compiler(folder, f"[ -e {folder}/slow ] && sleep 60")
     (folder / "slow").touch()
@@ -223,6 +225,7 @@ def test_disk_full_for_the_compiler(folder: Path) -> None:
     assert not list((folder / "cache" / "kernels").glob("build-*"))
 
 
+@pytest.mark.sampled(2)
 def test_disk_full_for_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace = os.replace
 

@@ -105,6 +105,7 @@ with options.override(compiler=sys.argv[1], cache_dir=sys.argv[2]):
 """
 
 
+@pytest.mark.sampled(2)
 @several_cores
 def test_an_interrupt_stops_compilers_that_run(tmp_path):
     slow, folder = tmp_path / "c++", tmp_path / "cache"

@@ -101,7 +101,7 @@ def check(prog: Program, wrt: Sequence[str], inputs: dict) -> Program:
     return reverse
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("text", "operands"), CASES, ids=[text.split("\n")[0] or "attention" for text, _ in CASES]
 )

@@ -96,7 +96,7 @@ def _anew():
         yield
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_one_graph_with_gradients(name):
     function, make = CASES[name]
@@ -109,6 +109,7 @@ def test_inductor():
     compare(lambda *given: torch.sin(function(*given)) * 2, compiled, make())
 
 
+@pytest.mark.sampled(3)
 def test_dynamic_shapes_are_one_graph():
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(fused, fullgraph=True, backend=counter, dynamic=True)
@@ -123,6 +124,7 @@ def test_shapes_that_do_not_fit_are_found_while_tracing():
         torch.compile(product, fullgraph=True, backend="aot_eager")(sparse(), torch.rand(8, 4))
 
 
+@pytest.mark.sampled(2)
 def test_operands_of_modules_and_closures():
     class Layer(nn.Module):
         def __init__(self):
@@ -172,7 +174,7 @@ def test_unknown_patterns_break_loose_graphs_as_nonzero_does():
     assert counter.frame_count == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "backend, format", [("aot_eager", "dcsr"), ("aot_eager", "coo"), ("inductor", "csr")]
 )
@@ -230,6 +232,7 @@ def test_fake_tensors():
     assert isinstance(C.nnz, torch.SymInt)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict):

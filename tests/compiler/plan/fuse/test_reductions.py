@@ -45,7 +45,7 @@ def expected(full, x):
     return mean, torch.where(count == 0, 0, most), torch.where(count == 0, 0, least), variance
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("dtype", "vector_bytes"), [(torch.float32, 64), (torch.float32, 16), (torch.float64, 32)]
 )
@@ -103,6 +103,7 @@ def test_a_row_with_most_entries_is_cut():
         assert not found.is_faster and "cut, since one kernel loses" in str(found)
 
 
+@pytest.mark.sampled(2)
 def test_gradients():
     full, features = neighbours(dtype=torch.float64)
     matrix, x = sparsify.tensor(full, "csr"), features(9)

@@ -70,7 +70,7 @@ def one_thread():
         yield
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", MEASURED, ids=str)
 def test_the_choice_is_that_of_the_measurement(case):
     program, sizes = chain(*case)
@@ -86,6 +86,7 @@ def test_the_choice_is_that_of_the_measurement(case):
         assert all(fusion(part, more).is_faster for part in parts)
 
 
+@pytest.mark.sampled(2)
 def test_expected_ratios_follow_measured_ones():
     off = []
     for case, measured in MEASURED.items():
@@ -114,7 +115,7 @@ def test_products_of_matrices_are_no_chain():
     assert joined_rows(program, Sizes({"i": 2, "j": 2, "f": 3, "k": 4}, {"A": 2})) is None
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "heads"), [("GAT", 2), ("edge softmax", 1), ("SDDMM, SpMM", 1)])
 def test_both_forms_compute_the_same(name, heads):
     one = next(_chains(name, PROGRAMS[name], 20, 4, heads, 3))

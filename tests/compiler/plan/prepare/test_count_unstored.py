@@ -78,6 +78,7 @@ def test_of_a_product_rows_and_columns_are_counted():
     assert len(rewritten(text, forms, Sizes({"i": 9, "j": 10**9, "k": 9}, {"A": 9, "B": 9}))) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("most", ["max", "min"])
 def test_values_of_a_product(most):
     """Full rows and columns, rows and columns of one sign, and empty ones."""
@@ -119,7 +120,7 @@ def test_sums_over_no_coordinates_need_no_other_kernel(monkeypatch):
     assert kernel(full, torch.ones(3)).tolist() == [-1.0, 0.0]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("format", ["csr", "coo"])
 @pytest.mark.parametrize("fill", [0.0, -2.0])
 def test_values_and_gradients(format, fill):

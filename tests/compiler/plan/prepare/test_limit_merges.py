@@ -46,6 +46,7 @@ def test_narrow(text, forms, after):
     assert texts(text, forms) == (after or [str(s) for s in parse(text)])
 
 
+@pytest.mark.sampled(2)
 def test_many_operands():
     """Sums of ten patterns, and of products of them: dense reference, with gradients."""
     draw = torch.Generator().manual_seed(0)

@@ -71,6 +71,7 @@ Y[i,l] += P[i,j] * V[j,l] / where(d[i] == 0, 1, d[i])
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns", [1, 16, 21])
 def test_channels_of_attention(columns: int) -> None:
     A, Q, K = operands(columns)

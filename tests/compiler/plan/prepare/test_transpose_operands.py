@@ -67,6 +67,7 @@ def test_turned_operands_store_the_same_entries(form, ordering, expected):
     assert here == there
 
 
+@pytest.mark.sampled(3)
 def test_triangles_in_all_formats(tmp_path):
     """Reductions over everything: no loop is one of the result."""
     done = []

@@ -175,7 +175,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kinds", ["sparse", "first sparse", "last dense"])
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_the_one_sum(name: str, kinds: str) -> None:

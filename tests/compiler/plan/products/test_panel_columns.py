@@ -59,6 +59,7 @@ def test_which_products_have_panels(text, changed, stored, levels):
     assert panels == ([] if levels is None else [levels])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("tokens", [256, 275])
 def test_results_and_gradients(dtype, tokens):
@@ -98,6 +99,7 @@ def test_entries_in_groups_are_read_in_panels(form):
     torch.testing.assert_close(few, X[:3] @ dense.T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "m", "group"), [(2, 4, 16), (1, 10, 2)])
 @pytest.mark.parametrize("text", ["Y[t,o] = sum(k, X[t,k] * W[o,k])", "Y[t,o] = sum(k, X[t,k] * W[k,o])"])
 def test_rows_listed_in_blocks_are_read_in_panels(n, m, group, text):
@@ -167,6 +169,7 @@ def test_which_sampled_products_have_panels(text, changed, stored, levels):
     assert [panel_columns.WHY in made.why for made in converted] == [True] * len(formats)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 576), (67, 601)])
 @pytest.mark.parametrize("share", [0.1, 0.4])

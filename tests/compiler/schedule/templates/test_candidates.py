@@ -108,7 +108,7 @@ def test_bands_are_near(product: Program, rows: int) -> None:
         assert ("prefetch B 32" in text) == is_far
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "text",
     [

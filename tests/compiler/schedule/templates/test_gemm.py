@@ -58,6 +58,7 @@ def operands(
     return given, torch.relu(given["A"].double() @ given["W"].double() + given["b"].double())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -66,6 +67,7 @@ def test_product(name, shape, threads):
     check(TEXT, SCHEDULES[name], given, expected, threads=threads)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "vector_bytes", "dtype"),
     [
@@ -82,6 +84,7 @@ def test_widths(name, vector_bytes, dtype):
         check(TEXT, SCHEDULES[name], given, expected, threads=2, vector_bytes=vector_bytes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(5, 0, 9), (7, 5, 17), (13, 34, 24)], ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_no_access_outside(name, shape):

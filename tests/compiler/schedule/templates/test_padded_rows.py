@@ -57,6 +57,7 @@ def test_padding_has_to_pay() -> None:
     assert "in memory" not in chosen(100, stored=150_000)  # most registers are whole
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "width"),
     [

@@ -51,7 +51,7 @@ def best(text: str, format: str, sizes: Sizes) -> str:
     return str(next(candidates(concretize(step.program), 8, 4, sizes)))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text, format", sampled(product(TEXTS, FORMATS), 2))
 def test_right_for_all_rows(text, format):
     for rows in (0, 1, 3, 70):  # the first kernel has to be right for all other sizes, too
@@ -117,6 +117,7 @@ def test_narrow_values_are_summed_as_the_rows_are(dtype):
             assert torch.equal(Y, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("height", "rows"), [(4, 9), (8, 5)])
 def test_blocks_that_few_rows_meet_are_shared_by_threads(height, rows):
     form = BLOCKS.format(height)

@@ -40,7 +40,7 @@ def stages(schedule: str | None = GROUPS, vector_bytes: int = 32):
     return compile_stages(Step(program), schedule and Schedule.parse(schedule), vector_bytes)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("vector_bytes", [0, 16, 32])
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_groups_of_entries(rows, columns, inner, density, vector_bytes, threads)
     torch.testing.assert_close(S.to_dense(), expected.float(), **CLOSE)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("inner", [1, 8, 19])
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr", "bcsr(2,5)", "bcsr(5,2)"])

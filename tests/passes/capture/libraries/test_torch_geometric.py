@@ -36,7 +36,7 @@ def batch_of(*sizes):
     return torch.randn(nodes, 6), torch.randint(0, nodes, (2, 3 * nodes)), graphs
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", POOLS)
 def test_numbers_of_graphs_vary(way):
     model = Pooled(way)

@@ -98,6 +98,7 @@ def compare(sparse, model, graph):
     torch.testing.assert_close(*(torch.autograd.grad(total, list(model.parameters())) for total in totals))
 
 
+@pytest.mark.sampled(2)
 def test_batches_of_graphs():
     model = OfBatch().double()
     sparse = apply(model, MESSAGES, molecules(4, 5, 6), strict=True)
@@ -132,6 +133,7 @@ def test_graphs_beside_other_arguments_and_inside_of_lists():
     assert len(sparse.variants) == 1
 
 
+@pytest.mark.sampled(2)
 def test_a_graph_that_the_model_changes_is_not_captured():
     model = Renaming().double()
     with pytest.raises(CaptureError, match="changes the attributes of the DataBatch"):

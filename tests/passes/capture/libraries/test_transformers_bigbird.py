@@ -74,6 +74,7 @@ def test_short_texts_have_full_attention():
     torch.testing.assert_close(found[kept], wanted[kept], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 def test_other_patterns_replace_it():
     rule = {**GIVEN, "mask": {"kind": "sliding_window", "before": 40}}
     sparse = sparsify.apply(bigbird().eval(), {**RECIPE, "sparsify": [rule]}, texts(2, 40), strict=True)
@@ -83,6 +84,7 @@ def test_other_patterns_replace_it():
     torch.testing.assert_close(sparse(**given).last_hidden_state[kept], wanted[kept], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 def test_layers_without_a_rule_keep_it():
     rule = {**GIVEN, "targets": ["scope:encoder.layer.1.*"]}
     model = bigbird().double().eval()
@@ -92,6 +94,7 @@ def test_layers_without_a_rule_keep_it():
     torch.testing.assert_close(sparse(**given).last_hidden_state, model(**given).last_hidden_state)
 
 
+@pytest.mark.sampled(2)
 def test_what_is_refused():
     with pytest.raises(
         RecipeError, match=r"is for attention that has a pattern itself, and op:scaled.* has none"

@@ -60,7 +60,7 @@ def same(found, expected):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recipe", [PRUNED, WINDOW], ids=lambda recipe: recipe["name"])
 def test_the_first_call_returns_a_cache(recipe):
     model = gpt2()
@@ -75,6 +75,7 @@ def test_the_first_call_returns_a_cache(recipe):
     assert len(sparse.variants) == 1
 
 
+@pytest.mark.sampled(2)
 def test_the_second_call_runs_as_the_model_has_it():
     model = gpt2()
     sparse = apply(model, WINDOW, TEXT)
@@ -120,7 +121,7 @@ def turns(run):
     return results
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore:.*a cache holds keys of earlier calls")
 @pytest.mark.filterwarnings("ignore:.*attention stays dense. a pattern does not say where queries stand")
 @pytest.mark.parametrize("make", [gpt2, pytest.param(llama, marks=pytest.mark.exhaustive)])
@@ -137,6 +138,7 @@ def test_compiled_calls_with_a_past_are_those_of_the_model(make):
             same(found.past_key_values, want.past_key_values)
 
 
+@pytest.mark.sampled(3)
 def test_a_past_under_the_backend_says_so_and_is_an_error_under_strict():
     model = gpt2()
     with torch.no_grad():
@@ -152,6 +154,7 @@ def test_a_past_under_the_backend_says_so_and_is_an_error_under_strict():
             assert "where queries stand among keys of earlier calls" in said
 
 
+@pytest.mark.sampled(2)
 def test_an_empty_cache_is_filled():
     model = gpt2()
     sparse = apply(model, PRUNED, TEXT, trainable=True)
@@ -166,7 +169,7 @@ def test_an_empty_cache_is_filled():
     assert len(sparse.variants) == 2  # one for calls without a cache, one for those with
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_both_caches_of_a_translation():
     torch.manual_seed(0)
     model = hugging_face("T5", **T5, decoder_start_token_id=0)().eval()
@@ -178,7 +181,7 @@ def test_both_caches_of_a_translation():
     assert found.past_key_values.is_updated == expected.past_key_values.is_updated
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_cache_that_was_filled_is_no_example():
     sparse = apply(gpt2(), WINDOW, (TEXT,), verify=False)
     cache = transformers.DynamicCache()
@@ -191,6 +194,7 @@ def test_a_cache_that_was_filled_is_no_example():
         assert torch.equal(one, other)
 
 
+@pytest.mark.sampled(3)
 def test_what_is_measured_and_verified_begins_without_a_past():
     sparse = apply(gpt2(), PRUNED, (TEXT,), verify=False)
     cache = transformers.DynamicCache()
@@ -208,7 +212,7 @@ def gemma():
     )().eval()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", [gpt2, gemma])
 def test_a_past_is_an_input_of_a_graph(make):
     """Texts in parts; the second one fills the window of six keys, or the first one does."""
@@ -235,6 +239,7 @@ def test_a_past_is_an_input_of_a_graph(make):
     assert sparse.report is shown, "what needs no earlier calls is shown"
 
 
+@pytest.mark.sampled(3)
 def test_gradients_pass_a_past():
     sparse = apply(gpt2(), PRUNED, (TEXT,), strict=True, trainable=True, verify=False)
     with torch.no_grad():

@@ -32,6 +32,7 @@ def compare_gradients(found: torch.Tensor, expected: torch.Tensor, model: nn.Mod
             torch.testing.assert_close(own.double(), other, rtol=1e-3, atol=1e-4 * largest + 1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.model
 def test_in_training():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -50,6 +51,7 @@ def test_in_training():
     assert config._experts_implementation == before
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.model
 def test_biases_and_alternating_columns():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -69,6 +71,7 @@ def test_biases_and_alternating_columns():
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.model
 @pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_experts_without_a_kernel_are_those_of_the_model():
@@ -84,7 +87,7 @@ def test_experts_without_a_kernel_are_those_of_the_model():
     assert not [node for node in sparse.graph.nodes if "einsum" in str(node.target)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("shape", "others"), [((1, 1), ()), ((1, 9), ((1, 14),)), ((3, 1), ((7, 1), (1, 1)))], ids=str

@@ -150,7 +150,7 @@ def test_keys_in_a_cache_of_the_model():
     torch.testing.assert_close(sparse(x, at), model(x, at))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 def test_keys_of_another_input_are_no_past(make):
     sparse = apply(Made(make), WINDOW, example(), strict=True)

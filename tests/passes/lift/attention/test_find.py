@@ -103,6 +103,7 @@ def applied(model: Attention, given: dict[str, Any], *inputs: Any, **how: Any) -
     return sparse
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["operator", "spelled", "filled"])
 def test_ways_to_write_attention(way):
     model, x = Attention(way), torch.randn(2, 30, WIDTH)
@@ -148,6 +149,7 @@ class Padded(Attention):
         return result.transpose(1, 2).reshape(x.shape)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks_of_padding_are_kept_once_for_each_key(causal):
     model, x = Padded(causal=causal), torch.randn(2, 24, WIDTH)
@@ -161,6 +163,7 @@ def test_masks_of_padding_are_kept_once_for_each_key(causal):
     torch.testing.assert_close(sparse(x, padding.long()), wanted, **CLOSE)
 
 
+@pytest.mark.sampled(3)
 def test_masks_of_windows():
     model, x, mask = Attention("shifted"), torch.randn(6, 12, WIDTH), torch.randn(3, 12, 12)
     sparse = applied(model, recipe("sliding_window", before=3, block=4), x, None, mask)
@@ -173,6 +176,7 @@ def test_masks_of_windows():
     assert len(sparse.variants) == 1
 
 
+@pytest.mark.sampled(2)
 def test_patterns_beside_sparse_weights():
     class Layers(nn.Module):
         def __init__(self) -> None:
@@ -226,7 +230,7 @@ def test_models_in_halves(dtype):
         assert (gradients[name] - value).abs().max() <= 4 * torch.finfo(dtype).eps * largest, name
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shared", ["all", "keys and values", "queries and keys"])
 def test_operands_that_are_one_tensor(shared):
     class Plain(nn.Module):
@@ -276,6 +280,7 @@ def test_causal_attention(kind, numbers):
     torch.testing.assert_close(sparse(x), expected(model, pattern.to_dense(), x), **CLOSE)
 
 
+@pytest.mark.sampled(2)
 def test_a_pattern_for_each_head():
     model, x = Attention(), torch.randn(2, 40, WIDTH)
     sparse = applied(model, recipe(block=8, random=1, heads=HEADS, seed=3), x)
@@ -297,6 +302,7 @@ def test_fixed_shapes():
     torch.testing.assert_close(sparse(x), expected(model, pattern, x), **CLOSE)
 
 
+@pytest.mark.sampled(2)
 def test_finite_fills_count_where_all_keys_are_masked():
     class Finite(Attention):
         def filled(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -75,6 +75,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OF_DISTANCES)
 def test_vectors_say_what_each_pair_has(name):
     graph, node = captured(OF_DISTANCES[name])

@@ -105,7 +105,7 @@ def test_equal_to_the_model(kind, shape):
             torch.testing.assert_close(own.double(), other, rtol=1e-4, atol=1e-5 * largest)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "shape"), [(GShard, (2, 1)), (GShard, (1, 1)), (OneGroup, (1,)), (Single, (3, 1))]
 )
@@ -119,6 +119,7 @@ def test_one_token(kind, shape):
         torch.testing.assert_close(sparse(x).double(), expected, rtol=1e-4, atol=1e-4)  # sums of products
 
 
+@pytest.mark.sampled(3)
 def test_program():
     with torch.no_grad():
         sparse = sparsify.apply(GShard().eval(), RECIPE, torch.randn(2, 9, WIDTH))
@@ -222,6 +223,7 @@ class Unknown(GShard):
         return super().combine(x).sqrt()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize(
     ("kind", "why"),

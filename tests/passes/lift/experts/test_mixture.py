@@ -138,7 +138,7 @@ class BiasedSum(Biased):
         return (self.gate(x).unsqueeze(-1) * results).sum(dim=1)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "kind", [Gated, Summed, AtOnce, Single, OneEinsum, Biased, BiasedSum, Batched, BatchedSum]
 )
@@ -227,7 +227,7 @@ def test_unchosen_experts_are_not_computed():
         assert model(x).isnan().all()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [Gated, AtOnce, Single, Biased, BiasedSum, Batched])
 def test_gradients(kind):
     torch.manual_seed(0)

@@ -46,7 +46,7 @@ def graph():
     return torch.randn(NODES, 8), torch.stack([source, target])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("trains", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize("make", [GCNConv, SAGEConv, GATConv, gine])
 def test_rows_of_a_sample_are_those_of_the_whole_graph(graph, make, trains):

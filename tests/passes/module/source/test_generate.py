@@ -73,7 +73,7 @@ def inputs(name: str) -> dict[str, torch.Tensor]:
     return {**text, "decoder_input_ids": IDS[:, :4]} if name == "T5" else text
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ["Llama", "Gemma 2", "GPT-2", pytest.param("T5", marks=pytest.mark.slow)])
 def test_pruned_models_generate(name):
     model = made(name)
@@ -94,7 +94,7 @@ def test_pruned_models_generate(name):
     assert len(sparse.variants) == captured
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["Gemma 2", "GPT-2"])
 def test_models_under_a_pattern_generate(name):
     model = made(name)

@@ -56,6 +56,7 @@ def applied(example):
     return sparse, dense
 
 
+@pytest.mark.sampled(2)
 def test_a_call_like_the_captured_one_is_one_graph():
     example = {"x": X, "other": Z, "batch": {"a": X, "b": Z}, "k": 2.0}
     sparse, dense = applied(example)
@@ -80,7 +81,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_unlike_the_captured_one(name):
     args, kwargs = CALLS[name]
@@ -96,7 +97,7 @@ def test_calls_unlike_the_captured_one(name):
         torch.testing.assert_close(compiled(*args, **kwargs), dense(*args, **kwargs))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_more_calls_than_dynamo_compiles():
     sparse, dense = applied({"x": X})
     compiled = torch.compile(sparse, backend="aot_eager", dynamic=True)
@@ -106,6 +107,7 @@ def test_more_calls_than_dynamo_compiles():
         torch.testing.assert_close(found, dense(X, k=k))
 
 
+@pytest.mark.sampled(2)
 def test_integers_that_vary_are_symbols_of_one_capture():
     sparse, dense = applied({"x": X})
     compiled = torch.compile(sparse, backend="aot_eager", dynamic=True)
@@ -123,6 +125,7 @@ def test_autocast_runs_as_the_model_has_it():
     torch.testing.assert_close(compiled(X), dense(X))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", [lambda f: f(X, False, None, 3.0), lambda f: f(X, x=Z), lambda f: f()])
 def test_calls_that_the_model_refuses(call):
     sparse, _ = applied({"x": X, "flag": False, "other": None, "k": 3.0})
@@ -149,6 +152,7 @@ class Named(nn.Module):
         return y if b is None else y + 10 * b
 
 
+@pytest.mark.sampled(2)
 def test_an_export_goes_by_the_names_of_arguments():
     sparse = apply(Named().eval(), PRUNED, {"x": X, "a": Z}, trainable=True, verify=False)
     with pytest.raises(CaptureError, match="has not been captured for this mode"):
@@ -192,7 +196,7 @@ class Neighbours(nn.Module):
 MATRICES = {"coo": torch.Tensor.to_sparse, "csr": torch.Tensor.to_sparse_csr, "own": tensor}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("kind", MATRICES)
 def test_calls_with_sparse_matrices(kind):
@@ -228,6 +232,7 @@ def test_what_cannot_be_told():
     assert structure_key(True) != structure_key(1)
 
 
+@pytest.mark.sampled(2)
 def test_models_share_no_graphs():
     graphs = []
 

@@ -49,6 +49,7 @@ CASES = {
 INDEX = torch.tensor([[0, 1, 1, 3]] * 4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_results_gradients_and_operands(name):
     torch.manual_seed(0)
@@ -133,6 +134,7 @@ def test_products_do_not_move_over_writes():
         torch.testing.assert_close(fast(x), other(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_of_products(name):
     torch.manual_seed(0)

@@ -104,6 +104,7 @@ def test_gradients_of_a_sparse_matrix(made, taken):
     assert len(taken) < 3
 
 
+@pytest.mark.sampled(2)
 def test_constants_tell_calls_apart(taken):
     model, sparse, x = fresh()
     taken.clear()

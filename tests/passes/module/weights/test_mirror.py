@@ -81,7 +81,7 @@ def test_attributes_are_written_back():
     assert model.training
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [Ways, Global])
 def test_models_are_captured_whatever_way_leads_to_their_modules(kind):
     torch.manual_seed(0)

@@ -22,6 +22,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("inplace", [False, True])
 def test_made_before_apply(inplace):
     model = net()

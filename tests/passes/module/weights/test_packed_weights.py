@@ -204,6 +204,7 @@ def test_compiled_models(applied):
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_exported_models(applied, strict):
@@ -273,6 +274,7 @@ def test_what_is_needed_dense_too_is_reported():
     torch.testing.assert_close(sparse(example()), model(example()), **CLOSE)
 
 
+@pytest.mark.sampled(2)
 def test_training_makes_weights_dense_again():
     model = mlp()
     sparse = sparsify.apply(model, GIVEN, example())
@@ -351,6 +353,7 @@ def test_models_that_cannot_be_copied_keep_dense_weights():
     assert held(sparsify.apply(model, GIVEN, example(), inplace=True)) == {"0.weight": True, "2.weight": True}
 
 
+@pytest.mark.sampled(3)
 def test_intermediates_are_reused_and_results_are_not():
     POOL.clear()
     model = mlp(128, 512, 512, 512, 512)
@@ -404,7 +407,7 @@ print(resident() - before, *sparse.report.parameter_bytes)
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is resident")
 def test_resident_memory_of_a_large_layer():

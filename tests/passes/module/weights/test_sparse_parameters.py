@@ -106,6 +106,7 @@ def test_state_is_as_large_as_the_entries(applied):
     assert all(state.nnz == kept for name, state in optimizer.state[weight].items() if name != "step")
 
 
+@pytest.mark.sampled(3)
 def test_other_calls_leave_the_parameters(applied):
     twin, weight = twin_of(applied), applied.get_parameter("0.weight")
     for rows in (1, 3, 200):
@@ -166,6 +167,7 @@ def test_compiled_steps(applied):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.sampled(2)
 def test_conversions(applied):
     wanted = applied(example()[0]).detach()
     applied.float()
@@ -179,6 +181,7 @@ def test_the_report_says_what_is_held(applied):
     assert first.bytes_after < first.bytes_before / 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("own", "is_sparse"), [(1.0, True), (1.02, True), (1.1, False)])
 def test_weights_train_dense_where_that_is_faster(own, is_sparse, monkeypatch):
     monkeypatch.setattr(require_gain, "times_of", lambda *_: (1.0, own))

@@ -33,6 +33,7 @@ def check(subscripts, dense, operands, format, schedule):
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format", ["csr", "csc", "dcsr", "coo"])
 @pytest.mark.parametrize("order", ["k, i, j", "k, j, i"])
 def test_matrices(format, order):

@@ -73,7 +73,7 @@ def in_hubs(text: str, given: dict[str, torch.Tensor], entries: int) -> str:
     return re.sub(r"(parallel i dynamic A)", rf"\1 hubs {entries}", chosen)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_rows_in_parts_are_right_on_any_number_of_threads(text: str, width: int) -> None:
@@ -93,7 +93,7 @@ def test_rows_in_parts_are_right_on_any_number_of_threads(text: str, width: int)
             torch.testing.assert_close(other, found[0], rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("width", [width for width in WIDTHS if width])
 def test_sums_of_several_lets_in_one_loop_are_shared(width: int) -> None:
     """A count, a mean and a maximum over the neighbours, whose entries are read once."""
@@ -120,6 +120,7 @@ def test_sums_of_several_lets_in_one_loop_are_shared(width: int) -> None:
         torch.testing.assert_close(other, found[0], rtol=0, atol=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("entries", [1, 31, 33, 64, 149, 150, 1000])
 def test_rows_that_are_as_long_as_the_limit_are_not_shared(entries: int) -> None:
     """Parts of one entry and of several, the last one cut or whole; rows of exactly the limit."""
@@ -133,6 +134,7 @@ def test_rows_that_are_as_long_as_the_limit_are_not_shared(entries: int) -> None
     torch.testing.assert_close(found, given["A"] @ given["X"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.bool], ids=str)
 def test_dtypes(dtype: torch.dtype) -> None:
     text = "Y[i,k] = A[i,j] * X[j,k]" if dtype is not torch.bool else "Y[i,k] |= A[i,j] * X[j,k]"

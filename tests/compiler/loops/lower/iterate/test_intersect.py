@@ -23,7 +23,7 @@ def vector(*coordinates: int, extent: int = 5000) -> sparsify.SparseTensor:
     return sparsify.tensor((at[None], torch.arange(1.0, len(at) + 1), (extent,)), "compressed")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("count, format", sampled(product((2, 3, 4, 5, 6), ("csr", "dcsr", "coo", "csc")), 3))
 def test_any_number_of_operands(count: int, format: str) -> None:
     seeded = torch.Generator().manual_seed(count)

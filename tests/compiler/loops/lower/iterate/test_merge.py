@@ -32,7 +32,7 @@ def test_where_all_cases_are_alike_there_are_none():
     assert "has_A" in counted and "if jA" not in counted
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["csr", "dcsr", "coo"])
 @pytest.mark.parametrize(
     ("text", "expected"),

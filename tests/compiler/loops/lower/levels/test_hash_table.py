@@ -70,7 +70,7 @@ def test_other_functions_read_lists(text):
     torch.testing.assert_close(result, expected.get(text, other))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("form", TABLES)
 @pytest.mark.parametrize("other", LISTS)
 def test_fuzz_beside_others(form, other):
@@ -89,7 +89,7 @@ def test_fuzz_beside_others(form, other):
             torch.testing.assert_close(dense(sparsify.evaluate(text, **given)), expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", TABLES)
 def test_beside_dense_operands(form):
     N, D = matrix(3), torch.rand(COLUMNS, ROWS, dtype=torch.float64)
@@ -112,6 +112,7 @@ def test_results_are_converted_to_tables():
     torch.testing.assert_close(found.to_dense(), matrix(0) + matrix(1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["dense, hash", "hash, hash"])
 def test_gradients(form):
     H, A = sparsify.tensor(matrix(0, shape=(4, 6)), form), sparsify.tensor(matrix(1, shape=(4, 6)), "csr")

@@ -23,7 +23,7 @@ def random(shape: tuple[int, ...], density: float, seed: int) -> torch.Tensor:
     return torch.where(torch.rand(shape, generator=generator) < density, values, 0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["csf", "coo"])
 @pytest.mark.parametrize(
     "text", ["X[i,j,k] = A[i,j,k] + B[i,j,k]", "X[i,j,k] = A[i,j,k] * B[i,j,k]", "X[i,j,k] = 2 * A[i,j,k]"]

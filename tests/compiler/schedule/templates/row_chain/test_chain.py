@@ -86,6 +86,7 @@ def test_batches_with_padded_keys(form, block):
     check(text, form, pattern(block), scores, Q=Q, K=K, V=V, p=padding)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "block"), [(BLOCKS_OF_HEADS, 16), ("dense, dense, compressed", 1)])
 def test_patterns_of_heads(form, block):
     Q, K, V = normal(2, SIZE, 7), normal(3, SIZE, 7)[:2], normal(2, SIZE, 9)

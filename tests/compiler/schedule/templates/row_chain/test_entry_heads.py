@@ -53,7 +53,7 @@ def kernel(text: str, given: dict[str, torch.Tensor], heads: int, width: int):
     return evaluate_kernel(text, "Y", sizes=fixed, **given)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vector_bytes", [16, 64])
 @pytest.mark.parametrize("text", [SUMS, PRODUCTS], ids=["sums", "products"])
 @pytest.mark.parametrize(("heads", "width"), [(4, 3), (3, 5)])

@@ -123,7 +123,7 @@ def stages_of(form: str, way: str):
     return compile_stages(step, ways(form, 4)[way].schedule, 16)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["csr", "bcsr(16,16)"])
 @pytest.mark.parametrize("way", ["online", "recomputed"])
 def test_no_memory_depends_on_the_length_of_a_row(form, way):
