@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -157,6 +158,22 @@ def test_tests_are_named_after_modules() -> None:
     assert len(mirror.without_test()) <= MOST_WITHOUT_TEST, (
         "`python -m tests.mirror` lists modules without a test"
     )
+
+
+def import_name(path: Path) -> str:
+    """The name under which pytest imports a test module: that of its file behind those of the packages around it."""
+    names = [path.stem]
+    for folder in path.parents:
+        if not (folder / "__init__.py").exists():
+            break
+        names.insert(0, folder.name)
+    return ".".join(names)
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    names = Counter(import_name(path) for path in (ROOT / "tests").rglob("test_*.py"))
+    twice = [name for name, count in names.items() if count > 1]
+    assert not twice, "pytest cannot import both: put an __init__.py into the folder of one of them"
 
 
 def test_environment_is_read_in_options_alone() -> None:
