@@ -39,7 +39,7 @@ types: $(STAMP)
 	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p sparsify -p experiments
 
 bench: $(STAMP)
-	$(BIN)/python -m pytest -m bench
+	SPARSIFY_TEST_OBJECTS= $(BIN)/python -m pytest -m bench
 	$(BIN)/python -m experiments.foundation --out build/bench.json
 
 # The site, in build/site; index.html opens without a server.

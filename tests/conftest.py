@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from sparsify import options
 
-from . import sampling
+from . import kernel_objects, sampling
 
 sampling.fix_day()
 TESTS = Path(__file__).parent
@@ -52,6 +52,17 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         options.from_environment.cache_clear()
         yield directory
     options.from_environment.cache_clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reused_objects() -> Iterator[None]:
+    """Objects of equal kernels are built once for all test runs; `SPARSIFY_TEST_OBJECTS=` builds all of them."""
+    folder = os.environ.get("SPARSIFY_TEST_OBJECTS", str(TESTS.parent / "build" / "test-kernels"))
+    if not folder:
+        yield
+        return
+    with kernel_objects.reused(Path(folder)):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

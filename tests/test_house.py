@@ -1,12 +1,14 @@
 """The house rules: the public surface, import directions, sizes of files, what is shipped and pinned."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -15,8 +17,11 @@ import pytest
 
 import sparsify
 from sparsify import recipe
+from sparsify.compiler.cpp.toolchain import cache
+from sparsify.compiler.cpp.toolchain.build import Compiler
+from sparsify.options import Options
 
-from . import conftest, mirror, sampling
+from . import conftest, kernel_objects, mirror, sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_WITHOUT_TEST = 285  # lower it with each module that gets a test
@@ -155,6 +160,22 @@ def test_tests_are_named_after_modules() -> None:
     )
 
 
+def import_name(path: Path) -> str:
+    """The name under which pytest imports a test module: that of its file behind those of the packages around it."""
+    names = [path.stem]
+    for folder in path.parents:
+        if not (folder / "__init__.py").exists():
+            break
+        names.insert(0, folder.name)
+    return ".".join(names)
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    names = Counter(import_name(path) for path in (ROOT / "tests").rglob("test_*.py"))
+    twice = [name for name, count in names.items() if count > 1]
+    assert not twice, "pytest cannot import both: put an __init__.py into the folder of one of them"
+
+
 def test_environment_is_read_in_options_alone() -> None:
     pattern = re.compile(r"""(environ\b.*|getenv\()["']SPARSIFY_""")
     found = [name_of(path) for path in SOURCES if pattern.search(path.read_text(encoding="utf-8"))]
@@ -208,6 +229,31 @@ def test_each_case_has_its_day() -> None:
     assert all("test_a.py::test_e[1]" in run for run in runs)
     taken = sorted(name for run in runs for name in run if "test_e" not in name)
     assert taken == [*(f"test_a.py::test_b[{number}]" for number in range(7)), "test_a.py::test_c"]
+
+
+def test_objects_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def build(source: str, directory: Path, compiler: Compiler, options: Options) -> Path:
+        built.append(source)
+        (directory / "kernel.so").write_text(source)
+        return directory / "kernel.so"
+
+    monkeypatch.setattr(cache, "build", build)
+    compiler, fast = Compiler("/usr/bin/g++", "g++ 12"), Options(compiler_flags=("-O0",))
+    kernel, other = (f"{kernel_objects.GENERATED}{name}" for name in ("a", "b"))
+    requests = [(kernel, fast), (kernel, fast), (other, fast), (kernel, Options()), *[("by hand", fast)] * 2]
+    for _ in range(2):
+        with kernel_objects.reused(tmp_path / "objects"):
+            for number, (source, options) in enumerate(requests):
+                folder = tmp_path / f"{len(built)} {number}"
+                folder.mkdir(exist_ok=True)
+                assert cache.build(source, folder, compiler, options).read_text() == source
+    assert built == [kernel, other, kernel, *["by hand"] * 4]
+    old = min((tmp_path / "objects").iterdir())
+    os.utime(old, (0, 0))
+    kernel_objects.prune(tmp_path / "objects")
+    assert not old.exists() and len(list((tmp_path / "objects").iterdir())) == 2
 
 
 @pytest.mark.sampled(3)

@@ -19,7 +19,7 @@ CLEAR = Path("/proc/self/clear_refs")
 LONG_MS: Final = 1000.0
 # Minimum turns of a median, and the multiple of the time budget after which the minimum is enough.
 FEWEST: Final = 3
-PATIENCE: Final = 5
+PATIENCE: Final = 2
 # Turns disagree if the middle half of the ratios is spread by more than a factor of SPREAD.
 SPREAD: Final = 1.25
 
@@ -68,7 +68,7 @@ def interleave(
 
     Args:
         calls: the contenders.
-        seconds: time budget: no further turn starts once it is spent and `least` turns are done; after five times the
+        seconds: time budget: no further turn starts once it is spent and `least` turns are done; after twice the
             budget three turns are enough.
         least: turns wanted.
         most: maximum number of turns.

@@ -48,6 +48,10 @@ class Progress:
         """Says how long making the model sparse took."""
         self.say(f"it is sparse after {seconds(apply_ms)}; passes are compared")
 
+    def show(self, result: object) -> None:
+        """Prints a result before other libraries are timed."""
+        self.say(f"a first table, then the dense model by other libraries\n\n{result}\n")
+
     def turn(self, timings: Sequence[Timing]) -> None:
         """Prints the times of the last turn."""
         dense, sparse = (seconds(timing.runs_ms[-1]) for timing in timings[:2])

@@ -5,6 +5,7 @@ In: `run("gcn", dataset="synthetic")`. Out: a `RunResult`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,7 @@ from sparsify.recipe import Recipe
 from sparsify.report import Origin
 from sparsify.runner import measure
 from sparsify.runner.alternatives import Alternative, alternatives, difference, one_pass
-from sparsify.runner.measure import Timing
+from sparsify.runner.measure import Call, Timing
 from sparsify.runner.peers.baselines import Baseline, Baselines, parsed
 from sparsify.runner.progress import Progress
 from sparsify.runner.pruned_result import PrunedResult, masks, weights
@@ -79,7 +80,7 @@ def run(
         batch, seq: rows and tokens of the input without a graph.
         batch_size, fanout: seed nodes of a step on sampled neighbourhoods, and neighbours per hop, as `10,10`.
         sparse, retrain: train the sparse model of a graph; train in spite of cached weights.
-        seconds: time budget for both models; at least five turns, three if these exceed five times the budget.
+        seconds: time budget for both models; at least five turns, three if these exceed twice the budget.
         quiet: show no progress on standard error.
         out: a folder for result.json, times.csv, report.txt and report.html.
         baseline: further libraries for the dense model, in the syntax of `--baseline`.
@@ -240,51 +241,86 @@ def compare(
     in_first_ms = conversion_ms(sparse.report) - in_apply_ms
     looks.keep(sparse)  # early: a model that cannot be saved ends the run before timing
     accuracies = [accuracy(asked.graph, scores) for scores in (expected, found)]
-    baselines, theirs = looks.baselines.made(dense, asked.example, expected)
+    reference = expected
     if how.has_masks:  # the dense model attends to everything: another result
         expected = one_pass(sparse.original, asked.example)()
     error, agrees = difference(expected, found, recipe)
     others, more = alternatives(request, asked, dense, expected, sparse.report)
-    how_long: dict[str, Any] = {"seconds": seconds, "is_warm": dense_first > measure.LONG_MS}
-    timings = measure.interleave(call, sparse_call, *theirs, *more, **how_long, told=progress.turn)
-    timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
-    others = note_times(baselines, others, timings[2:])
-    with torch.no_grad():
-        sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
-    both = zip(accuracies, timings[:2], (call, sparse_call), strict=True)
-    contenders = [Contender(known, timing, measure.peak_bytes(run)) for known, timing, run in both]
-    shared: dict[str, Any] = {
-        "model": request.entry.name,
-        "arguments": dict(request.arguments),
-        "recipe": recipe.name,
-        "seed": request.seed,
-        "dense": contenders[0],
-        "sparse": contenders[1],
+    facts: dict[str, Any] = {
         "largest_error": error,
-        "tolerance": {"rtol": recipe.verify.rtol, "atol": recipe.verify.atol},
         "agrees": agrees,
         "apply_ms": apply_ms,
         "conversions_ms": (in_apply_ms, in_first_ms),
         "report": sparse.report,
-        "machine": machine(),
-        "details": looks.at(sparse, asked.example),
-        "baselines": baselines,
     }
-    if asked.graph is not None and training is not None:
-        told = described_training(request, training)
-        return RunResult(**shared, data=described(asked.graph), training=told, others=others)
-    return pruned_result(request, asked, dense, shared)
+    how_long: dict[str, Any] = {"seconds": seconds, "is_warm": dense_first > measure.LONG_MS}
+
+    def timed(*theirs: Call) -> list[Timing]:
+        timings = measure.interleave(call, sparse_call, *theirs, *more, **how_long, told=progress.turn)
+        timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
+        return timings
+
+    result = partial(result_of, request, asked, training, dense, accuracies, others)
+    timings = timed() if progress.is_told and looks.baselines.are_wanted else []
+    if timings:  # other libraries take long: the table without them comes first
+        progress.show(result(timings, (None, None), facts))
+    baselines, theirs = looks.baselines.made(dense, asked.example, reference)
+    if theirs or not timings:
+        timings = timed(*theirs)
+        note_times(baselines, timings[2:])
+    with torch.no_grad():
+        sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
+    peaks = [measure.peak_bytes(run) for run in (call, sparse_call)]
+    facts |= {"details": looks.at(sparse, asked.example), "baselines": baselines}
+    return result(timings, peaks, facts)
 
 
-def note_times(
-    baselines: Sequence[Baseline], others: Sequence[Alternative], timings: Sequence[Timing]
-) -> list[Alternative]:
-    """Stores the times of the baselines in place, and returns the alternatives with times."""
+def result_of(
+    request: Request,
+    asked: Subject,
+    training: Trained | None,
+    dense: nn.Module,
+    accuracies: Sequence[float | None],
+    others: Sequence[Alternative],
+    timings: Sequence[Timing],
+    peaks: Sequence[int | None],
+    facts: Mapping[str, Any],
+) -> Result:
+    """The result of a run.
+
+    Args:
+        request, asked, training: as in `compare`.
+        dense: the pruned model.
+        accuracies, peaks: of the dense and the sparse model.
+        others: alternatives; their times are the last ones.
+        timings: times of the dense model, the sparse model, baselines and alternatives.
+        facts: further fields of the result.
+    """
+    contenders = [Contender(*known) for known in zip(accuracies, timings[:2], peaks, strict=True)]
+    shared: dict[str, Any] = {
+        "model": request.entry.name,
+        "arguments": dict(request.arguments),
+        "recipe": request.recipe.name,
+        "seed": request.seed,
+        "dense": contenders[0],
+        "sparse": contenders[1],
+        "tolerance": {"rtol": request.recipe.verify.rtol, "atol": request.recipe.verify.atol},
+        "machine": machine(),
+        **facts,
+    }
+    if asked.graph is None or training is None:
+        return pruned_result(request, asked, dense, shared)
+    last = timings[len(timings) - len(others) :]
+    more = [replace(other, timing=timing) for other, timing in zip(others, last, strict=True)]
+    told = described_training(request, training)
+    return RunResult(**shared, data=described(asked.graph), training=told, others=more)
+
+
+def note_times(baselines: Sequence[Baseline], timings: Sequence[Timing]) -> None:
+    """Stores the times of the running baselines in place."""
     running = [baseline for baseline in baselines if not baseline.reason]
     for baseline, timing in zip(running, timings, strict=False):
         baseline.timing.runs_ms = timing.runs_ms
-    left = timings[len(running) :]
-    return [replace(other, timing=timing) for other, timing in zip(others, left, strict=True)]
 
 
 def pruned_result(request: Request, asked: Subject, dense: nn.Module, shared: dict[str, Any]) -> PrunedResult:

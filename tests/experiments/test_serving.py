@@ -25,7 +25,7 @@ def test_texts(name):
 def test_tokens():
     pytest.importorskip("transformers", reason="transformers is not installed")
     row = command.run_row("decoder-float32-80", TINY, quick=True)
-    assert [c["error"] for c in row["contenders"]] == [0.0, 0.0]
+    assert all(c["error"] < 1e-4 for c in row["contenders"])
 
 
 @pytest.mark.sampled(4)

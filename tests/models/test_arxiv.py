@@ -79,6 +79,7 @@ def test_without_root_the_error_says_what_to_do():
         data.load("ogbn-arxiv")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 def test_real_graph_has_the_published_sizes(data_root):
     graph = data.load("ogbn-arxiv", data_root)

@@ -28,6 +28,7 @@ def obtain(graph, *, seed=0, retrain=False, **arguments):
     return trained(entry, arguments, graph, example, settings, note="short", retrain=retrain)
 
 
+@pytest.mark.sampled(2)
 def test_second_run_reuses_the_weights(graph):
     first, again = obtain(graph), obtain(graph)
     assert (first.reused, again.reused) == (False, True)

@@ -31,6 +31,7 @@ def test_texts_of_a_table(tmp_path, name, folder, row, expected):
     assert bytes(found.train.tolist()) == bytes(found.val.tolist()) == expected
 
 
+@pytest.mark.sampled(2)
 def test_generated_text_has_a_seed():
     assert text(seed=1).train.tolist() == text(seed=1).train.tolist()
     assert text(seed=1).train.tolist() != text(seed=2).train.tolist()

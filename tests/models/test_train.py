@@ -75,6 +75,7 @@ def test_larger_graphs_get_fewer_epochs_and_a_note(graph, edges, epochs):
     assert (f"{epochs} epochs at most instead of 200" in note) == (epochs < 200)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.model
 def test_gcn_learns_the_synthetic_graph():
     graph = data.load("synthetic")

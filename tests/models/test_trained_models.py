@@ -10,6 +10,7 @@ from sparsify.models.train import accuracy
 RESNET = "pretrained/resnet_cifar10/resnet20-12fca82f.th"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "arguments", "shape", "out", "parameters"),
     [
@@ -38,6 +39,7 @@ def test_no_token_sees_a_later_one():
     assert not torch.allclose(model(one)[:, 5], model(other)[:, 5])
 
 
+@pytest.mark.sampled(2)
 def test_minilm():
     pytest.importorskip("transformers", reason="transformers is not installed")
     entry = registry.find("minilm")
@@ -60,6 +62,7 @@ def test_weights_of_another_model(tmp_path):
             registry.find("resnet20").make({"checkpoint": str(file)})
 
 
+@pytest.mark.sampled(3)
 def test_pretrained_weights(data_root):
     model = registry.find("resnet20").make({"checkpoint": str(data_root / RESNET)}).eval()
     pixels, classes = data.images("cifar10", data_root).val

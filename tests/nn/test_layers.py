@@ -43,6 +43,7 @@ def dense_twin(layer):
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_results_and_gradients_are_those_of_torch_on_the_pattern(name):
     torch.manual_seed(0)
@@ -60,6 +61,7 @@ def test_results_and_gradients_are_those_of_torch_on_the_pattern(name):
     torch.testing.assert_close(layer.weight.grad.to_dense(), kept)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_applied_models_compute_with_them(name):
     torch.manual_seed(0)
@@ -86,6 +88,7 @@ def test_entries_are_drawn_by_the_seed_and_counted_exactly():
     assert torch.equal(mask_of(first.weight), mask_of(again.weight))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "format, sparsity, nnz",
     [
@@ -130,6 +133,7 @@ def test_from_dense_keeps_what_the_sparsifier_keeps():
         Embedding.from_dense(nn.Embedding(4, 4, max_norm=1.0), sparsifiers.KeepAll())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("is_applied", [False, True])
 @pytest.mark.parametrize("method", ["rigl", "gmp", "constant"])
 def test_pruners_change_their_masks(method, is_applied):

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 LISTED = "dense, coordinate, coordinate, coordinate"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "function, input, weight, options",
     [
@@ -29,6 +30,7 @@ def test_convolutions(function, input, weight, options):
         assert_as_dense(lambda x, w, b: function(x, w, b, **options), full(*input), kernel, bias)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_gradients(groups):
     kernel = sparse(4, 4 // groups, 2, 2, format=LISTED)

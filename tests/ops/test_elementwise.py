@@ -9,6 +9,7 @@ from tests.ops.operands import assert_as_dense, assert_gradients, full, sparse
 pytestmark = pytest.mark.filterwarnings("error")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function, other",
     [
@@ -35,6 +36,7 @@ def test_of_two_patterns(format):
         assert isinstance(assert_as_dense(function, first, second), SparseTensor)
 
 
+@pytest.mark.sampled(2)
 def test_comparisons_and_choices_of_two_patterns():
     first, second, dense = sparse(7, 9), sparse(7, 9, format="coo", seed=5), full(7, 9)
     for function in (torch.eq, torch.lt, torch.maximum, torch.minimum, torch.logical_xor):
@@ -74,6 +76,7 @@ def test_functions_of_one_tensor(name):
     assert_gradients(function, stored)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function, operands",
     [

@@ -95,6 +95,7 @@ def test_mistakes(key, error, match):
         sparse(7, 9)[key]
 
 
+@pytest.mark.sampled(4)
 def test_index_select_is_sparse_after_torch_geometric():
     pytest.importorskip("torch_geometric")
     code = (

@@ -7,6 +7,7 @@ from torch.nn import functional
 from tests.ops.operands import assert_as_dense, assert_gradients, full, sparse
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("order", [2, 1, 3, 0, inf, -inf])
 def test_norms(order):
     for stored in (sparse(7, 9), sparse(7, 9, format="csc").with_fill(-0.5)):
@@ -22,6 +23,7 @@ def test_rows_of_length_one():
     assert_as_dense(lambda a: functional.normalize(a, p=1, dim=0), stored)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("p", [2.0, 1.0, 3.0, inf])
 def test_distances(p):
     stored = sparse(7, 9)

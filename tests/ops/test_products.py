@@ -13,6 +13,7 @@ def matmul(a, b):
     return a @ b
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "first, second",
     [
@@ -38,6 +39,7 @@ def test_matmul(first, second):
     ) is torch.Tensor
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function, operands",
     [
@@ -80,6 +82,7 @@ def test_sparse_mm():
     torch.testing.assert_close(torch.sparse.mm(a, b), a.to_dense() @ b)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "function, operands",
     [
@@ -110,6 +113,7 @@ def test_shapes_that_do_not_fit():
         torch.matmul(sparse(7, 9), full().reshape(()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "first, second",
     [

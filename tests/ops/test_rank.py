@@ -41,6 +41,7 @@ OPERANDS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OPERANDS)
 def test_ranks(name):
     """Places of equal entries may differ from torch's, so that the entries there are compared."""

@@ -56,6 +56,7 @@ def test_stored_entries_below_the_fill():
     assert float((-sparse(1, 9)).amax()) == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", ["coo", "dcsr", "csc"])
 def test_vectors_of_many_rows_are_sparse(format):
     """A dense vector of 10^9 rows would be out of proportion to three entries."""

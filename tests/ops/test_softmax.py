@@ -14,6 +14,7 @@ def expected(stored, dim):
     return torch.softmax(dense, dim).nan_to_num(0.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format", ["csr", "csc", "coo"])
 @pytest.mark.parametrize("dim", [0, -1])
 def test_softmax(format, dim):
@@ -39,6 +40,7 @@ def test_empty_and_batched():
     torch.testing.assert_close(torch.softmax(cube, 2).to_dense(), expected(cube, 2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_gradients(dim):
     assert_gradients(lambda a: torch.softmax(a, dim), sparse(4, 5))

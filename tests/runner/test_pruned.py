@@ -7,6 +7,8 @@ import pytest
 
 from sparsify import options
 from sparsify.report import Report
+from sparsify.runner import progress
+from sparsify.runner.peers import baselines
 from sparsify.runner.preview import preview
 from sparsify.runner.pruned_result import kind_of
 from sparsify.runner.request import resolve
@@ -116,3 +118,20 @@ def test_transformers(model, overrides, sizes, regions):
     assert found.weights["pruned"] == 12
     assert len(found.report.regions) + len(found.report.dense) == regions
     assert len(found.report.regions) >= 4
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_the_first_table_of_slow_passes_comes_before_other_libraries(monkeypatch, capsys, slow):
+    """Other libraries need seconds to be ready: the table without them is shown on standard error before."""
+    seen = []
+
+    def make(model, inputs):
+        seen.append(capsys.readouterr().err)
+        return baselines.as_it_is(model, inputs)
+
+    monkeypatch.setattr(progress, "LONG_MS", 0.0 if slow else 1e9)
+    monkeypatch.setitem(baselines.LIBRARIES, "torch", replace(baselines.LIBRARIES["torch"], make=make))
+    result = run("mlp", overrides=MLP, sparse_weights="0.9", batch=96, seconds=0.0, baseline="torch")
+    (first,) = seen
+    assert ("median of a pass" in first) == slow
+    assert len(result.baselines[0].timing.runs_ms) == len(result.sparse.timing.runs_ms)

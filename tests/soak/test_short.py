@@ -6,17 +6,20 @@ from tests.soak import __main__ as soak
 from tests.soak import graphs, memory
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_graphs(seed):
     assert graphs.check(seed) in ("agreed", "refused")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "count"), [("applies", 5), ("shapes", 100), ("einsums", 100)])
 def test_memory_is_flat(name, count):
     found = memory.measure(name, count, 10)
     assert memory.is_flat(name, found), found
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(not soak.has_sanitizers(), reason="g++ has no sanitizers")
 def test_sanitizers_find_nothing(capsys):
     assert soak.run("sanitizers", 1, 7), capsys.readouterr().out

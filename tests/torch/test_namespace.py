@@ -159,6 +159,7 @@ def test_einsum_over_layouts_of_torch():
     real.testing.assert_close(torch.einsum("ij,jk->ik", [A.to_sparse(), B]), A @ B)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", ["dense", "coo", "csr", "stored"])
 @pytest.mark.parametrize(
     "first, second, result",

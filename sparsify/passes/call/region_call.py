@@ -313,8 +313,8 @@ class RegionCall:
 
     def by_layout(self, layout: FlatImages, grid: Grid, arguments: Sequence[Any]) -> torch.Tensor:
         """The result of a convolution's kernel; the operands beside images are computed after changes alone."""
-        kernel = self.kernel
-        if grid is not layout.example:
+        kernel = self.kernel if grid.extents == layout.example.extents else layout.others.get(grid.extents)
+        if kernel is None:
             sizes = layout.sizes(
                 len(arguments[self._image]), self.given(arguments)[layout.places.weight], grid
             )

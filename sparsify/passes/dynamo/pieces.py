@@ -410,12 +410,15 @@ class Piece(Compiled):
         return Chosen(entry, run, packed, versions, module.report, module, key, is_stored=True)
 
     def kernels(self, module: "SparseModule") -> Callable[..., Any]:
-        """The function of the piece's values by kernels; by the piece's own operators for other kinds of calls."""
+        """The function of the piece's values by kernels; for a kind of call without a graph in a folder by the piece's
+        own operators, with one warning.
+        """
 
         def run(*args: Any) -> Any:
             try:
                 return module(*[args[at] for at in self.inputs])
-            except CaptureError:  # a folder has no graph for this kind of call
+            except CaptureError as error:
+                module._notices.warn(f"a piece runs by its own operators: {error}")
                 return self.graph(*args)
 
         return run

@@ -80,6 +80,65 @@ def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
     return Aligned(pattern, slots=slots)
 
 
+def pattern_of_entries(stored: torch.Tensor, form: Format) -> Pattern:
+    """The pattern of the true entries of a mask, or of the nonzeros of a tensor.
+
+    The mask of a matrix is laid out in the order of levels, so that its entries need no sorting.
+    """
+    mask = stored if stored.dtype is torch.bool else stored != 0
+    kinds = {one.expression.kind for one in form.levels}
+    is_blocked = "block" in kinds and "difference" not in kinds
+    if not is_blocked or mask.dim() != 2 or not mask.is_cpu or not mask.numel():
+        return align_entries(stored, form).pattern
+    laid, extents = in_level_order(mask.numpy(), form)
+    left = np.flatnonzero(laid)
+    if left.size * convert.MOST_EMPTY < laid.size:
+        return align_entries(stored, form).pattern
+    columns: list[torch.Tensor] = []
+    for extent in reversed(extents):
+        left, column = np.divmod(left, extent)
+        columns.insert(0, torch.from_numpy(column))
+    pattern, places = convert.from_sorted(columns, tuple(mask.shape), form)
+    if places is None:
+        pattern.cached("coordinates", lambda: mode_coordinates(columns, form))
+    return pattern
+
+
+def in_level_order(mask: np.ndarray[Any, Any], form: Format) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """A matrix with one mode per level of a format, padded to whole blocks, and the extents of the levels.
+
+    >>> laid, extents = in_level_order(np.eye(2, 3) != 0, Format("j/2: dense, i: dense, j%2: compressed"))
+    >>> extents, laid.astype(int).tolist()
+    ([2, 2, 2], [[[1, 0], [0, 1]], [[0, 0], [0, 0]]])
+    """
+    expressions = [one.expression for one in form.levels]
+    sizes = [
+        next((e.size for e in expressions if e.mode == mode and e.kind == "block"), 0) for mode in (0, 1)
+    ]
+    padded = [-extent % size if size else 0 for extent, size in zip(mask.shape, sizes, strict=True)]
+    if any(padded):
+        mask = np.pad(mask, [(0, more) for more in padded])
+    shape: list[int] = []
+    axes: dict[tuple[int, str], int] = {}
+    for mode, size in enumerate(sizes):
+        extent = mask.shape[mode]
+        for kind, part in (("block", extent // size), ("within", size)) if size else (("whole", extent),):
+            axes[mode, kind] = len(shape)
+            shape.append(part)
+    order = [axes[e.mode, e.kind] for e in expressions]
+    return mask.reshape(shape).transpose(order), [shape[axis] for axis in order]
+
+
+def mode_coordinates(columns: Sequence[torch.Tensor], form: Format) -> torch.Tensor:
+    """The coordinates of entries by mode, int64 [modes, entries], from the coordinates by level."""
+    result = torch.zeros((form.rank, len(columns[0])), dtype=torch.int64)
+    for column, stored in zip(columns, form.levels, strict=True):
+        expression = stored.expression
+        scale = expression.size if expression.kind == "block" else 1
+        result[expression.mode].add_(column, alpha=scale)
+    return result
+
+
 def align_edges(
     rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format, has_values: bool = True
 ) -> Aligned:

@@ -23,6 +23,7 @@ from sparsify.passes.operands.alignment import (
     align_edges,
     align_entries,
     align_numbered,
+    pattern_of_entries,
 )
 from sparsify.passes.operands.content_memo import REMEMBERED, Memo, needs_gradient
 from sparsify.report import ConversionEntry
@@ -104,7 +105,7 @@ class MatrixOutput:
         """The operand of a dense weight with values in the stored dtype."""
         oriented = stored.t() if self.transposed else stored
         decides = oriented if mask is None else mask.t() if self.transposed else mask
-        pattern = align_entries(decides, self.format).pattern
+        pattern = pattern_of_entries(decides, self.format)
         return plain(SparseTensor(pattern, values_at(oriented, pattern)))
 
     def holds(self, weight: SparseTensor) -> bool:
@@ -329,7 +330,10 @@ class Structure:
         if spec.dense is not None:
             decides = raw[spec.dense if spec.places is None else spec.places]
             stored = trained_masks.entries(decides)
-            return align_entries(stored.t() if spec.transposed else stored, spec.format)
+            oriented = stored.t() if spec.transposed else stored
+            if spec.values == -1:
+                return align_entries(oriented, spec.format)
+            return Aligned(pattern_of_entries(oriented, spec.format))
         shape = tuple([int(raw[extent]) for extent in spec.extents])
         if spec.between:
             return align_coordinates(

@@ -4,6 +4,7 @@ In: a model and a recipe with `prune: {method: magnitude, sparsity: 0.9}, dtype:
 other parameters; the selected weights have nine zeros in ten entries, with nonzeros rounded to bfloat16.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -197,7 +198,13 @@ def _apply(
                 model.get_submodule(owner).register_buffer(f"{attribute}{SCALES}", scale, persistent=False)
     if not is_pruning(rule):
         return {}
-    return {name: float((w == 0).float().mean()) for name, w in zip(names, changed, strict=True)}
+    return {name: share_of_zeros(weight) for name, weight in zip(names, changed, strict=True)}
+
+
+def share_of_zeros(weight: Tensor) -> float:
+    """The share of zeros of a weight; NaN for a weight without entries."""
+    entries = weight.numel()
+    return (entries - int(torch.count_nonzero(weight))) / entries if entries else math.nan
 
 
 def _pruned(weights: Sequence[nn.Parameter], recipe: Recipe, rule: Rule) -> list[Tensor]:

@@ -173,6 +173,11 @@ class Baselines:
 
     wanted: tuple[str, ...] | None = ()
 
+    @property
+    def are_wanted(self) -> bool:
+        """Whether any baseline is to be timed."""
+        return self.wanted != ()
+
     def made(
         self, model: nn.Module, inputs: Sequence[Tensor], expected: Any
     ) -> tuple[list[Baseline], list[Call]]:

@@ -322,6 +322,7 @@ def test_images_of_other_sizes():
         torch.testing.assert_close(sparse(x), sparse.original(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", [2, 3])
 def test_one_dynamic_extent_in_compiled_calls(mode):
     torch.manual_seed(0)

@@ -95,6 +95,7 @@ def test_residual_networks_copy_the_first_images_alone(monkeypatch):
     torch.testing.assert_close(found, exact(x))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [(1, 3, 9, 16), (2, 3, 9, 16), (5, 3, 9, 16), (2, 3, 12, 24), (3, 3, 8, 40)])
 def test_images_of_all_sizes(size):
     exact, sparse, _ = applied(Residual())
@@ -113,6 +114,7 @@ def test_calls_do_not_share_memory():
         torch.testing.assert_close(result, exact(x))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -183,6 +185,7 @@ def test_gradients_of_images():
     torch.testing.assert_close(one.grad, other.grad)
 
 
+@pytest.mark.sampled(2)
 def test_compiled_models():
     exact, sparse, x = applied(Residual())
     with torch.no_grad():

@@ -204,6 +204,7 @@ class Repeated(nn.Module):
         return x
 
 
+@pytest.mark.sampled(2)
 def test_repeated_blocks_and_further_kinds_of_calls(tmp_path, request):
     """Pieces with equal graphs are told apart by their weights; biases of several kinds are in the file once."""
     torch.manual_seed(0)

@@ -122,6 +122,7 @@ def test_a_call_that_goes_on_losing_has_no_kernels(model, formats, monkeypatch):
     torch.testing.assert_close(sparse(X), sparse.original(X))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("formats", [ONEDNN], indirect=True)
 def test_a_call_that_loses_against_packed_weights_has_no_kernels(model, formats, monkeypatch):
     """The source model in torch is slower than kernels, the same model with weights packed by oneDNN is faster."""
