@@ -17,16 +17,17 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-LIMIT_BYTES: Final = 128 * 1024 * 1024
+from sparsify.runtime.buffers import CPU, LIMIT_BYTES
+
 # A part of rows [n, length], and the entries of images [n, c, ...] in the part.
 View = tuple[Tensor, tuple[slice, ...]]
 Shape = tuple[int, ...]
-Kind = tuple["Places", Shape, torch.dtype]
+Kind = tuple["RowLayout", Shape, torch.dtype]
 _use_count: Final = torch._C._storage_Use_Count
 
 
-class Places(Protocol):
-    """The places of images [n, c, ...] in rows of zeros; hashable."""
+class RowLayout(Protocol):
+    """The layout of images [n, c, ...] in rows of zeros; hashable."""
 
     def row_length(self, shape: Shape) -> int:
         """The number of entries of a row, for images of a shape."""
@@ -75,7 +76,7 @@ class Interior:
         return [(rows.as_strided(shape, self.all_strides, self.first), (slice(None),))]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Memory:
     """Rows of zeros with the images of one kind.
 
@@ -130,17 +131,21 @@ class PaddedMemory:
             # Neither a view nor an inference tensor, with a version counter of its own.
             return self._free(interior, tuple(shape), dtype).views[0][0].data
 
-    def inside(self, tensor: Tensor, interior: Interior) -> Tensor:
+    def placed_inside(self, tensor: Tensor, interior: Interior) -> Tensor:
         """A tensor inside rows of zeros: the tensor itself if it has the strides, else a copy."""
-        if interior.holds(tensor):
+        if interior.holds(tensor) or not tensor.is_cpu:  # no kernel runs on other devices
             return tensor
         return self.empty(tensor.shape, tensor.dtype, interior).copy_(tensor.detach())
 
-    def copied(self, images: Tensor, places: Places) -> Tensor:
+    def copied(self, images: Tensor, layout: RowLayout) -> Tensor:
         """Rows of zeros, [n, length], with the entries of images [n, c, ...]."""
-        with self._lock:
-            memory = self._free(places, tuple(images.shape), images.dtype)
-            rows = memory.rows.data
+        if images.is_cpu:
+            with self._lock:
+                memory = self._free(layout, tuple(images.shape), images.dtype)
+                rows = memory.rows.data
+        else:
+            memory = allocated((layout, tuple(images.shape), images.dtype), images.device)
+            rows = memory.rows
         read = images.detach() if images.requires_grad else images
         for part, entries in memory.views:
             part.copy_(read if part.shape == read.shape else read[entries])
@@ -158,30 +163,27 @@ class PaddedMemory:
         with self._lock:
             self._kinds, self._by_address = {}, {}
 
-    def _free(self, places: Places, shape: Shape, dtype: torch.dtype) -> Memory:
+    def _free(self, layout: RowLayout, shape: Shape, dtype: torch.dtype) -> Memory:
         """Memory without a tensor outside, the one used last; with the lock."""
-        kind = (places, shape, dtype)
+        kind = (layout, shape, dtype)
         for memory in self._kinds.get(kind, ()):
             if memory.references() == memory.idle and memory.is_in_place():
                 break
         else:
-            memory = self._allocated(kind)
+            memory = allocated(kind)
+            self._track(memory)
         memory.used = next(self._requests)
         return memory
 
-    def _allocated(self, kind: Kind) -> Memory:
-        """New memory, tracked if within the limit."""
-        places, shape, dtype = kind
-        with torch.inference_mode(False), torch.no_grad():
-            rows = torch.zeros(shape[0], places.row_length(shape), dtype=dtype, device="cpu")
-            views = places.views(rows, shape)
-        memory = Memory(kind, rows, views, rows.untyped_storage(), views[0][0].data_ptr())
-        memory.idle = memory.references()
-        if 0 < rows.nbytes <= self.limit_bytes:  # rows without entries have no address
-            self._make_room(rows.nbytes)
-            self._kinds.setdefault(kind, []).append(memory)
-            self._by_address[memory.address] = memory
-        return memory
+    def _track(self, memory: Memory) -> None:
+        """Keeps new memory within the limit; rows without entries have no address."""
+        if not 0 < memory.rows.nbytes <= self.limit_bytes:
+            return
+        self._make_room(memory.rows.nbytes)
+        if memory.address in self._by_address:  # of memory that was resized or shared, and is elsewhere now
+            self._forget(self._by_address[memory.address])
+        self._kinds.setdefault(memory.kind, []).append(memory)
+        self._by_address[memory.address] = memory
 
     def _make_room(self, needed_bytes: int) -> None:
         """Drops the memory used longest ago while the limit is exceeded: first what is free or was moved."""
@@ -194,10 +196,25 @@ class PaddedMemory:
             if held + needed_bytes <= self.limit_bytes:
                 break
             held -= memory.rows.nbytes
-            del self._by_address[memory.address]
-            self._kinds[memory.kind].remove(memory)
-            if not self._kinds[memory.kind]:
-                del self._kinds[memory.kind]
+            self._forget(memory)
+
+    def _forget(self, memory: Memory) -> None:
+        """Ends the tracking of memory."""
+        del self._by_address[memory.address]
+        self._kinds[memory.kind].remove(memory)
+        if not self._kinds[memory.kind]:
+            del self._kinds[memory.kind]
+
+
+def allocated(kind: Kind, device: torch.device = CPU) -> Memory:
+    """New rows of zeros."""
+    layout, shape, dtype = kind
+    with torch.inference_mode(False), torch.no_grad():
+        rows = torch.zeros(shape[0], layout.row_length(shape), dtype=dtype, device=device)
+        views = layout.views(rows, shape)
+    memory = Memory(kind, rows, views, rows.untyped_storage(), views[0][0].data_ptr())
+    memory.idle = memory.references()
+    return memory
 
 
 PADDED: Final = PaddedMemory()

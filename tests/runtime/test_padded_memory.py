@@ -66,9 +66,9 @@ def test_rows_are_found_of_tensors_inside_them_alone():
 def test_a_tensor_is_copied_inside_rows_once():
     kept, interior = PaddedMemory(), GRID.interior(3)
     x = torch.randn(2, 3, 4, 5)
-    inside = kept.inside(x, interior)
+    inside = kept.placed_inside(x, interior)
     assert torch.equal(inside, x)
-    assert kept.inside(inside, interior) is inside
+    assert kept.placed_inside(inside, interior) is inside
     assert_padded(kept.rows_of(inside, interior), x)
 
 
@@ -96,6 +96,25 @@ def test_the_kinds_used_longest_ago_are_dropped_above_the_limit():
     used(40)
     assert kept.held_bytes <= 5000  # 40 x 40 are not kept
     assert used(4) == first
+
+
+def test_memory_of_one_kind_is_dropped_in_any_order():
+    interior = GRID.interior(3)
+    kept = PaddedMemory(limit_bytes=3 * 4 * interior.length)
+    held = [kept.empty((1, 3, 4, 5), torch.float32, interior) for _ in range(3)]
+    del held[1]
+    other = Grid((PADDED, PADDED), (5, 4)).interior(3)
+    kept.empty((1, 3, 5, 4), torch.float32, other)
+    assert all(kept.rows_of(tensor, interior) is not None for tensor in held)
+    assert kept.held_bytes == 3 * 4 * interior.length
+
+
+def test_images_on_other_devices_stay_there():
+    kept, interior = PaddedMemory(), GRID.interior(3)
+    images = torch.empty(2, 3, 4, 5, device="meta")
+    assert kept.copied(images, interior).device == images.device
+    assert kept.placed_inside(images, interior) is images
+    assert kept.held_bytes == 0
 
 
 def test_memory_in_use_outlives_its_place_among_the_kept():

@@ -45,7 +45,7 @@ def test_kernels_read_and_write_inside_rows(inside):
     for images in (2, 1, 5):
         b, z = torch.randn(3), torch.randn(images, *SHAPE[1:])
         wanted = torch.relu(b[:, None, None] + z)
-        given = [z, PADDED.inside(z, INTERIOR), z.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)]
+        given = [z, PADDED.placed_inside(z, INTERIOR), z.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)]
         for operand in given * 2:
             found = kernel(b, operand)
             assert torch.equal(found, wanted)
@@ -58,7 +58,7 @@ def test_kernels_read_and_write_inside_rows(inside):
 def test_results_in_use_keep_their_memory():
     kernel, b = plan(program()), torch.zeros(3)
     operands = [torch.full(SHAPE, float(number)) for number in range(5)]
-    found = [kernel(b, PADDED.inside(operand, INTERIOR)) for operand in operands]
+    found = [kernel(b, PADDED.placed_inside(operand, INTERIOR)) for operand in operands]
     assert all(torch.equal(result, operand) for result, operand in zip(found, operands, strict=True))
 
 

@@ -156,7 +156,7 @@ def shortcut(
         may_have_strides: whether a kernel reads a tensor inside rows of zeros; frames of other kernels are for
             contiguous operands alone.
     """
-    handle = loaded(current())
+    handle = fast_path_library(current())
     if handle is None:
         return lambda operands: otherwise(operands, None)
     made: Callable[[Operands], Any] = _SHORTCUT(("sparsify_shortcut", handle))(otherwise, may_have_strides)
@@ -426,7 +426,7 @@ def _assemble(filled: StageFrame, assembly: Assembly) -> bool:
 
 
 @cache
-def loaded(options: Options) -> ctypes.CDLL | None:
+def fast_path_library(options: Options) -> ctypes.CDLL | None:
     """The initialized shared object of the fast path; `None` without a compiler or with an unsupported torch."""
     made, functions = foreign_call.trampolines(), torch_functions()
     if made is None or functions is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sparsify.compiler.arrays.digest import secret_address
-from sparsify.compiler.kernel.fast_call import loaded
+from sparsify.compiler.kernel.fast_call import fast_path_library
 from sparsify.options import current
 
 Leaves = tuple[Any, ...]
@@ -27,7 +27,7 @@ def recalled(otherwise: Callable[[Leaves], Any]) -> Callable[[Leaves], Any]:
     Args:
         otherwise: function of the leaves alone; its results have no gradients.
     """
-    handle = loaded(current())
+    handle = fast_path_library(current())
     if handle is None:
         return otherwise
     made: Callable[[Leaves], Any] = _RECALL(("sparsify_recall", handle))(otherwise, secret_address())

@@ -74,7 +74,7 @@ class DenseInput:
             raise FormatError(f"{self.name} is on {operand.device}, kernels run on the CPU", "value.cpu()")
         require_entries(self.name, operand)
         if (interior := self.declared.interior) is not None:
-            buffers.append(PADDED.inside(operand, interior))
+            buffers.append(PADDED.placed_inside(operand, interior))
             return
         buffers.append(operand if operand.is_contiguous() else operand.detach().contiguous())
 

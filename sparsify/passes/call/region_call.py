@@ -163,7 +163,7 @@ class RegionCall:
         kernel: Kernel | None = None,
     ) -> None:
         self.library, self.layout = library, layout
-        self._beside: Callable[[tuple[Any, ...]], list[Any]] | None = None
+        self._parameters: Callable[[tuple[Any, ...]], list[Any]] | None = None
         # The positions of images and summands among the arguments of a convolution.
         places = () if layout is None else (layout.places.image, *layout.places.added)
         self._images = tuple([operands[place].argument for place in places])
@@ -302,7 +302,7 @@ class RegionCall:
         if not grid.has_results or (layout.refused and grid in layout.refused):
             return self.dense_result(arguments)
         try:
-            return timed(self.by_layout, (layout, grid, arguments), self.times_us)
+            return timed(self.run_convolution, (layout, grid, arguments), self.times_us)
         except FAILURES as error:
             if grid == layout.example:
                 self.failure = self.noted(error, DENSE_RESULTS)
@@ -311,7 +311,7 @@ class RegionCall:
                 layout.refused.add(grid)
         return self.dense_result(arguments)
 
-    def by_layout(self, layout: FlatImages, grid: Grid, arguments: Sequence[Any]) -> torch.Tensor:
+    def run_convolution(self, layout: FlatImages, grid: Grid, arguments: Sequence[Any]) -> torch.Tensor:
         """The result of a convolution's kernel; the operands beside images are computed after changes alone."""
         kernel = self.kernel if grid.extents == layout.example.extents else layout.others.get(grid.extents)
         if kernel is None:
@@ -319,20 +319,24 @@ class RegionCall:
                 len(arguments[self._image]), self.given(arguments)[layout.places.weight], grid
             )
             kernel = layout.kernel_for(grid, self.program, self.options, sizes)
-        if self._beside is None:
-            self._beside = recalled(weakly_bound(self.beside)) if layout.placed.most else self.beside
+        if self._parameters is None:
+            self._parameters = (
+                recalled(weakly_bound(self.parameter_operands))
+                if layout.placed.most
+                else self.parameter_operands
+            )
         leaves = [*arguments]
         for position in self._images:
             leaves[position] = None
-        beside = self._beside((grid, *leaves))
+        parameters = self._parameters((grid, *leaves))
         images = [arguments[position] for position in self._images]
-        return layout.run(kernel, grid, images, beside)
+        return layout.run(kernel, grid, images, parameters)
 
-    def beside(self, leaves: tuple[Any, ...]) -> list[Any]:
+    def parameter_operands(self, leaves: tuple[Any, ...]) -> list[Any]:
         """The operands of a convolution's kernel between images and summands, which are None among the arguments."""
         assert self.layout is not None, "other regions have no images"
         grid, *arguments = leaves
-        return self.layout.beside(self.given(arguments), grid)
+        return self.layout.parameter_operands(self.given(arguments), grid)
 
     def portable(self, arguments: Sequence[Any]) -> Result | None:
         """The result as an operator of a traced graph that embeds the whole kernel, portable to other processes.

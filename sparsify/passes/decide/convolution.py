@@ -189,7 +189,9 @@ def reads_padded(program: ModelProgram, node: fx.Node, image: fx.Node) -> bool:
     except Refusal:
         return False
     return (
-        found is not None and found.image is image and Grid(found.windows, (1,) * len(found.windows)).can_hold
+        found is not None
+        and found.image is image
+        and Grid(found.windows, (1,) * len(found.windows)).is_single_phase
     )
 
 

@@ -47,7 +47,7 @@ def windows_behind(region: Region, readers: Sequence[Region]) -> tuple[Window, .
             return None
         if position(reader, region.output) == reader.layout.places.image:
             found.add(reader.layout.windows)
-            if not reader.layout.example.can_hold:
+            if not reader.layout.example.is_single_phase:
                 return None
     is_read_there_alone = all(user in covered for user in region.output.users)
     return found.pop() if is_read_there_alone and len(found) == 1 else None
@@ -74,7 +74,7 @@ def place(region: Region, name: str, windows: tuple[Window, ...]) -> None:
     """Declares a tensor of a convolution inside the images that windows read."""
     layout, program = region.layout, region.program
     assert layout is not None and program is not None, "convolutions have programs"
-    layout.readers[name] = windows
+    layout.reader_windows[name] = windows
     layout.known_interiors.clear()
     outputs = int(region.output.meta["val"].shape[1])
     region.program = layout.with_interiors(program, layout.example, outputs)

@@ -133,8 +133,8 @@ class FlatImages:
         keeps_places: whether offsets are listed once, not in each call.
         is_single: whether images come without a batch, one at a time.
         has_rows: whether results are computed by rows, without the padding between rows.
-        readers: windows of the convolutions that read the result Y, or that read a summand Z next to this one: these
-            tensors are inside padded images, which their readers do not copy.
+        reader_windows: windows of the convolutions that read the result Y, or that read a summand Z next to this one:
+            these tensors are inside padded images, which their readers do not copy.
 
     Attributes:
         refused: windows over images without a working kernel.
@@ -149,9 +149,12 @@ class FlatImages:
         keeps_places: bool = True,
         is_single: bool = False,
         has_rows: bool = False,
-        readers: Mapping[str, tuple[Window, ...]] | None = None,
+        reader_windows: Mapping[str, tuple[Window, ...]] | None = None,
     ) -> None:
-        self.readers, self.added = dict(readers or {}), [*map(summand, range(len(places.added)))]
+        self.reader_windows, self.added = (
+            dict(reader_windows or {}),
+            [*map(summand, range(len(places.added)))],
+        )
         self.windows, self.places, self.by_row, self.is_single = windows, places, by_row, is_single
         self.has_rows = has_rows
         self.example = Grid(windows, example)
@@ -166,7 +169,9 @@ class FlatImages:
 
     def __str__(self) -> str:
         how = "" if self.placed.most else ", places listed in each call"
-        inside = "".join([f", {name} inside images of {windows}" for name, windows in self.readers.items()])
+        inside = "".join(
+            [f", {name} inside images of {windows}" for name, windows in self.reader_windows.items()]
+        )
         return (
             f"{self.windows} over {self.example.extents}{how}{', by rows' if self.has_rows else ''}{inside}"
         )
@@ -183,14 +188,14 @@ class FlatImages:
             self.grids = {**latest(self.grids), extents: grid}
         return grid
 
-    def run(self, kernel: Kernel, grid: Grid, images: Sequence[Tensor], beside: Sequence[Any]) -> Tensor:
+    def run(self, kernel: Kernel, grid: Grid, images: Sequence[Tensor], parameters: Sequence[Any]) -> Tensor:
         """The result of the kernel for images of `grid`.
 
         Args:
             images: images x[n, c, ...], and summands of the shape of the result.
-            beside: W, s and b.
+            parameters: W, s and b.
         """
-        result = kernel(*self.ordered(images, beside, grid))
+        result = kernel(*self.in_program_order(images, parameters, grid))
         shown = result if self.has_rows else grid.shown(result)
         return shown.squeeze(0) if self.is_single else shown
 
@@ -198,7 +203,7 @@ class FlatImages:
         """The places of the result and of summands inside padded images, by name, for images of a given size."""
         found = self.known_interiors.get(grid)
         if found is None:
-            grids = {name: Grid(windows, grid.results) for name, windows in self.readers.items()}
+            grids = {name: Grid(windows, grid.results) for name, windows in self.reader_windows.items()}
             pairs = [(name, behind.interior(outputs)) for name, behind in grids.items()]
             found = {name: interior for name, interior in pairs if interior is not None}
             self.known_interiors = {**latest(self.known_interiors), grid: found}
@@ -241,25 +246,25 @@ class FlatImages:
         places = self.places
         grid = grid or self.grid(arguments[places.image])
         images = [arguments[at] for at in (places.image, *places.added)]
-        return self.ordered(images, self.beside(arguments, grid), grid)
+        return self.in_program_order(images, self.parameter_operands(arguments, grid), grid)
 
-    def beside(self, arguments: Sequence[Any], grid: Grid) -> list[Any]:
+    def parameter_operands(self, arguments: Sequence[Any], grid: Grid) -> list[Any]:
         """The operands W, s and b of the program, as far as present."""
         places = self.places
         vectors = () if self.by_row is None else self.by_output(tuple([arguments[at] for at in places.rows]))
         return [self.placed(arguments[places.weight], grid), *vectors]
 
-    def ordered(self, images: Sequence[Tensor], beside: Sequence[Any], grid: Grid) -> list[Any]:
+    def in_program_order(self, images: Sequence[Tensor], parameters: Sequence[Any], grid: Grid) -> list[Any]:
         """The operands in the order of the program."""
         image, *added = map(self.batch, images)
         if not self.has_rows:
             added = [grid.flat(one) for one in added]
-        elif self.readers:
-            interiors = self.known_interiors.get(grid) or self.interiors(grid, beside[0].shape[0])
+        elif self.reader_windows:
+            interiors = self.known_interiors.get(grid) or self.interiors(grid, parameters[0].shape[0])
             for number, name in enumerate(self.added):
                 if name in interiors:
-                    added[number] = PADDED.inside(added[number], interiors[name])
-        return [grid.padded(image), *beside, *added]
+                    added[number] = PADDED.placed_inside(added[number], interiors[name])
+        return [grid.padded(image), *parameters, *added]
 
     def batch(self, images: Tensor) -> Tensor:
         """Images [n, ...], also for a single image without a batch."""

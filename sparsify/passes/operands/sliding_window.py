@@ -156,7 +156,7 @@ class Grid:
         return self.results[-1] % lanes == 0
 
     @cached_property
-    def can_hold(self) -> bool:
+    def is_single_phase(self) -> bool:
         """Whether padded images hold images as one part: a single phase, with padding."""
         return not self.is_plain and all(window.stride == 1 for window in self.windows)
 
@@ -257,7 +257,7 @@ class Grid:
         >>> print(Grid((Window(3, padding=1), Window(3, padding=1)), (32, 32)).interior(16))
         in rows of 18511 from 35 by 1156, 34, 1
         """
-        if not self.can_hold:
+        if not self.is_single_phase:
             return None
         if channels not in self._interiors:
             first = sum(w.padding * step for w, step in zip(self.windows, self.steps, strict=True))

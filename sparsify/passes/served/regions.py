@@ -185,7 +185,7 @@ class Writer:
             "keeps": layout.placed.most > 0,
             "single": layout.is_single,
             "by_rows": layout.has_rows,
-            "readers": [[name, encoded(windows)] for name, windows in layout.readers.items()],
+            "readers": [[name, encoded(windows)] for name, windows in layout.reader_windows.items()],
             "others": [[list(extents), self.kernel(kernel)] for extents, kernel in layout.others.items()],
         }
 

@@ -559,8 +559,8 @@ def test_another_torch_has_no_shortcuts(monkeypatch: pytest.MonkeyPatch, long_wa
     monkeypatch.setattr(torch_functions, "NAMES", (("libtorch_cpu", "no_such_function"),))
     assert torch_functions.torch_functions.__wrapped__() is None
     monkeypatch.setattr(fast_call, "torch_functions", lambda: None)
-    assert fast_call.loaded.__wrapped__(current()) is None
-    monkeypatch.setattr(fast_call, "loaded", lambda options: None)
+    assert fast_call.fast_path_library.__wrapped__(current()) is None
+    monkeypatch.setattr(fast_call, "fast_path_library", lambda options: None)
     monkeypatch.setattr(evaluate, "_shortcuts", {})
     a, x = matrix(), columns()
     torch.testing.assert_close(warm("ij,jl->il", a, x), DENSE @ x)

@@ -135,5 +135,5 @@ def test_threads():
 
 
 def test_without_a_compiler_each_call_is_computed(monkeypatch):
-    monkeypatch.setattr("sparsify.compiler.kernel.recall.loaded", lambda options: None)
+    monkeypatch.setattr("sparsify.compiler.kernel.recall.fast_path_library", lambda options: None)
     assert not Counted().is_recalled(torch.zeros(5))
