@@ -36,7 +36,7 @@ class RowLayout(Protocol):
         """The parts of rows [n, length] that hold entries of images, with these entries."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Interior:
     """The place of a dense tensor inside rows: `x[n, i, j]` is entry `first + strides[0] * i + strides[1] * j`.
 
@@ -50,6 +50,11 @@ class Interior:
 
     def __hash__(self) -> int:
         return hash((self.length, self.first))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(other) is Interior and self.all_strides == other.all_strides and self.first == other.first
 
     def __str__(self) -> str:
         return f"in rows of {self.length} from {self.first} by {', '.join(map(str, self.strides))}"
@@ -154,9 +159,12 @@ class PaddedMemory:
     def rows_of(self, tensor: Tensor, interior: Interior) -> Tensor | None:
         """The rows around a tensor that `empty` has made, None for any other tensor."""
         memory = self._by_address.get(tensor.data_ptr())
-        if memory is None or memory.kind != (interior, tensor.shape, tensor.dtype):
+        if memory is None or not memory.is_in_place():
             return None
-        return memory.rows if memory.is_in_place() and interior.holds(tensor) else None
+        (images, _), *_ = memory.views
+        is_same = tensor.shape == images.shape and tensor.stride() == images.stride()
+        is_same = is_same and tensor.dtype is images.dtype and memory.kind[0] == interior
+        return memory.rows if is_same else None
 
     def clear(self) -> None:
         """Forgets all memory; tensors keep theirs."""

@@ -178,14 +178,15 @@ class FlatImages:
 
     def grid(self, image: Tensor) -> Grid:
         """The windows over images of a given size."""
-        extents = tuple(image.shape[-len(self.windows) :])
-        for extent in extents:
-            if type(extent) is not int:
-                return Grid(self.windows, extents)  # of a traced graph
-        grid = self.grids.get(extents)
+        extents = image.shape[-len(self.windows) :]
+        try:
+            grid = self.grids.get(extents)
+        except TypeError:  # symbolic extents of a traced graph have no hash
+            return Grid(self.windows, tuple(extents))
         if grid is None:
-            grid = Grid(self.windows, extents)
-            self.grids = {**latest(self.grids), extents: grid}
+            grid = Grid(self.windows, tuple(extents))
+            if all(type(extent) is int for extent in extents):
+                self.grids = {**latest(self.grids), grid.extents: grid}
         return grid
 
     def run(self, kernel: Kernel, grid: Grid, images: Sequence[Tensor], parameters: Sequence[Any]) -> Tensor:
@@ -256,10 +257,10 @@ class FlatImages:
 
     def in_program_order(self, images: Sequence[Tensor], parameters: Sequence[Any], grid: Grid) -> list[Any]:
         """The operands in the order of the program."""
-        image, *added = map(self.batch, images)
-        if not self.has_rows:
+        image, *added = map(self.batch, images) if self.is_single else images
+        if added and not self.has_rows:
             added = [grid.flat(one) for one in added]
-        elif self.reader_windows:
+        elif added and self.reader_windows:
             interiors = self.known_interiors.get(grid) or self.interiors(grid, parameters[0].shape[0])
             for number, name in enumerate(self.added):
                 if name in interiors:

@@ -13,7 +13,7 @@ Source: Park and others, Faster CNNs with Direct Sparse Convolutions and Guided 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from math import prod
 from typing import Final
@@ -261,7 +261,9 @@ class Grid:
             return None
         if channels not in self._interiors:
             first = sum(w.padding * step for w, step in zip(self.windows, self.steps, strict=True))
-            self._interiors[channels] = Interior(self.length(channels), first, (self.places, *self.steps))
+            self._interiors[channels] = known_interior(
+                self.length(channels), first, (self.places, *self.steps)
+            )
         return self._interiors[channels]
 
     @cached_property
@@ -293,6 +295,12 @@ class Grid:
         strides = (outputs * self.count, self.count, *self.steps)
         shown = flat.as_strided((images, outputs, *self.results), strides)
         return recycled(tuple(shown.shape), shown).copy_(shown)
+
+
+@cache
+def known_interior(length: int, first: int, strides: tuple[int, ...]) -> Interior:
+    """One object for equal places, which is compared by identity first."""
+    return Interior(length, first, strides)
 
 
 @dataclass(frozen=True, slots=True)
