@@ -313,7 +313,8 @@ def check_pruning(module: "SparseModule", call: calls.Call) -> None:
     if not pruning.is_guess:
         return
     pruning.is_guess = False
-    read = product_weights(module._source, lambda: module.run_source(calls.copied(call)))
+    run = lambda _: module.run_source(calls.copied(call))  # noqa: E731
+    read = product_weights(module._source, run, can_copy=False)
     if read is None:
         return
     ties = aliases(module._source)
