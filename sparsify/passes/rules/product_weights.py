@@ -2,10 +2,10 @@
 
 In: `nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Linear(4, 2))` and a call. Out: `{"2.weight"}`.
 
-Fake tensors stand for the entries where the model allows that, so that products cost nothing; a call of a model that
-reads entries computes them. Every operator of the call is observed: a tensor derived from parameters alone, by slices, casts and sums, has these
-parameters as origins; a product with such an operand reads them, and so does an operator of another library. Rows
-looked up by an embedding are no operands.
+Fake tensors replace the entries where the model allows that, so that products cost nothing. Every operator of the call
+is observed: a tensor derived from parameters alone, by slices, casts and sums, has these parameters as origins; a
+product with such an operand reads them, and so does an operator of another library. Rows looked up by an embedding are
+no operands.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +106,9 @@ def product_weights(
         can_copy: whether `run` accepts a copy of the model, which fake tensors may enter.
     """
     if can_copy:
-        with suppress(Exception):  # entries are read, modules cannot be copied, an operator has no fake version
+        with suppress(
+            Exception
+        ):  # entries are read, modules cannot be copied, an operator has no fake version
             fake_run = FakeTensorMode(allow_non_fake_inputs=True)
             return observed(shared_copy(model), run, fake_run)
     try:
