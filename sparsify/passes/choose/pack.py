@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sparsify.compiler import calibrate
+from sparsify.compiler.cpp.toolchain import target
 from sparsify.compiler.einsum.nodes import Access, Call, Reduce
 from sparsify.compiler.ir.node import walk
 from sparsify.compiler.notation.concretize import index_names
@@ -38,6 +39,8 @@ from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.recipe.schema import Compile
 
 KIND: Final = "weight format"
+# The instruction set that multiplies pairs of bfloat16, by its name in `/proc/cpuinfo`.
+PAIR_INSTRUCTIONS: Final = "avx512_bf16"
 # Resolution of densities in the cache key of timings.
 DENSITIES: Final = 40
 
@@ -349,7 +352,10 @@ def packing(draft: Draft, region: Region, weight: Matrix) -> list[Packing]:
     compact = draft.recipe.compile.memory == "compact"
     oriented = mask.t() if is_turned else mask
     sizes = tensor.element_size(), machine
-    formats = pack_matrix(oriented, rows, *sizes, value_bytes=weight.dtype.itemsize, compact=compact)
+    has_pairs = {tensor.dtype, weight.dtype} == {torch.bfloat16} and target.has(PAIR_INSTRUCTIONS)
+    formats = pack_matrix(
+        oriented, rows, *sizes, value_bytes=weight.dtype.itemsize, compact=compact, has_pairs=has_pairs
+    )
     if not is_turned:
         return formats
     return [replace(one, format=one.format.permuted((1, 0))) for one in formats]
