@@ -187,7 +187,7 @@ def _paired(program: Program, weight: Declaration) -> tuple[Program, tuple[PairV
         return None
     taken = {*all_indices(program.statements), *(d.name for d in program.declarations)}
     taken |= {name for d in program.declarations for name in d.extents} | dict(program.extents).keys()
-    pair_extent = fresh(f"{weight.extents[mode]}p", taken)
+    pair_extent = fresh(f"{products[0].sum.indices[0]}p", taken)
     taken.add(pair_extent)
     views = [PairView(_name(weight, taken), weight, mode, pair_extent, _format(weight.format, mode))]
     for name in dict.fromkeys(product.factor.tensor for product in products):
