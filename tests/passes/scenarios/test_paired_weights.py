@@ -105,3 +105,10 @@ def test_without_the_instruction_nothing_is_paired(has_instruction, monkeypatch)
     monkeypatch.setattr(target, "instructions", lambda: sets)
     sparse = sparsify.apply(layers(), RECIPE, example(33))
     assert formats(sparse) and PAIRS not in formats(sparse)
+
+
+def test_rows_of_another_dtype_are_not_paired(has_instruction):
+    recipe = {**RECIPE, "sparsify": [{**RECIPE["sparsify"][0], "dtype": "bfloat16"}]}
+    sparse = sparsify.apply(layers(torch.float16), recipe, example(33, torch.float16))
+    assert sparse.get_parameter("0.weight").dtype == torch.bfloat16
+    assert formats(sparse) and PAIRS not in formats(sparse)

@@ -47,6 +47,8 @@ SLICES: Final = Format(
     f"i/{SLICE_ROWS}: dense, j/{SLICE_COLUMNS}: dense, i%{SLICE_ROWS}: dense, "
     f"j%{SLICE_COLUMNS}: sliced({SLICE_ROWS}, crd=int8)"
 )
+# Format with pairs of neighbouring columns, multiplied by one instruction.
+PAIRS: Final = Format(f"i: dense, j/{PAIR}: compressed, j%{PAIR}: dense")
 # Least bytes of a multiplied entry: 16-bit floats are multiplied as float32.
 LANE_BYTES: Final = 4
 # Bytes of a coordinate, and the number of distinct coordinates.
