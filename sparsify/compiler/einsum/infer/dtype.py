@@ -122,8 +122,9 @@ def operand_kind(function: str, kinds: list[Kind]) -> Kind:
         )
     if described.of_integers:
         if kind != INTEGER:
-            raise DtypeError(f"{function} of {common.dtype}", "integers: a seed, a row and a column")
-        return Kind("int64", max(common.strength, SCALAR))
+            wanted = "integers: a seed, a row and a column" if described.is_random else "pairs, as int32"
+            raise DtypeError(f"{function} of {common.dtype}", wanted)
+        return Kind(described.operands, max(common.strength, SCALAR))
     if function in ("logical_and", "logical_or", "logical_xor", "logical_not"):
         return Kind("bool", common.strength)
     if described.result == "float" and kind < FLOATING:
