@@ -23,9 +23,9 @@ def product(factors: Sequence[Expr]) -> Expr:
 
 
 def multiplied(expr: Expr) -> list[Expr] | None:
-    """The factors of a product of accesses and numbers, or the accesses of a dot product of pairs."""
+    """The factors of a product of accesses and numbers, or the accesses of a dot product of packed numbers."""
     match expr:
-        case Call("dot_bfloat16", (Access() as left, Access() as right)):
+        case Call("dot_bfloat16" | "dot_uint8_int8", (Access() as left, Access() as right)):
             return [left, right]
     return product_factors(expr)
 

@@ -252,7 +252,7 @@ def drop_empty(node: Node) -> Node | None:
 
 
 ARITHMETIC: Final[dict[str, Rule]] = {
-    "add": first(fold_integers, constant_last, drop_neutral, gather_constants, subtract_negative),
+    "add": first(fold_integers, constant_last, drop_neutral, gather_constants, subtract_negative, add_dot),
     "sub": first(fold_integers, drop_neutral, annihilate, gather_constants, subtract_negative),
     "mul": first(fold_integers, constant_last, drop_neutral, annihilate, gather_constants),
     "floordiv": first(fold_integers, drop_neutral, divide_multiple),

@@ -179,10 +179,11 @@ class Scope:
             fits = kind.dtype == real(args[0].dtype) != "bool" and kind.lanes == args[0].lanes
         elif name in FUNCTIONS and FUNCTIONS[name].of_integers:
             operand = nodes.Type(FUNCTIONS[name].operands, kind.lanes)
-            fits = kind.dtype == "float32" and args.count(operand) == len(args)
+            fits = kind.dtype == FUNCTIONS[name].result and args.count(operand) == len(args)
         elif name in ADDED_DOTS.values():
-            pairs = nodes.Type("int32", kind.lanes)
-            fits = kind.dtype == "float32" and args == [pairs, pairs, kind]
+            dot = FUNCTIONS[next(dot for dot, added in ADDED_DOTS.items() if added == name)]
+            packed = nodes.Type(dot.operands, kind.lanes)
+            fits = kind.dtype == dot.result and args == [packed, packed, kind]
         elif name in ON_BITS:
             fits = args == [nodes.INT] == [kind]
         else:

@@ -48,6 +48,13 @@ def _dot_bfloat16(x: Tensor, y: Tensor) -> Tensor:
     return (pairs[0] * pairs[1]).sum(-1)
 
 
+def _dot_uint8_int8(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of the products of four bytes without and with a sign, packed in int32; int32."""
+    bytes_of = [packed.int().contiguous().unsqueeze(-1) for packed in (x, y)]
+    products = bytes_of[0].view(torch.uint8).int() * bytes_of[1].view(torch.int8).int()
+    return products.sum(-1, dtype=torch.int32)
+
+
 def _sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x)) if x.dtype.is_complex else torch.sigmoid(x)
 
@@ -111,6 +118,7 @@ TORCH: Final[dict[str, Callable[..., Any]]] = {
     "logical_xor": torch.logical_xor,
     "uniform": _uniform,
     "dot_bfloat16": _dot_bfloat16,
+    "dot_uint8_int8": _dot_uint8_int8,
 }
 
 

@@ -76,6 +76,7 @@ ILL_FORMED = [
         [Store("Y", lit(0), Op("add_dot_bfloat16", (PAIR, PAIR, N), F32))],
         "operands of types int32, int32, int64",
     ),
+    ([Store("Y", lit(0), Op("dot_uint8_int8", (PAIR, PAIR), F32))], "of type float32"),
     ([Store("Y", lit(0), Op("where", (N, ONE, ONE), F32))], "operands of types int64"),
     ([Declare(var("x"), op("div", N, N))], "operands of types int64, int64"),
     ([Declare(var("x"), op("exp", N))], "operands of types int64"),

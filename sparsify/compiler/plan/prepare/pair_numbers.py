@@ -24,7 +24,7 @@ from sparsify.compiler.einsum.nodes import (
     Program,
     Reduce,
 )
-from sparsify.compiler.einsum.number_pairs import PAIR
+from sparsify.compiler.einsum.packed_numbers import PAIR
 from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.einsum.rewrite.combine_statements import collect
 from sparsify.compiler.ir.node import Node, find, map_children

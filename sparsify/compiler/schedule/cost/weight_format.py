@@ -20,7 +20,7 @@ from typing import Final
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsify.compiler.einsum.number_pairs import PAIR
+from sparsify.compiler.einsum.packed_numbers import PAIR
 from sparsify.compiler.schedule.cost.machine import Machine
 from sparsify.compiler.schedule.cost.matmul import (
     Packed,

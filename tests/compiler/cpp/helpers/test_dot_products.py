@@ -1,4 +1,4 @@
-"""Dot products of pairs of bfloat16 in C++: portable text that runs anywhere, and one instruction where it exists."""
+"""Dot products of packed numbers in C++: portable text that runs anywhere, and one instruction where it exists."""
 
 import platform
 import re
@@ -23,8 +23,8 @@ from tests.compiler.loops.build import I32, kernel, lit, load, loop, var
 from tests.compiler.random_programs.operands import operand
 
 COUNT = 64
-BFLOAT16_FLAGS = ("-march=sapphirerapids",)
-PRODUCT = "Y[t,n] = sum(k, dot_bfloat16(X[t,k], W[n,k]))"
+SUMS = {"dot_bfloat16": "float32", "dot_uint8_int8": "int32"}
+PRODUCT = "Y[t,n] = sum(k, {dot}(X[t,k], W[n,k]))"
 
 
 def bits(seed: int, count: int) -> np.ndarray:
@@ -40,51 +40,61 @@ def bits(seed: int, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("compiler", [name for name in ("g++", "clang++") if which(name)])
 @pytest.mark.parametrize("lanes", [1, 4, 8, 16])
-def test_results_as_by_the_interpreter(lanes, compiler):
-    kind, pairs = Type("float32", lanes), Type("int32", lanes)
-    x, y = (load(name, var("p"), pairs) for name in "XY")
+@pytest.mark.parametrize("dot", SUMS)
+def test_results_as_by_the_interpreter(dot, lanes, compiler):
+    dtype = SUMS[dot]
+    kind, packed = Type(dtype, lanes), Type("int32", lanes)
+    x, y = (load(name, var("p"), packed) for name in "XY")
     one = load("Y", lit(3), I32)
-    one = one if lanes == 1 else Broadcast(one, pairs)
+    one = one if lanes == 1 else Broadcast(one, packed)
     stores = [
-        Store("D", var("p"), Op("dot_bfloat16", (x, y), kind)),
-        Store("S", var("p"), Op("add_dot_bfloat16", (x, one, load("Z", var("p"), kind)), kind)),
+        Store("D", var("p"), Op(dot, (x, y), kind)),
+        Store("S", var("p"), Op(f"add_{dot}", (x, one, load("Z", var("p"), kind)), kind)),
     ]
-    buffers = "X:int32 Y:int32 Z:float32 >D:float32 >S:float32"
+    buffers = f"X:int32 Y:int32 Z:{dtype} >D:{dtype} >S:{dtype}"
     function = kernel("n", buffers, loop("p", lit(0), var("n"), *stores, step=lanes))
-    arrays = {"X": bits(0, COUNT), "Y": bits(1, COUNT), "Z": np.arange(COUNT, dtype=np.float32)}
-    arrays |= {name: np.zeros(COUNT, np.float32) for name in "DS"}
+    arrays = {"X": bits(0, COUNT), "Y": bits(1, COUNT), "Z": np.arange(COUNT, dtype=dtype)}
+    arrays |= {name: np.zeros(COUNT, dtype) for name in "DS"}
     with options.override(compiler=compiler):
         compare(function, {"n": COUNT}, arrays, flags=("-O1", "-ffp-contract=off"))
 
 
-def source(vector_bytes: int) -> str:
-    """The kernel of a product with a weight of pairs, compressed by row."""
+def source(dot: str, vector_bytes: int) -> str:
+    """The kernel of a product with a weight of packed numbers, compressed by row."""
     formats = {"X": "dense, dense", "W": "dense, compressed"}
     operands = {name: replace(operand(form), dtype="int32") for name, form in formats.items()}
     sizes = Sizes({"t": 128, "n": 256, "k": 256}, {"W": 20_000})
-    return compile_stages(Step(declare(parse(PRODUCT), operands)), None, vector_bytes, sizes=sizes).cpp
+    return compile_stages(
+        Step(declare(parse(PRODUCT.format(dot=dot)), operands)), None, vector_bytes, sizes=sizes
+    ).cpp
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="an instruction of x86-64")
 @pytest.mark.skipif(which("objdump") is None, reason="needs objdump")
-@pytest.mark.parametrize(("vector_bytes", "register"), [(64, "zmm"), (32, "ymm")])
 @pytest.mark.parametrize("compiler", [name for name in ("g++", "clang++") if which(name)])
-def test_the_inner_loop_is_the_instruction(compiler, vector_bytes, register):
-    with options.override(compiler=compiler, compiler_flags=BFLOAT16_FLAGS):
-        path = cache.library(source(vector_bytes)).path
-    lines = subprocess.run(
-        ["objdump", "-d", "--no-show-raw-insn", str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout.splitlines()
-    loops = inner_loops(lines)
-    inner = [body for body in loops if any("vdpbf16ps" in line for line in body)]
+@pytest.mark.parametrize(
+    ("dot", "march", "vector_bytes", "instruction"),
+    [
+        ("dot_bfloat16", "sapphirerapids", 64, "vdpbf16ps .*%zmm"),
+        ("dot_bfloat16", "sapphirerapids", 32, "vdpbf16ps .*%ymm"),
+        ("dot_uint8_int8", "sapphirerapids", 64, "vpdpbusd .*%zmm"),
+        ("dot_uint8_int8", "icelake-server", 32, "vpdpbusd .*%ymm"),
+        ("dot_uint8_int8", "alderlake", 32, r"\{vex\} vpdpbusd .*%ymm"),
+    ],
+)
+def test_the_inner_loop_is_the_instruction(dot, march, vector_bytes, instruction, compiler):
+    with options.override(compiler=compiler, compiler_flags=(f"-march={march}",)):
+        path = cache.library(source(dot, vector_bytes)).path
+    command = ["objdump", "-d", "--no-show-raw-insn", str(path)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    inner = [
+        body for body in inner_loops(listed.splitlines()) if any("vdpb" in n or "vpdpb" in n for n in body)
+    ]
     assert inner
     for body in inner:
-        assert all(f"%{register}" in line for line in body if "vdpbf16ps" in line)
-        assert not any(re.search(r"\bvf(n?m)(add|sub)", line) for line in body)
+        dots = [line for line in body if "vdpb" in line or "vpdpb" in line]
+        assert all(re.search(instruction, line) for line in dots)
+        assert not any(re.search(r"\b(vf(n?m)(add|sub)|vpmulld)", line) for line in body)
 
 
 def inner_loops(lines: list[str]) -> list[list[str]]:
