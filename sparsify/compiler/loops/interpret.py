@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.packed_numbers import dot_bfloat16, dot_uint8_int8
 from sparsify.compiler.einsum.select import selected
 from sparsify.compiler.ir.dtypes import STORED_HALVES
 from sparsify.compiler.ir.node import Node
@@ -37,6 +38,8 @@ OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "fma": lambda x, y, z: x * y + z,
+    "add_dot_bfloat16": dot_bfloat16,
+    "add_dot_uint8_int8": dot_uint8_int8,
     "floordiv": np.floor_divide,
     "held": lambda x: x,
     "count_bits": lambda x: np.int64(unsigned(x).bit_count()),

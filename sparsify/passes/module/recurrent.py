@@ -394,6 +394,8 @@ def settle(make: Callable[[StepByStep], Draft], model: nn.Module, request: Apply
         mode = StepByStep(model, names, mode.whole_reasons | lost)
         draft = make(mode)
     report_whole(draft, mode.whole_reasons, refused=mode.whole_reasons.keys() - lost.keys())
+    if mode.captured or mode.whole_reasons or mode.has_packed:
+        draft.unchanged = None
     return draft
 
 
