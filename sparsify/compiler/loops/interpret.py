@@ -184,9 +184,7 @@ class Machine:
 
     def _expand(self, expr: nodes.Expand, variables: Variables) -> Value:
         is_set = self._set_lanes(expr.bits, expr.type.lanes, variables)
-        result = np.repeat(
-            np.asarray([poison(expr.type.dtype)]).astype(array_dtype(expr.type.dtype)), len(is_set)
-        )
+        result = np.zeros(len(is_set), array_dtype(expr.type.dtype))
         first = self.integer(expr.index, variables)
         places = np.arange(first, first + int(is_set.sum()))
         assert not len(places) or places[-1] < self.integer(expr.end, variables), f"{expr} reads past its end"

@@ -128,7 +128,7 @@ class Bits(Expr):
 class Expand(Expr):
     """The elements of `buffer` from `index` on, one after the other, in the lanes with set bits in `bits`.
 
-    The other lanes hold anything. `end` elements may be read.
+    The other lanes are 0. `end` elements may be read.
     """
 
     buffer: str

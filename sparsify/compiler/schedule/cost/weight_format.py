@@ -145,7 +145,7 @@ def _packings(
     if rows == 1 and (vectors := bit_vectors(outputs, columns, machine, lane_bytes)):
         stored, panels = int(mask.sum()), outputs * -(-columns // PANEL_BITS)
         size = stored * value_bytes + panels * (PANEL_BITS // 8 + 4) + 4
-        us = bits_us(vectors, size, outputs, columns, machine, lane_bytes)
+        us = bits_us(vectors, size, outputs, columns, machine, lane_bytes, value_bytes)
         yield Packing(BITS, stored, outputs * columns, size, outputs * columns * item_bytes, us, dense)
     if is_looked_up(SLICE_ROWS, machine, lane_bytes):
         slots, tiles = slots_of(mask)
