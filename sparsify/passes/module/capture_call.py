@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sparsify import options as settings
 from sparsify.compiler.cpp.toolchain.build import has_compiler
+from sparsify.compiler.kernel.build_ahead import built_ahead
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes import pipeline
 from sparsify.passes.capture import calls, data_sizes
@@ -105,13 +106,8 @@ def drafted(
     ) -> Draft:
         unchanged = None if without else before
         if unchanged is None:
-            more: dict[str, Any] = {
-                "shared_constants": constants,
-                "is_mirror": is_mirror,
-                "within": mode,
-                "without": without,
-            }
-            unchanged = capture(source, call, request.dynamic, **more, **_capture_settings(request, source))
+            more = {"shared_constants": constants, "is_mirror": is_mirror, "within": mode, "without": without}
+            unchanged = _captured(source, call, request, **more)
         captured = unchanged.copied()
         return _run_passes(
             Draft(
@@ -136,10 +132,18 @@ def drafted(
     return draft if not left else _with_experts(draft, source, request, left, draft_with)
 
 
-def _capture_settings(request: ApplyRequest, source: nn.Module) -> dict[str, Any]:
-    """The settings of a capture that follow from the arguments of `apply`."""
-    trains = request.is_trainable(source.training)
-    return {"masks": request.has_masks, "gates": request.has_gates, "trains": trains}
+def _captured(source: nn.Module, call: calls.Call, request: ApplyRequest, **more: Any) -> Captured:
+    """The capture of a call, while C++ units shared by all models are built.
+
+    Args:
+        source, call, request: as in `drafted`.
+        more: further arguments of `capture`.
+    """
+    rules: dict[str, Any] = {"masks": request.has_masks, "gates": request.has_gates}
+    with built_ahead():
+        return capture(
+            source, call, request.dynamic, trains=request.is_trainable(source.training), **rules, **more
+        )
 
 
 def _with_experts(
