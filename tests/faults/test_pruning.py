@@ -4,7 +4,7 @@ import copy
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -99,6 +99,50 @@ def test_products_are_computed_for_models_that_read_entries(reads: bool, kind: t
     assert product_weights(model, run) == {"linear.weight"}
     assert results == [kind]
     assert not isinstance(model.last, FakeTensor)
+
+
+class Tabled(nn.Module):
+    """A linear layer and tables that all calls of a process share."""
+
+    tables: ClassVar[dict[str, Tensor]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tables.setdefault("range", torch.arange(4).float())
+        self.tables.setdefault("list", torch.tensor([1.0, 2.0, 3.0, 4.0]) / 2)
+        self.tables.setdefault("halves", self.linear.bias.detach().half())
+        return sum(self.tables.values(), self.linear(x))
+
+
+def test_shared_tables_keep_their_entries() -> None:
+    model = Tabled()
+    assert product_weights(model, lambda called: called(torch.ones(2, 4))) == {"linear.weight"}
+    assert len(Tabled.tables) == 3
+    assert not any(isinstance(table, FakeTensor) for table in Tabled.tables.values())
+
+
+class Stopping(nn.Module):
+    """A loop over a linear layer until all rows are marked in a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_done = torch.zeros(2, dtype=torch.bool)
+        for _ in range(9):
+            x = self.linear(x)
+            is_done[:] = x.sum(1) < 1e9
+            if is_done.all():
+                return x
+        raise RuntimeError("no end")
+
+
+def test_tensors_written_with_results_have_them() -> None:
+    assert product_weights(Stopping(), lambda called: called(torch.ones(2, 4))) == {"linear.weight"}
 
 
 def test_calls_in_several_threads_leave_the_switches_of_torch() -> None:

@@ -2,19 +2,19 @@
 
 In: `nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Linear(4, 2))` and a call. Out: `{"2.weight"}`.
 
-Fake tensors replace the entries where the model allows that, so that products cost nothing. Every operator of the call
-is observed: a tensor derived from parameters alone, by slices, casts and sums, has these parameters as origins; a
-product with such an operand reads them, and so does an operator of another library. Rows looked up by an embedding are
-no operands.
+Fake tensors replace the inputs where the model allows that, so that products cost nothing; tensors that depend on no
+input, such as tables that the model keeps for later calls, are computed. Every operator of the call is observed: a
+tensor derived from parameters alone, by slices, casts and sums, has these parameters as origins; a product with such an
+operand reads them, and so does an operator of another library. Rows looked up by an embedding are no operands.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -70,8 +70,12 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.strip("_")
-        result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if is_fake:
+            _require_fake_targets(func, args)
+        with nullcontext() if is_fake else unset_fake_temporarily():
+            result = func(*args, **(kwargs or {}))
         origins = [self.origin(tensor) for tensor in tensors]
         if name in PRODUCTS or func.namespace not in ("aten", "prims"):
             self.read |= frozenset().union(*(derived or () for derived in origins[PRODUCTS.get(name, 0) :]))
@@ -109,12 +113,30 @@ def product_weights(
         with suppress(
             Exception
         ):  # entries are read, modules cannot be copied, an operator has no fake version
-            fake_run = FakeTensorMode(allow_non_fake_inputs=True)
-            return observed(shared_copy(model), run, fake_run)
+            copied, fake = shared_copy(model), FakeTensorMode(allow_non_fake_inputs=True)
+            _take_fake_inputs(copied, fake)
+            return observed(copied, run, fake)
     try:
         return observed(model, run, nullcontext())
     except Exception:  # the model may raise anything: a later capture runs it again and reports the error
         return None
+
+
+def _require_fake_targets(func: Any, args: Sequence[Any]) -> None:
+    """Raises where an operator would write results of fake tensors to a tensor with entries, and leave the entries."""
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+            raise NotImplementedError(f"{func} writes fake entries to {argument.name}")
+
+
+def _take_fake_inputs(model: nn.Module, fake: FakeTensorMode) -> None:
+    """Replaces the tensors of each call of `model` by fake tensors."""
+
+    def replace(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return pytree.tree_map_only(Tensor, fake.from_tensor, (args, kwargs))
+
+    model.register_forward_pre_hook(replace, prepend=True, with_kwargs=True)
 
 
 def observed(
