@@ -107,7 +107,7 @@ def contest(draft: Draft) -> Draft:
     for region in draft.regions:
         module = module_of(draft, region) if products_of(draft, region) is None else None
         is_timed = region.is_contested or module is not None
-        timing = outcome(draft, region, sites.get(id(region))) if is_timed else None
+        timing = outcome(draft, region, sites.pop(id(region), None)) if is_timed else None
         if timing is None or not timing.name:
             if timing is not None:
                 region.notes.append(described(timing))
