@@ -15,7 +15,7 @@ from sparsify.bench.place import Place
 from sparsify.bench.table import CLOCKS, measured
 
 # Required ratios against OpenVINO of the same precision, by texts, dtype and per cent of zeros.
-ENCODERS: Final[Mapping[tuple[int, str, int], float | None]] = {
+ENCODERS: Final[Mapping[tuple[int, str, int], float]] = {
     (8, "float32", 0): 1.0,
     (8, "float32", 60): 3.0,
     (8, "float32", 80): 4.5,
@@ -28,7 +28,7 @@ ENCODERS: Final[Mapping[tuple[int, str, int], float | None]] = {
     (1, "float32", 90): 5.0,
     (1, "bfloat16", 80): 2.2,
     (1, "bfloat16", 90): 3.0,
-    (8, "int8", 80): None,
+    (8, "int8", 80): 1.0,
 }
 # Required ratios of ResNet-50 against OpenVINO, by images and per cent of zeros.
 LARGE: Final = {(1, 80): 1.3, (1, 90): 1.9, (8, 80): 1.3, (8, 90): 1.9}

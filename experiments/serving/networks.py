@@ -44,7 +44,8 @@ def encoder(
 
     Args:
         layers: encoder layers; DistilBERT has six.
-        dtype: "float32"; "bfloat16" for weights and activations; "int8" for stored weights.
+        dtype: "float32"; "bfloat16" for weights and activations; "int8" for stored weights, against peers with
+            int8 activations, too.
         openvino: required ratio against OpenVINO of the same precision.
         onnx_runtime: required ratio against ONNX Runtime in float32.
     """
@@ -62,7 +63,8 @@ def encoder(
         torch.randn(batch, tokens, hidden),
         dtype,
     )
-    return _against(case, {"OpenVINO": openvino, "ONNX Runtime": onnx_runtime})
+    peer = "OpenVINO int8" if dtype == "int8" else "OpenVINO"
+    return _against(case, {peer: openvino, "ONNX Runtime": onnx_runtime})
 
 
 def residual(
@@ -130,6 +132,8 @@ def _peers(dtype: str) -> dict[str, Maker]:
             network_peers.openvino(model, inputs, {**precision, **network_peers.SPARSE_WEIGHTS})
         ),
     }
+    if dtype == "int8":
+        found["OpenVINO int8"] = lambda model, inputs: _array(network_peers.openvino_int8(model, inputs))
     if dtype == "float32":
         found["ONNX Runtime"] = lambda model, inputs: _array(network_peers.onnx_runtime(model, inputs))
         found["oneDNN"] = baselines.onednn

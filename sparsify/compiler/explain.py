@@ -22,8 +22,7 @@ from sparsify.compiler.plan.alternatives import alternatives
 from sparsify.compiler.plan.fuse.row_chain import Fusion
 from sparsify.compiler.plan.partition import Prepared, partition
 from sparsify.compiler.plan.plan import steps
-from sparsify.compiler.plan.products.dense_product import DenseProduct
-from sparsify.compiler.plan.step import Convert
+from sparsify.compiler.plan.step import TorchStep
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.schedule.templates import heavy_rows
@@ -58,7 +57,7 @@ class Section:
 class Explained:
     """A step of a plan and, once built, a description of its kernel."""
 
-    step: DenseProduct | Convert | Stages
+    step: TorchStep | Stages
     kernel: str = ""
 
 
@@ -72,7 +71,7 @@ def explain_kernel(kernel: Kernel, sizes: Sizes | None = None, **facts: Any) -> 
     """
     if sizes is not None:
         for generated in kernel.generated:
-            generated.prepare(sizes.shared(kernel.program))
+            generated.prepare(kernel.sizes_as_read(sizes))
     plan = [
         Explained(step.stages, built(step)) if isinstance(step, GeneratedStep) else Explained(step)
         for step in kernel.steps
@@ -121,7 +120,7 @@ def explain_program(
     plan = [
         Explained(
             step
-            if isinstance(step, DenseProduct | Convert)
+            if isinstance(step, TorchStep)
             else compile_stages(
                 step, schedule, width, options, sizes.also({twin.name: twin.source for twin in step.twins})
             )
@@ -158,7 +157,7 @@ def explain_plan(
     if cost or compared:
         sections.append(Section("cost", "\n".join([*([cost] if cost else []), *compared])))
     for number, explained in enumerate(plan, 1):
-        inner = () if isinstance(explained.step, DenseProduct | Convert) else stage_sections(explained)
+        inner = () if isinstance(explained.step, TorchStep) else stage_sections(explained)
         if len(plan) == 1 and inner:
             return (*sections, *inner)
         what = str(explained.step) if not inner else f"{results(explained.step)} by a generated kernel"
@@ -166,7 +165,7 @@ def explain_plan(
     return tuple(sections)
 
 
-def results(step: DenseProduct | Convert | Stages) -> str:
+def results(step: TorchStep | Stages) -> str:
     """The names of the results of a step."""
     return step.result if not isinstance(step, Stages) else ", ".join(step.program.outputs)
 

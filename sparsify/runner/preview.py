@@ -4,7 +4,6 @@ In: a `Request`. Out: a `Preview`: one row for each tensor selected by a rule.
 """
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
@@ -106,7 +105,7 @@ def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) ->
     call = calls.flatten(calls.signature(model), example, {})
     needs_data = any(map(is_calibrated, request.recipe.rules))
     data = calibration_data([call], request.recipe.calibration) if needs_data else None
-    model = prune(model, request.recipe, run=partial(model, *example), pruning=pruning, data=data)
+    model = prune(model, request.recipe, run=lambda copied: copied(*example), pruning=pruning, data=data)
     graph = capture(model, call)
     examples = dict(zip(call.shape.tensor_names(), example_tensors(call), strict=True))
     report = Report(type(model).__name__, request.recipe.name)

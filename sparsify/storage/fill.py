@@ -33,7 +33,7 @@ def decided(function: str, position: int, fill: Any) -> tuple[Any, Any]:
     ((True, -inf), False)
     """
     match function, position:
-        case ("mul", _) | ("div", 0):
+        case ("mul" | "dot_bfloat16" | "dot_uint8_int8", _) | ("div", 0):
             return fill == 0, fill
         case ("add", _) | ("sub", 0):
             return _is_infinite(fill), fill

@@ -36,6 +36,18 @@ def test_runtimes_that_are_installed_agree():
         assert call is None or torch.allclose(torch.as_tensor(call()), model(x), atol=1e-5)
 
 
+def test_openvino_in_int8_agrees_roughly():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    model.eval().requires_grad_(False)
+    x = torch.randn(2, 64, 64)
+    call = network_peers.openvino_int8(model, (x,))
+    if call is None:
+        pytest.skip(installed.reason("OpenVINO int8"))
+    error = (torch.as_tensor(call()[0]) - model(x)).abs().mean() / model(x).abs().max()
+    assert 1e-4 < error < 0.05
+
+
 def test_a_missing_module_is_none(monkeypatch):
     monkeypatch.setitem(installed.MODULES, "PyG", "no_such_module")
     assert installed.load("PyG") is None

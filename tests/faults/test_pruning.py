@@ -4,11 +4,12 @@ import copy
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import sparsify
 from sparsify.errors import CaptureError, RecipeError, UnsupportedOperatorError
@@ -66,23 +67,95 @@ class Kinds(nn.Module):
 
 def test_what_products_read() -> None:
     model = Kinds().eval()
-    read = product_weights(model, lambda: model(torch.randint(0, 20, (2, 8))))
+    read = product_weights(model, lambda model: model(torch.randint(0, 20, (2, 8))))
     names = {name for name, parameter in model.named_parameters() if parameter.dim() > 1}
     assert read == names - {"table.weight", "position", "norm.weight", "norm.bias", "unread.weight"}
-    assert product_weights(model, lambda: model(None)) is None
+    assert product_weights(model, lambda model: model(None)) is None
+
+
+class Remembering(nn.Module):
+    """A linear layer that keeps its result, and reads an entry if asked to."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.linear, self.reads = nn.Linear(4, 4), reads
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reads and float(x.sum()) < 0:
+            return x
+        self.last = self.linear(x)
+        return self.last
+
+
+@pytest.mark.parametrize(("reads", "kind"), [(False, FakeTensor), (True, Tensor)])
+def test_products_are_computed_for_models_that_read_entries(reads: bool, kind: type[Tensor]) -> None:
+    results: list[type] = []
+    model = Remembering(reads=reads)
+
+    def run(called: nn.Module) -> None:
+        results.append(type(called(torch.ones(2, 4))))
+
+    assert product_weights(model, run) == {"linear.weight"}
+    assert results == [kind]
+    assert not isinstance(model.last, FakeTensor)
+
+
+class Tabled(nn.Module):
+    """A linear layer and tables that all calls of a process share."""
+
+    tables: ClassVar[dict[str, Tensor]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tables.setdefault("range", torch.arange(4).float())
+        self.tables.setdefault("list", torch.tensor([1.0, 2.0, 3.0, 4.0]) / 2)
+        self.tables.setdefault("halves", self.linear.bias.detach().half())
+        return sum(self.tables.values(), self.linear(x))
+
+
+def test_shared_tables_keep_their_entries() -> None:
+    model = Tabled()
+    assert product_weights(model, lambda called: called(torch.ones(2, 4))) == {"linear.weight"}
+    assert len(Tabled.tables) == 3
+    assert not any(isinstance(table, FakeTensor) for table in Tabled.tables.values())
+
+
+class Stopping(nn.Module):
+    """A loop over a linear layer until all rows are marked in a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_done = torch.zeros(2, dtype=torch.bool)
+        for _ in range(9):
+            x = self.linear(x)
+            is_done[:] = x.sum(1) < 1e9
+            if is_done.all():
+                return x
+        raise RuntimeError("no end")
+
+
+def test_tensors_written_with_results_have_them() -> None:
+    assert product_weights(Stopping(), lambda called: called(torch.ones(2, 4))) == {"linear.weight"}
 
 
 def test_calls_in_several_threads_leave_the_switches_of_torch() -> None:
     """The second call begins within the first one and would end after it."""
     model, first_is_over = nn.Linear(4, 4), threading.Event()
 
-    def second() -> Tensor:
+    def second(model: nn.Module) -> Tensor:
         first_is_over.wait(10)
         return model(torch.ones(2, 4))
 
     thread = threading.Thread(target=product_weights, args=(model, second))
 
-    def first() -> Tensor:
+    def first(model: nn.Module) -> Tensor:
         thread.start()
         thread.join(0.5)
         return model(torch.ones(2, 4))

@@ -67,6 +67,7 @@ class Golden:
         result: format of the result, inferred for "".
         drops: whether entries equal to the fill are not stored.
         sizes: extents known at compile time.
+        dtype: dtype of the operands.
     """
 
     text: str
@@ -76,6 +77,7 @@ class Golden:
     result: str = ""
     drops: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
+    dtype: str = "float32"
 
 
 def ways(notation: Notation) -> Iterable[Schedule]:
@@ -195,6 +197,12 @@ LOOPS = {
         "order k, i, j; precompute w = Y at root in memory listed",
         result="csr",
     ),
+    "dot_products": Golden(
+        "Y[t,n] = sum(k, dot_bfloat16(X[t,k], W[n,k]))",
+        {"X": D2, "W": "dense, compressed"},
+        linear(WEIGHT),
+        dtype="int32",
+    ),
     "strided_vectors": Golden("Y[i,k] = 2 * X[i,k]", {"X": D2}, "order k, i; vector i"),
     "hash_table": Golden("y[i] += A[i,j] * H[i,j]", {"A": "csr", "H": "dense, hash"}, "order i, j"),
 }
@@ -230,7 +238,7 @@ def program(row: Golden) -> Program:
     """The program of a row."""
     statements = read(row.text).statements
     name = statements[-1].target.tensor
-    operands = {tensor: operand(form, "float32") for tensor, form in row.formats.items()}
+    operands = {tensor: operand(form, row.dtype) for tensor, form in row.formats.items()}
     formats = {name: Format(row.result)} if row.result else {}
     return infer_format(
         declare(

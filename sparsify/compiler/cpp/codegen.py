@@ -18,6 +18,7 @@ from sparsify.compiler.cpp.helpers import (
     bitset,
     complex_numbers,
     compress,
+    dot_products,
     elementary,
     float16,
     select,
@@ -33,6 +34,7 @@ from sparsify.compiler.loops import nodes
 
 TEMPLATES: Final[dict[str, Template]] = {
     **float16.TEMPLATES,
+    **dot_products.TEMPLATES,
     **vector_memory.TEMPLATES,
     **bitset.TEMPLATES,
     **compress.TEMPLATES,

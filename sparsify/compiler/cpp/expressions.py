@@ -212,6 +212,15 @@ class Expressions:
             test = self.write(condition)
         else:
             test = self.mask(condition, types.BYTES[type.dtype])
+        if (
+            isinstance(condition, nodes.LaneBits)
+            and second == nodes.Literal(0, type)
+            and type.dtype in types.FLOATS
+        ):
+            # g++ compares the mask with zero before it selects.
+            words = self.unit.type(types.MASKS[types.BYTES[type.dtype]], type.lanes)
+            kept = f"({words}){within(self.write(first), PREFIX)} & {within(test, BIT_AND + 1)}"
+            return f"({self.unit.type(type.dtype, type.lanes)})({kept})", PREFIX
         chosen = f"{within(self.write(first), OR)} : {within(self.write(second), OR)}"
         return f"{within(test, OR)} ? {chosen}", SELECT
 
@@ -247,11 +256,11 @@ class Expressions:
         return f"__builtin_convertvector({text}, {vector})", ATOM
 
     def _expand(self, expr: nodes.Expand, helper: str, type: nodes.Type) -> Text:
-        left = f"{self.index(expr.end)} - {within(self.write(expr.index), SUM + 1)}"
         address, bits = self.address(expr.buffer, expr.index), self.text(expr.bits)
+        at, end = self.index(expr.index), self.index(expr.end)
         if type.dtype == "int8" and expr.type.dtype == "bool":
             address = f"(const int8_t *){address}"
-        return f"{self.unit.use(helper, type.dtype, type.lanes)}({address}, {bits}, {left})", ATOM
+        return f"{self.unit.use(helper, type.dtype, type.lanes)}({address}, {bits}, {at}, {end})", ATOM
 
     def _load_as(self, expr: nodes.Load, dtype: str) -> Text:
         """A load; a vector of bool is loaded as `dtype` int8."""
@@ -273,21 +282,22 @@ class Expressions:
         type, count = expr.type, _open(expr.count, expr.type.lanes)
         if type.lanes == 1:
             return self._load_as(nodes.Load(expr.buffer, expr.indices, type, count), dtype)
-        address = self.name(expr.buffer)
+        base, indices = _from_base(expr.indices)
+        address = self.address(expr.buffer, base)
         if dtype != type.dtype:
             address = f"(const int8_t *){address}"
-        source = self.loaded.get(expr.indices.name) if isinstance(expr.indices, nodes.Var) else None
+        source = self.loaded.get(indices.name) if isinstance(indices, nodes.Var) else None
         if source is not None and _open(source.count, type.lanes) == count:
             lies = self.address(source.buffer, source.index)
             if count is None:
                 return f"{self.unit.use('gather', dtype, type.lanes)}({address}, {lies})", ATOM
             helper = self.unit.use("gather_part_from", dtype, type.lanes)
             return f"{helper}({address}, {lies}, {self.index(count)})", ATOM
-        indices = self.text(unwidened(expr.indices))
+        found = self.text(unwidened(indices))
         if count is None:
-            return f"{self.unit.use('gather', dtype, type.lanes)}({address}, {indices})", ATOM
+            return f"{self.unit.use('gather', dtype, type.lanes)}({address}, {found})", ATOM
         helper = self.unit.use("gather_part", dtype, type.lanes)
-        return f"{helper}({address}, {indices}, {self.index(count)})", ATOM
+        return f"{helper}({address}, {found}, {self.index(count)})", ATOM
 
     def _horizontal(self, expr: nodes.Horizontal) -> Text:
         source = type_of(expr.value)
@@ -388,6 +398,16 @@ def _open(count: nodes.Expr | None, lanes: int) -> nodes.Expr | None:
         case nodes.Literal(value, _) if value >= lanes:
             return None
     return count
+
+
+def _from_base(indices: nodes.Expr) -> tuple[nodes.Expr, nodes.Expr]:
+    """`i * extent + j -> i * extent, j` with one number for all lanes and a vector; 0 for other indices."""
+    match indices:
+        case nodes.Op("add", (nodes.Broadcast(base, _), others), _) | nodes.Op(
+            "add", (others, nodes.Broadcast(base, _)), _
+        ):
+            return base, others
+    return nodes.Literal(0, nodes.INT), indices
 
 
 def unwidened(indices: nodes.Expr) -> nodes.Expr:

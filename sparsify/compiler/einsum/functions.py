@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from sparsify.compiler.einsum.counter_random import uniform
+from sparsify.compiler.einsum.packed_numbers import dot_bfloat16, dot_uint8_int8
 
 Evaluate = Callable[..., Any]
 
@@ -46,9 +47,9 @@ class Function:
         symbol: infix or prefix operator, "" for the notation of a call.
         precedence: binding strength of the operator; a call binds tightest.
         result: "promote" for the common dtype of the arguments, "float" to convert integers to floats, "bool",
-            "float32"
-            for functions of integers only.
+            "float32" or "int32" for functions of integers only.
         body: definition of a user-registered function as index notation over its arguments.
+        operands: dtype of the arguments of a function of integers only, "" for other functions.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Function:
     precedence: int = ATOM
     result: str = "promote"
     body: str = ""
+    operands: str = ""
 
     @property
     def of_bool(self) -> bool:
@@ -67,8 +69,13 @@ class Function:
 
     @property
     def of_integers(self) -> bool:
-        """Whether the function takes integers only, as int64, and returns float32."""
-        return self.result == "float32"
+        """Whether the function takes integers only, of one dtype, and returns another."""
+        return bool(self.operands)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the function draws random numbers."""
+        return self.name == "uniform"
 
     @property
     def of_complex(self) -> bool:
@@ -215,7 +222,10 @@ _CALLS = (
     _binary("logical_or", np.logical_or, None, None, "bool"),
     _binary("logical_xor", np.logical_xor, None, None, "bool"),
     # Counter-based random numbers, of a seed, a row and a column.
-    Function("uniform", 3, uniform, (None, None, None), result="float32"),
+    Function("uniform", 3, uniform, (None, None, None), result="float32", operands="int64"),
+    # Products of numbers packed in an int32, added up: of pairs of bfloat16, and of four bytes.
+    Function("dot_bfloat16", 2, dot_bfloat16, (None, None), result="float32", operands="int32"),
+    Function("dot_uint8_int8", 2, dot_uint8_int8, (None, None), result="int32", operands="int32"),
     Function("where", 3, np.where, (None, "where(x, 1, 0)", "where(x, 0, 1)")),
 )
 

@@ -22,6 +22,14 @@ def product(factors: Sequence[Expr]) -> Expr:
     return reduce(lambda left, right: Call("mul", (left, right)), factors)
 
 
+def multiplied(expr: Expr) -> list[Expr] | None:
+    """The factors of a product of accesses and numbers, or the accesses of a dot product of packed numbers."""
+    match expr:
+        case Call("dot_bfloat16" | "dot_uint8_int8", (Access() as left, Access() as right)):
+            return [left, right]
+    return product_factors(expr)
+
+
 def product_factors(expr: Expr) -> list[Expr] | None:
     """The factors of a product of accesses and numbers; `None` for other products."""
     found = factors(expr)

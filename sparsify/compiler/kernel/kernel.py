@@ -23,8 +23,8 @@ from sparsify.compiler.kernel.statement_kernel import GeneratedStep, has_interio
 from sparsify.compiler.kernel.transforms import functorch
 from sparsify.compiler.kernel.transforms.autograd import Differentiable, Kept, keep
 from sparsify.compiler.kernel.variants import Variants
-from sparsify.compiler.plan.products.dense_product import DenseProduct
-from sparsify.compiler.plan.step import STEP_CLASSES, Convert, Step
+from sparsify.compiler.plan.prepare.pair_numbers import PairView
+from sparsify.compiler.plan.step import STEP_CLASSES, Step, TorchStep
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.errors import CompilerError, ShapeError
@@ -42,7 +42,7 @@ Chooser = Callable[[Sequence[Operand]], tuple[Operand, ...]]
 REFUSALS: Final = 8
 # A step, the function that selects its operands from all tensors, and the slots of its results; a single result is
 # not in a list.
-Move = tuple["DenseProduct | Convert | GeneratedStep", Chooser, list[int] | int]
+Move = tuple["TorchStep | GeneratedStep", Chooser, list[int] | int]
 
 
 class Kernel:
@@ -65,7 +65,7 @@ class Kernel:
     def __init__(
         self,
         program: Program,
-        plan: tuple["DenseProduct | Convert | GeneratedStep", ...],
+        plan: tuple["TorchStep | GeneratedStep", ...],
         schedule: Schedule | None = None,
         options: Options | None = None,
     ) -> None:
@@ -96,12 +96,20 @@ class Kernel:
         self.results: Callable[[tuple[Operand, ...]], Any] = self._first_results
         self.sizes = UNKNOWN
 
-    def _move(self, step: "DenseProduct | Convert | GeneratedStep") -> "Move":
+    def _move(self, step: "TorchStep | GeneratedStep") -> "Move":
         """A step with the slots of its operands and results; each result gets a slot."""
         names = step.results if isinstance(step, GeneratedStep) else (step.result,)
         read = _chooser([self._slots[name] for name in step.operands])
         written = [self._slots.setdefault(name, len(self._slots)) for name in names]
         return step, read, written if len(written) > 1 else written[0]
+
+    def sizes_as_read(self, sizes: Sizes) -> Sizes:
+        """The sizes of the operands of all steps, from those of the program's operands."""
+        sizes = sizes.shared(self.program)
+        for step in self.steps:
+            if isinstance(step, PairView):
+                sizes = step.sizes(sizes)
+        return sizes
 
     @property
     def key(self) -> str:
@@ -397,7 +405,7 @@ def plan(
     return _plan(program, text, options or current(), sizes)
 
 
-def planned(program: Program, plan: Sequence[DenseProduct | Step | Convert]) -> Kernel:
+def planned(program: Program, plan: Sequence[TorchStep | Step]) -> Kernel:
     """The uncompiled kernel of a program with given steps, `plan.joined` or `plan.apart`."""
     options = current()
     return _planned(program, tuple(plan), None, options, target.vector_bytes(options))
@@ -423,7 +431,7 @@ def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: 
     return _planned(program, plan, schedule, options, target.vector_bytes(options))
 
 
-def _steps(program: Program, sizes: Sizes, options: Options) -> tuple[DenseProduct | Step | Convert, ...]:
+def _steps(program: Program, sizes: Sizes, options: Options) -> tuple[TorchStep | Step, ...]:
     """The steps of a program, from the decision cache if known."""
     from sparsify.compiler.einsum.register import definitions
     from sparsify.compiler.plan.plan import steps
@@ -437,7 +445,7 @@ def _steps(program: Program, sizes: Sizes, options: Options) -> tuple[DenseProdu
 @cache
 def _planned(
     program: Program,
-    plan: tuple[DenseProduct | Step | Convert, ...],
+    plan: tuple[TorchStep | Step, ...],
     schedule: Schedule | None,
     options: Options,
     vector_bytes: int,
@@ -447,7 +455,7 @@ def _planned(
         program,
         tuple(
             step
-            if isinstance(step, DenseProduct | Convert)
+            if isinstance(step, TorchStep)
             else GeneratedStep(step, Variants(step, schedule, vector_bytes, options), options)
             for step in plan
         ),

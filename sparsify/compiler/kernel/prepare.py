@@ -27,7 +27,7 @@ def prepare_all(wanted: Sequence[tuple["Kernel", Sizes]]) -> list[Exception | No
         if sizes is not UNKNOWN:
             kernel.sizes = sizes.without_operands()
         for step in kernel.generated:
-            steps.setdefault(step, []).append(sizes.shared(kernel.program))
+            steps.setdefault(step, []).append(kernel.sizes_as_read(sizes))
     tasks = [partial(_prepare, step, sizes) for step, sizes in steps.items()]
     # Interleaved dumps of several kernels would be unreadable.
     found = side_by_side(tasks, in_turn=bool(current().dump))

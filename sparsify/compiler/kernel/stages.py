@@ -18,10 +18,11 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel.fast_call import KernelCall, Plan, Read, Result, Stage
 from sparsify.compiler.kernel.statement_kernel import GeneratedStep
 from sparsify.compiler.operands.arguments import DenseInput, SparseInput
+from sparsify.compiler.plan.prepare.pair_numbers import PairView
 from sparsify.compiler.plan.products.dense_product import DenseProduct
 from sparsify.compiler.plan.products.small_product import DTYPES, address, is_small
 from sparsify.compiler.plan.step import Convert
-from sparsify.compiler.schedule.size_class import held
+from sparsify.compiler.schedule.size_class import PatternClasses, held
 from sparsify.runtime.buffers import POOL
 from sparsify.storage.tensor import SparseTensor
 
@@ -64,9 +65,11 @@ def _stage(
     """A step as a stage, and examples of its results; `None` if its kernel is unknown."""
     count = len(step.results) if isinstance(step, GeneratedStep) else 1
     if isinstance(step, Convert):
-        return Stage(tuple([Read(slot, None) for slot, _ in read]), partial(_converted, step), count, {}), [
-            None
-        ]
+        return Stage(
+            tuple([Read(slot, None) for slot, _ in read]), partial(_unguarded, step.compute), count, {}
+        ), [None]
+    if isinstance(step, PairView):
+        return _pairs(program, step, read)
     if isinstance(step, DenseProduct):
         return _product(program, step, read)
     operands = [example for _, example in read if example is not None]
@@ -74,6 +77,17 @@ def _stage(
         return _python_stage(step.compute, count, step.inputs, read), [None] * count
     stage = step.stage(operands, [slot for slot, _ in read])
     return None if stage is None else (stage, step.examples(operands))
+
+
+def _pairs(
+    program: Program, step: PairView, read: Sequence[tuple[int, Example]]
+) -> tuple[Stage, list[Example]]:
+    """Pairs of an operand as a stage in Python, for operands in the size classes of the examples."""
+    declared = [program.declaration(name) for name in step.operands]
+    inputs = [DenseInput(d) if d.format.is_dense else SparseInput(d, PatternClasses(), ()) for d in declared]
+    stage = _python_stage(partial(_unguarded, step.pairs), 1, inputs, read)
+    operands = [example for _, example in read if example is not None]
+    return stage, [_unguarded(step.pairs, tuple(operands)) if len(operands) == len(read) else None]
 
 
 def _python_stage(
@@ -126,10 +140,12 @@ def _small_product(step: DenseProduct, stage: Stage, dtype: torch.dtype) -> Kern
     return KernelCall(function, (rows, inner, columns, *flags), 1, (result,))
 
 
-def _converted(step: Convert, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The result of a conversion; reads of sparse operands' attributes bypass `__torch_function__`."""
+def _unguarded(
+    compute: Callable[[tuple[torch.Tensor, ...]], torch.Tensor], operands: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """The result of a step; reads of sparse operands' attributes bypass `__torch_function__`."""
     with torch._C.DisableTorchFunctionSubclass():
-        return step.compute(operands)
+        return compute(operands)
 
 
 def _bind(stage: Stage, examples: Sequence[Example], extents: dict[str, int]) -> bool:

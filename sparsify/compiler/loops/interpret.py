@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.packed_numbers import dot_bfloat16, dot_uint8_int8
 from sparsify.compiler.einsum.select import selected
 from sparsify.compiler.ir.dtypes import STORED_HALVES
 from sparsify.compiler.ir.node import Node
@@ -37,6 +38,8 @@ OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "fma": lambda x, y, z: x * y + z,
+    "add_dot_bfloat16": dot_bfloat16,
+    "add_dot_uint8_int8": dot_uint8_int8,
     "floordiv": np.floor_divide,
     "held": lambda x: x,
     "count_bits": lambda x: np.int64(unsigned(x).bit_count()),
@@ -181,9 +184,7 @@ class Machine:
 
     def _expand(self, expr: nodes.Expand, variables: Variables) -> Value:
         is_set = self._set_lanes(expr.bits, expr.type.lanes, variables)
-        result = np.repeat(
-            np.asarray([poison(expr.type.dtype)]).astype(array_dtype(expr.type.dtype)), len(is_set)
-        )
+        result = np.zeros(len(is_set), array_dtype(expr.type.dtype))
         first = self.integer(expr.index, variables)
         places = np.arange(first, first + int(is_set.sum()))
         assert not len(places) or places[-1] < self.integer(expr.end, variables), f"{expr} reads past its end"

@@ -29,6 +29,8 @@ class Type(NamedTuple):
 
 INT = Type("int64")
 BOOL = Type("bool")
+# Dot products of packed numbers, and the functions that add them to a sum.
+ADDED_DOTS = {"dot_bfloat16": "add_dot_bfloat16", "dot_uint8_int8": "add_dot_uint8_int8"}
 MOST_LOOKED_UP = 64  # vectors of a lookup table, padded by C++ to a power of two
 
 
@@ -57,6 +59,7 @@ class Literal(Expr):
 class Op(Expr):
     """A function of `einsum/functions.py`, or `fma floordiv mod`, on operands of one type; lane by lane.
 
+    `add_dot_bfloat16(x, y, w)` is `w + dot_bfloat16(x, y)`, with packed numbers, int32, in x and y.
     Comparisons and logic give bool lanes; `where(c, a, b)` selects. `lookup(i, a, b)`: the lanes numbered by `i` among
     the lanes of `a`, then of `b`, and so on.
     """
@@ -125,7 +128,7 @@ class Bits(Expr):
 class Expand(Expr):
     """The elements of `buffer` from `index` on, one after the other, in the lanes with set bits in `bits`.
 
-    The other lanes hold anything. `end` elements may be read.
+    The other lanes are 0. `end` elements may be read.
     """
 
     buffer: str

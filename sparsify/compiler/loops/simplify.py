@@ -12,7 +12,18 @@ from typing import Final
 from sparsify.compiler.ir.node import Node, find, holds, map_children
 from sparsify.compiler.ir.rewrite import Rule, bottom_up, by_class, first, fixpoint
 from sparsify.compiler.loops import nodes
-from sparsify.compiler.loops.nodes import Block, Convert, Declare, For, If, Literal, Op, Var, type_of
+from sparsify.compiler.loops.nodes import (
+    ADDED_DOTS,
+    Block,
+    Convert,
+    Declare,
+    For,
+    If,
+    Literal,
+    Op,
+    Var,
+    type_of,
+)
 
 FOLDS: Final[dict[str, Callable[[int, int], int]]] = {
     "add": operator.add,
@@ -206,6 +217,14 @@ def drop_single_lane(node: Node) -> Node | None:
     return None
 
 
+def add_dot(node: Node) -> Node | None:
+    """`w + dot_bfloat16(x, y) -> add_dot_bfloat16(x, y, w)`, one instruction."""
+    match node:
+        case Op("add", (w, Op(name, (x, y), kind)), type) if name in ADDED_DOTS and kind == type:
+            return Op(ADDED_DOTS[name], (x, y, w), type)
+    return None
+
+
 # Statements
 
 
@@ -233,7 +252,7 @@ def drop_empty(node: Node) -> Node | None:
 
 
 ARITHMETIC: Final[dict[str, Rule]] = {
-    "add": first(fold_integers, constant_last, drop_neutral, gather_constants, subtract_negative),
+    "add": first(fold_integers, constant_last, drop_neutral, gather_constants, subtract_negative, add_dot),
     "sub": first(fold_integers, drop_neutral, annihilate, gather_constants, subtract_negative),
     "mul": first(fold_integers, constant_last, drop_neutral, annihilate, gather_constants),
     "floordiv": first(fold_integers, drop_neutral, divide_multiple),
@@ -244,6 +263,7 @@ LOGIC: Final[dict[str, Rule]] = {
     **dict.fromkeys(("min", "max"), first(fold_integers, drop_repeated)),
     **dict.fromkeys(("logical_and", "logical_or", "where"), first(drop_repeated, fold_logic)),
     "logical_not": fold_logic,
+    "add": add_dot,
 }
 
 

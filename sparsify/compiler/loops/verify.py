@@ -11,7 +11,7 @@ from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.ir.dtypes import BYTES, FLOATING, STORED_HALVES, category, real
 from sparsify.compiler.ir.node import Node
 from sparsify.compiler.loops import nodes
-from sparsify.compiler.loops.nodes import type_of
+from sparsify.compiler.loops.nodes import ADDED_DOTS, type_of
 
 DTYPES: Final = frozenset(BYTES)
 INDEX_DTYPES: Final = ("int16", "int32", "int64")
@@ -19,7 +19,13 @@ COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGIC: Final = ("logical_and", "logical_or", "logical_xor", "logical_not")
 # On the bits of an integer: count of set bits, number of the lowest set bit, all but the lowest.
 ON_BITS: Final = ("count_bits", "lowest_bit", "drop_bit")
-OF_LOOPS: Final = {"fma": 3, "floordiv": 2, "held": 1, **dict.fromkeys(ON_BITS, 1)}
+OF_LOOPS: Final = {
+    "fma": 3,
+    "floordiv": 2,
+    "held": 1,
+    **dict.fromkeys(ON_BITS, 1),
+    **dict.fromkeys(ADDED_DOTS.values(), 3),
+}
 ARITIES: Final = {**OF_LOOPS, **{name: f.arity for name, f in FUNCTIONS.items() if not f.body}}
 BIT_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64)
 REDUCTIONS: Final = ("add", "mul", "min", "max", "logical_or", "logical_and")
@@ -172,7 +178,12 @@ class Scope:
         elif name in ("abs", "real"):
             fits = kind.dtype == real(args[0].dtype) != "bool" and kind.lanes == args[0].lanes
         elif name in FUNCTIONS and FUNCTIONS[name].of_integers:
-            fits = kind.dtype == "float32" and args.count(nodes.Type("int64", kind.lanes)) == len(args)
+            operand = nodes.Type(FUNCTIONS[name].operands, kind.lanes)
+            fits = kind.dtype == FUNCTIONS[name].result and args.count(operand) == len(args)
+        elif name in ADDED_DOTS.values():
+            dot = FUNCTIONS[next(dot for dot, added in ADDED_DOTS.items() if added == name)]
+            packed = nodes.Type(dot.operands, kind.lanes)
+            fits = kind.dtype == dot.result and args == [packed, packed, kind]
         elif name in ON_BITS:
             fits = args == [nodes.INT] == [kind]
         else:

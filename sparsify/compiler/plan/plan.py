@@ -39,12 +39,13 @@ from sparsify.compiler.plan.partition import (
 from sparsify.compiler.plan.prepare.count_unstored import count_unstored
 from sparsify.compiler.plan.prepare.expand_blocks import Unblocked, assembled, taken_apart, unblocked
 from sparsify.compiler.plan.prepare.limit_merges import narrow
+from sparsify.compiler.plan.prepare.pair_numbers import PairView, paired
 from sparsify.compiler.plan.prepare.split_statements import cut
 from sparsify.compiler.plan.prepare.transpose_operands import Twin, turned_declaration, twins, with_twins
 from sparsify.compiler.plan.products.dense_product import DenseProduct, dense_product
 from sparsify.compiler.plan.products.multiply import is_generated
 from sparsify.compiler.plan.products.panel_columns import panelled, sampled_in_panels
-from sparsify.compiler.plan.step import Convert, Step, converted_from, one_step
+from sparsify.compiler.plan.step import Convert, Step, TorchStep, converted_from, one_step
 from sparsify.compiler.schedule.cost.loop_order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.storage.format import Format
@@ -52,13 +53,24 @@ from sparsify.storage.format import Format
 
 def steps(
     program: Program, sizes: Sizes = UNKNOWN, *, scheduled: bool = False, order: tuple[str, ...] | None = None
-) -> tuple[DenseProduct | Step | Convert, ...]:
+) -> tuple[TorchStep | Step, ...]:
     """The steps of `program` in order; torch computes dense products unless a kernel is expected to be faster.
 
     Products of three and more operands are split if that is cheaper for operands of these sizes. The whole program is
     one step under a schedule, if a temporary has a format that no tensor can store, and if one kernel is expected to be
-    faster than several. `order` is the loop order of the schedule; operands are transposed for it.
+    faster than several. `order` is the loop order of the schedule; operands are transposed for it. Without a schedule,
+    weights that store pairs of bfloat16 are multiplied pair by pair.
     """
+    views: tuple[PairView, ...] = ()
+    if not scheduled:
+        program, views, sizes = paired(program, sizes)
+    return (*views, *_steps(program, sizes, scheduled, order))
+
+
+def _steps(
+    program: Program, sizes: Sizes, scheduled: bool, order: tuple[str, ...] | None
+) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of a program whose products are as they are computed."""
     prepared = Prepared(program, sizes)
     whole = prepared.program
     if len(whole.statements) > 1 and (scheduled or _leaves_blocks(whole)):
@@ -100,7 +112,9 @@ def _of_group(group: Group) -> tuple[DenseProduct | Step | Convert, ...]:
     if isinstance(found, Mixture):
         return (Step(found.program, found.twins), *_moved_back(group.part.program, found))
     if isinstance(found, Divided):
-        before, after = ([] if p is None else steps(p, sizes) for p in (found.first, found.last))
+        before, after = (
+            [] if p is None else _steps(p, sizes, False, None) for p in (found.first, found.last)
+        )
         return (*before, Step(found.rows), Step(found.columns, (found.twin,)), *after)
     if isinstance(found, Aggregated | Rowwise):
         return one_step(found.program) if group.part.is_whole else (Step(found.program),)

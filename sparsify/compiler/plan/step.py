@@ -12,6 +12,7 @@ from sparsify.compiler.einsum.infer.share import shared_pattern
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.einsum.rename import fresh, rename_tensors
 from sparsify.compiler.einsum.text import serialize
+from sparsify.compiler.plan.prepare.pair_numbers import PairView
 from sparsify.compiler.plan.prepare.transpose_operands import Twin
 from sparsify.compiler.plan.products.dense_product import DenseProduct
 from sparsify.storage.convert import conversion, inverted
@@ -83,10 +84,12 @@ class Convert:
         return f"{self.result} = {self.source}.to(format={str(self.format)!r}), {self.why}"
 
 
+# Steps that torch's operators compute.
+TorchStep = DenseProduct | Convert | PairView
 # Serializable classes of plans, by name.
 STEP_CLASSES: Final = {
     **serialize.CLASSES,
-    **{kind.__name__: kind for kind in (Step, Twin, Convert, DenseProduct)},
+    **{kind.__name__: kind for kind in (Step, Twin, Convert, DenseProduct, PairView)},
 }
 
 

@@ -42,6 +42,19 @@ def _uniform(seed: Tensor, row: Tensor, column: Tensor) -> Tensor:
     return bits.float() * 2.0**-KEPT_BITS
 
 
+def _dot_bfloat16(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of the products of pairs of bfloat16, the halves of int32; float32."""
+    pairs = [pair.int().contiguous().unsqueeze(-1).view(torch.bfloat16).float() for pair in (x, y)]
+    return (pairs[0] * pairs[1]).sum(-1)
+
+
+def _dot_uint8_int8(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of the products of four bytes without and with a sign, packed in int32; int32."""
+    bytes_of = [packed.int().contiguous().unsqueeze(-1) for packed in (x, y)]
+    products = bytes_of[0].view(torch.uint8).int() * bytes_of[1].view(torch.int8).int()
+    return products.sum(-1, dtype=torch.int32)
+
+
 def _sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x)) if x.dtype.is_complex else torch.sigmoid(x)
 
@@ -104,6 +117,8 @@ TORCH: Final[dict[str, Callable[..., Any]]] = {
     "logical_or": torch.logical_or,
     "logical_xor": torch.logical_xor,
     "uniform": _uniform,
+    "dot_bfloat16": _dot_bfloat16,
+    "dot_uint8_int8": _dot_uint8_int8,
 }
 
 

@@ -5,7 +5,7 @@ all later passes. The module imports nothing of torch.export, which calls of cap
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -75,3 +75,9 @@ class Captured:
         owner, _, last = name.rpartition(".")
         attribute: torch.Tensor = getattr(model.get_submodule(owner), last)
         return attribute
+
+    def copied(self) -> "Captured":
+        """The capture with a copy of its graph; nodes keep their names."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.graph, {}))
+        return replace(self, graph=graph, ones=dict(self.ones))

@@ -208,6 +208,8 @@ class Draft:
         edges: positions of the inputs with edge coordinates, for `operators`.
         once: memoized values of nodes computed from parameters alone.
         undone: reasons why no kernel of this package computes a node, by node name.
+        unchanged: the capture before all passes, for another draft of the same call; None where recurrent layers may
+            be captured in another form.
     """
 
     captured: Captured
@@ -227,6 +229,7 @@ class Draft:
     edges: tuple[int, ...] = ()
     once: dict[fx.Node, Any] = field(default_factory=dict)
     undone: Mapping[str, str] = field(default_factory=dict)
+    unchanged: Captured | None = None
 
     def why_undone(self, node: fx.Node) -> str:
         """The reason why no kernel of this package computes a node, "" where one may."""

@@ -4,7 +4,8 @@ In: a question, `"fastest call of ..."`, sizes, and candidates, the incumbent fi
 candidate, and the replacement of the incumbent if any. Another process with the same question reads the times without
 timing.
 
-Candidates run in turns until turns agree on the least time of each possible winner, or the budget is spent. Within
+Candidates run in turns until turns agree on the least time of each possible winner, until one is far faster than all
+others, or until the budget is spent. Candidates far behind run no further turns. Within
 `shared_seconds` all comparisons share one budget: once spent, each comparison has one turn. Times without agreement are
 kept for this process alone.
 """
@@ -21,6 +22,7 @@ from typing import Any, Final
 import torch
 
 from sparsify.compiler import calibrate
+from sparsify.compiler.kernel import decision_cache
 from sparsify.compiler.kernel.decision_cache import recall
 from sparsify.compiler.kernel.least_time import Least
 from sparsify.compiler.schedule.sizes import Sizes
@@ -28,16 +30,15 @@ from sparsify.options import Options
 from sparsify.progress import stage
 
 Call = Callable[[], Any]
-# Turns with all contenders, turns with the nearly fastest ones, and the limit of turns with possible winners alone.
-FIRST_TURNS: Final = 4
-ALL_TURNS: Final = 8
+# Least microseconds of the fastest call, turns with all candidates, and turns with the nearly fastest ones; the longer
+# calls are, the fewer turns they need.
+TURNS: Final = ((50_000.0, 1, 3), (5_000.0, 2, 4), (0.0, 4, 8))
+# Limit of turns with possible winners alone.
 MOST_TURNS: Final = 2000
 FAR: Final = 3.0
 HOPELESS: Final = 1.5
 # Longer calls are not repeated for warm caches: their data does not stay in the caches.
 LONG_NS: Final = 5_000_000
-# If the fastest takes longer, candidates far behind stop after a turn, and turns end as soon as they agree.
-SLOW_US: Final = 50_000.0
 # Number of turns that must agree on a least time, and their maximum relative difference.
 AGREEING: Final = 3
 APART: Final = 0.04
@@ -153,13 +154,23 @@ def autotune(
         has_gradients: whether the calls compute gradients.
     """
     return recall(
-        f"{question} {calibrate.key_of(options)}",
+        on_machine(question, options),
         sizes,
         lambda: compare(kind, candidates(), seconds, has_gradients),
         options,
         lambda winner: winner.is_agreed,
         classes={"Winner": Winner},
     )
+
+
+def is_known(question: str, sizes: Sizes, options: Options) -> bool:
+    """Whether `autotune` has times for a question and sizes without timing."""
+    return decision_cache.is_known(on_machine(question, options), sizes, options)
+
+
+def on_machine(question: str, options: Options) -> str:
+    """A question about this machine."""
+    return f"{question} {calibrate.key_of(options)}"
 
 
 def compare(
@@ -225,17 +236,27 @@ def race(calls: Sequence[Call], seconds: float, *, is_warm: bool = False) -> lis
     begun = time.perf_counter()
     end = begun + min(seconds, shared.left)
     for turn in range(MOST_TURNS):
-        is_slow = turn and min(one.us for one in times) > SLOW_US
-        first_turns, all_turns = (1, AGREEING) if is_slow else (FIRST_TURNS, ALL_TURNS)
+        first_turns, all_turns = turns_for(times)
         behind = HOPELESS if turn >= all_turns else FAR
         hopeful = contenders(times, behind) if turn >= first_turns else range(len(calls))
-        is_settled = turn >= all_turns and all(times[number].is_agreed for number in hopeful)
+        is_settled = turn >= (first_turns if is_clear(times) else all_turns) and is_agreed(times)
         if turn and (is_settled or time.perf_counter() > end):
             break
         for number in hopeful:
             times[number].add(once_us(calls[number]))
     shared.spent += time.perf_counter() - begun
     return times
+
+
+def turns_for(times: Sequence[Least]) -> tuple[int, int]:
+    """Turns with all candidates and turns with the nearly fastest ones, by the least time so far."""
+    least = min(one.us for one in times)
+    return next((first, near) for us, first, near in TURNS if least >= us)
+
+
+def is_clear(times: Sequence[Least]) -> bool:
+    """Whether one candidate is far faster than all others."""
+    return len(contenders(times, FAR)) == 1 < len(times)
 
 
 def contenders(times: Sequence[Least], behind: float = HOPELESS) -> Sequence[int]:
@@ -245,8 +266,8 @@ def contenders(times: Sequence[Least], behind: float = HOPELESS) -> Sequence[int
 
 
 def is_agreed(times: Sequence[Least]) -> bool:
-    """Whether turns agree on the times of all possible winners."""
-    return all(times[number].is_agreed for number in contenders(times))
+    """Whether turns agree on the times of all possible winners, or one candidate is far faster than all others."""
+    return is_clear(times) or all(times[number].is_agreed for number in contenders(times))
 
 
 def once_us(call: Call) -> float:

@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from sparsify.compiler import calibrate
+from sparsify.compiler.cpp.toolchain import target
 from sparsify.compiler.einsum.nodes import Access, Call, Reduce
 from sparsify.compiler.ir.node import walk
 from sparsify.compiler.notation.concretize import index_names
-from sparsify.compiler.schedule.cost.weight_format import Packing, pack_matrix
+from sparsify.compiler.plan.prepare.pair_numbers import paired
+from sparsify.compiler.schedule.cost.weight_format import PAIRS, Packing, pack_matrix
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Key
@@ -38,6 +40,8 @@ from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.recipe.schema import Compile
 
 KIND: Final = "weight format"
+# The instruction set that multiplies pairs of bfloat16, by its name in `/proc/cpuinfo`.
+PAIR_INSTRUCTIONS: Final = "avx512_bf16"
 # Resolution of densities in the cache key of timings.
 DENSITIES: Final = 40
 
@@ -349,10 +353,23 @@ def packing(draft: Draft, region: Region, weight: Matrix) -> list[Packing]:
     compact = draft.recipe.compile.memory == "compact"
     oriented = mask.t() if is_turned else mask
     sizes = tensor.element_size(), machine
-    formats = pack_matrix(oriented, rows, *sizes, value_bytes=weight.dtype.itemsize, compact=compact)
+    has_pairs = target.has(PAIR_INSTRUCTIONS) and multiplies_pairs(region, weight, is_turned)
+    formats = pack_matrix(
+        oriented, rows, *sizes, value_bytes=weight.dtype.itemsize, compact=compact, has_pairs=has_pairs
+    )
     if not is_turned:
         return formats
     return [replace(one, format=one.format.permuted((1, 0))) for one in formats]
+
+
+def multiplies_pairs(region: Region, weight: Matrix, is_turned: bool) -> bool:
+    """Whether the kernel of a region multiplies pairs of neighbours of a weight that stores pairs."""
+    if weight.dtype != torch.bfloat16:
+        return False
+    result = copied(region)
+    result.operands[weight.name] = replace(weight, packed=PAIRS.permuted((1, 0)) if is_turned else PAIRS)
+    regions.finish(result)
+    return result.program is not None and bool(paired(result.program, Sizes())[1])
 
 
 def product_with(value: object, name: str) -> tuple[Access, Access] | None:

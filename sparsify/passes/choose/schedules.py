@@ -59,7 +59,7 @@ def tune_schedules(
                 tensors.update(call.kernel.run(tuple(values)))
         return tensors
 
-    shared = sizes.shared(call.program)
+    shared = call.kernel.sizes_as_read(sizes)
     for step in call.kernel.generated:
         extents, stored = step.program.declarations, step.program.inputs
         rounded = dict(shared.rounded(step.program))

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from sparsify import options as settings
 from sparsify.compiler.cpp.toolchain.build import has_compiler
+from sparsify.compiler.kernel.build_ahead import built_ahead
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes import pipeline
 from sparsify.passes.capture import calls, data_sizes
+from sparsify.passes.capture.captured import Captured
 from sparsify.passes.capture.draft import ApplyRequest, Draft
 from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import ReachedError, capture
@@ -83,6 +85,7 @@ def drafted(
     has_general: bool,
     trains_dense: str = "",
     undone: Mapping[str, str] = MappingProxyType({}),
+    before: Captured | None = None,
 ) -> Draft:
     """The draft for calls like `call`; experts without a kernel run the model's own code.
 
@@ -92,6 +95,7 @@ def drafted(
         has_general: whether the front end makes regions of operators without a recogniser.
         trains_dense: reason why trained weights are left to torch, "" where kernels compute with them.
         undone: reasons why no kernel computes a node, by node name.
+        before: earlier capture of the same call.
 
     Raises:
         CaptureError: as in `capture`; no graph can hold experts that no kernel computes.
@@ -101,18 +105,11 @@ def drafted(
     def draft_with(
         mode: AbstractContextManager[Any], request: ApplyRequest, without: Collection[str] = ()
     ) -> Draft:
-        captured = capture(
-            source,
-            call,
-            request.dynamic,
-            masks=request.has_masks,
-            gates=request.has_gates,
-            without=without,
-            shared_constants=constants,
-            trains=request.is_trainable(source.training),
-            is_mirror=is_mirror,
-            within=mode,
-        )
+        unchanged = None if without else before
+        if unchanged is None:
+            more = {"shared_constants": constants, "is_mirror": is_mirror, "within": mode, "without": without}
+            unchanged = _captured(source, call, request, **more)
+        captured = unchanged.copied()
         captured.without = tuple(without)
         return _run_passes(
             Draft(
@@ -127,6 +124,7 @@ def drafted(
                 has_general=has_general,
                 trains_dense=trains_dense,
                 undone=undone,
+                unchanged=unchanged,
             )
         )
 
@@ -134,6 +132,20 @@ def drafted(
     draft = recurrent.settle(lambda mode: draft_with(mode, request), source, request)
     left = transformers_experts.left_over(draft.graph, source) if request.has_gates else []
     return draft if not left else _with_experts(draft, source, request, left, draft_with)
+
+
+def _captured(source: nn.Module, call: calls.Call, request: ApplyRequest, **more: Any) -> Captured:
+    """The capture of a call, while C++ units shared by all models are built.
+
+    Args:
+        source, call, request: as in `drafted`.
+        more: further arguments of `capture`.
+    """
+    rules: dict[str, Any] = {"masks": request.has_masks, "gates": request.has_gates}
+    with built_ahead():
+        return capture(
+            source, call, request.dynamic, trains=request.is_trainable(source.training), **rules, **more
+        )
 
 
 def _with_experts(
@@ -304,14 +316,14 @@ def published(
     except SlowerCallError as error:
         draft.regions.clear()
         with torch.inference_mode(False):
-            draft = draft_of(module, call, tensors, mode, undone=error.undone)
+            draft = draft_of(module, call, tensors, mode, undone=error.undone, before=draft.unchanged)
         draft.report.whole_call = error.times
         return published(module, draft, call, tensors, mode)
     except VerificationError as error:
         if draft.is_strict or not any(region.is_general for region in draft.regions):
             raise
         draft.regions.clear()
-        return publish(module, recognised(module, call, tensors, mode, error), call, tensors, mode)
+        return publish(module, recognised(module, draft, call, tensors, mode, error), call, tensors, mode)
 
 
 def check_pruning(module: "SparseModule", call: calls.Call) -> None:
@@ -320,7 +332,8 @@ def check_pruning(module: "SparseModule", call: calls.Call) -> None:
     if not pruning.is_guess:
         return
     pruning.is_guess = False
-    read = product_weights(module._source, lambda: module.run_source(calls.copied(call)))
+    run = lambda _: module.run_source(calls.copied(call))  # noqa: E731
+    read = product_weights(module._source, run, can_copy=False)
     if read is None:
         return
     ties = aliases(module._source)
@@ -335,11 +348,16 @@ def check_pruning(module: "SparseModule", call: calls.Call) -> None:
 
 
 def recognised(
-    module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes, error: VerificationError
+    module: "SparseModule",
+    failed: Draft,
+    call: calls.Call,
+    tensors: list[Tensor],
+    mode: Modes,
+    error: VerificationError,
 ) -> Draft:
     """The draft without regions of the front end, after their results differed, for example by 0 / 0 in torch."""
     with torch.inference_mode(False):
-        draft = draft_of(module, call, tensors, mode, has_general=False)
+        draft = draft_of(module, call, tensors, mode, has_general=False, before=failed.unchanged)
     draft.report.warnings.append(f"operators without a recognised form stay dense: {error}".splitlines()[0])
     return draft
 
@@ -363,6 +381,7 @@ def draft_of(
     has_general: bool = True,
     trains_dense: str = "",
     undone: Mapping[str, str] = MappingProxyType({}),
+    before: Captured | None = None,
 ) -> Draft:
     """The draft for calls like `call`; weights keep the packed formats held by the model.
 
@@ -370,16 +389,18 @@ def draft_of(
         has_general: whether the front end makes regions of operators without a recogniser.
         trains_dense: reason why trained weights are left to torch, "" where kernels compute with them.
         undone: reasons why no kernel computes a node, by node name.
+        before: earlier capture of the same call.
     """
     stage("capturing")
     report_recorders(module._source, module._notices)
     mirror = module._weights.mirror(mode)
+    arguments = has_general, trains_dense, undone, before
     try:
         drop_gradient_hooks(mirror.model)
-        draft = drafted(module, mirror.model, call, tensors, True, has_general, trains_dense, undone)
+        draft = drafted(module, mirror.model, call, tensors, True, *arguments)
     except ReachedError:  # the model's code refers to its modules by private references
         with in_modes(module._source, mode), module._weights.dense():
-            return drafted(module, module._source, call, tensors, False, has_general, trains_dense, undone)
+            return drafted(module, module._source, call, tensors, False, *arguments)
     finally:
         mirror.clear()
     draft.model = module._source

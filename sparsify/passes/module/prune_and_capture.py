@@ -105,7 +105,7 @@ def pruned(model: nn.Module, request: ApplyRequest, example_inputs: Any = None) 
     run = None
     if call is not None:
         example_call = call
-        run = lambda: calls.run_call(usual, calls.signature(usual), calls.copied(example_call))  # noqa: E731
+        run = lambda copied: calls.run_call(copied, calls.signature(usual), calls.copied(example_call))  # noqa: E731
     data = data_for(usual, request, call)
     pruned_model = prune(
         usual,

@@ -2,22 +2,25 @@
 
 In: `nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Linear(4, 2))` and a call. Out: `{"2.weight"}`.
 
-Every operator of the call is observed: a tensor derived from parameters alone, by slices, casts and sums, has these
-parameters as origins; a product with such an operand reads them, and so does an operator of another library. Rows
-looked up by an embedding are no operands.
+Fake tensors replace the inputs where the model allows that, so that products cost nothing; tensors that depend on no
+input, such as tables that the model keeps for later calls, are computed. Every operator of the call is observed: a
+tensor derived from parameters alone, by slices, casts and sums, has these parameters as origins; a product with such an
+operand reads them, and so does an operator of another library. Rows looked up by an embedding are no operands.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsify.passes.capture.draft import kept_buffers
+from sparsify.passes.capture.shell import shared_copy
 from sparsify.runtime.locks import CAPTURES
 
 # Number of leading arguments before the operands of a product (the summand), by name without leading underscores.
@@ -67,8 +70,12 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.strip("_")
-        result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if is_fake:
+            _require_fake_targets(func, args)
+        with nullcontext() if is_fake else unset_fake_temporarily():
+            result = func(*args, **(kwargs or {}))
         origins = [self.origin(tensor) for tensor in tensors]
         if name in PRODUCTS or func.namespace not in ("aten", "prims"):
             self.read |= frozenset().union(*(derived or () for derived in origins[PRODUCTS.get(name, 0) :]))
@@ -86,28 +93,64 @@ class Watch(TorchDispatchMode):
     def origin(self, tensor: Tensor) -> frozenset[str] | None:
         """The parameters from which a tensor is derived; None for a tensor that also depends on inputs."""
         names: frozenset[str] | None = self.origins.get(tensor)
-        if names is None and tensor.layout is torch.strided and tensor.numel():
+        has_storage = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
+        if names is None and has_storage and tensor.numel():
             return self.stored.get(tensor.untyped_storage().data_ptr())
         return names
 
 
-def product_weights(model: nn.Module, run: Callable[[], Any]) -> frozenset[str] | None:
+def product_weights(
+    model: nn.Module, run: Callable[[nn.Module], Any], *, can_copy: bool = True
+) -> frozenset[str] | None:
     """The names of parameters with two modes or more read by products; None if the call fails.
 
     Args:
         model: the model, which keeps its buffers.
-        run: function that calls the model.
+        run: function that calls a model.
+        can_copy: whether `run` accepts a copy of the model, which fake tensors may enter.
     """
-    watch = Watch(model)
+    if can_copy:
+        with suppress(
+            Exception
+        ):  # entries are read, modules cannot be copied, an operator has no fake version
+            copied, fake = shared_copy(model), FakeTensorMode(allow_non_fake_inputs=True)
+            _take_fake_inputs(copied, fake)
+            return observed(copied, run, fake)
     try:
-        with torch.inference_mode(False), torch.no_grad(), kept_buffers(model), ExitStack() as stack:
-            stack.enter_context(spelled_attention())
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            stack.enter_context(torch.autocast("cpu", enabled=False))
-            stack.enter_context(watch)
-            run()
+        return observed(model, run, nullcontext())
     except Exception:  # the model may raise anything: a later capture runs it again and reports the error
         return None
+
+
+def _require_fake_targets(func: Any, args: Sequence[Any]) -> None:
+    """Raises where an operator would write results of fake tensors to a tensor with entries, and leave the entries."""
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+            raise NotImplementedError(f"{func} writes fake entries to {argument.name}")
+
+
+def _take_fake_inputs(model: nn.Module, fake: FakeTensorMode) -> None:
+    """Replaces the tensors of each call of `model` by fake tensors."""
+
+    def replace(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return pytree.tree_map_only(Tensor, fake.from_tensor, (args, kwargs))
+
+    model.register_forward_pre_hook(replace, prepend=True, with_kwargs=True)
+
+
+def observed(
+    model: nn.Module, run: Callable[[nn.Module], Any], within: AbstractContextManager[Any]
+) -> frozenset[str]:
+    """The names of parameters read by products in a call within a context."""
+    watch = Watch(model)
+    with torch.inference_mode(False), torch.no_grad(), kept_buffers(model), ExitStack() as stack:
+        stack.enter_context(spelled_attention())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.enter_context(within)
+        stack.enter_context(watch)
+        run(model)
     return frozenset(watch.read)
 
 

@@ -34,7 +34,7 @@ def prune(
     recipe: Recipe,
     roundings: dict[str, Moved] | None = None,
     *,
-    run: Callable[[], Any] | None = None,
+    run: Callable[[nn.Module], Any] | None = None,
     pruning: Pruning | None = None,
     data: CalibrationData | None = None,
     keeps_zeros: bool = False,
@@ -45,7 +45,7 @@ def prune(
         model: the model, which keeps its weights.
         recipe: the rules.
         roundings: receives the distances by which rounding moved weights, by name.
-        run: call of the model, to find the operands of its products; without it the types of modules decide.
+        run: function that calls a model, to find the operands of its products; without it the types of modules decide.
         pruning: receives the pruned and the passed-over weights.
         data: data for rules that need calibration.
         keeps_zeros: whether calibrated rules take the present zeros of the weights.

@@ -17,12 +17,13 @@ MODULES: Final = {
     "PyG": "torch_geometric.nn",
     "pydata/sparse": "sparse",
     "OpenVINO": "openvino",
+    "OpenVINO int8": "nncf",
     "ONNX Runtime": "onnxruntime",
     "GraphBLAS": "graphblas",
     "SparseLab": "sparselab",
 }
 # Further modules needed by a peer.
-BESIDE: Final = {"ONNX Runtime": ("onnx", "onnxscript")}
+BESIDE: Final = {"ONNX Runtime": ("onnx", "onnxscript"), "OpenVINO int8": ("openvino",)}
 # Package names, for peers with another name on the package index.
 PACKAGES: Final = {
     "PyG": "torch-geometric",
@@ -30,6 +31,7 @@ PACKAGES: Final = {
     "ONNX Runtime": "onnxruntime onnx onnxscript",
     "OpenVINO": "openvino",
     "OpenVINO sparse": "openvino",
+    "OpenVINO int8": "openvino nncf",
     "GraphBLAS": "python-graphblas",
     "SparseLab": "--no-deps sparselab",
 }

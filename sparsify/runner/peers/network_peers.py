@@ -21,6 +21,7 @@ from sparsify.runner.peers.installed import Call, load
 # Minimum share of zeros of weights that OpenVINO keeps compressed and decompresses on reading.
 SPARSE_WEIGHTS: Final = {"CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE": 0.5}
 EXPORT_LOGS: Final = "torch.onnx"
+QUANTIZATION_LOGS: Final = "nncf"
 
 
 def network(model: nn.Module, x: Tensor) -> dict[str, Call | None]:
@@ -60,13 +61,39 @@ def openvino(
     """OpenVINO for one call at a time."""
     if (runtime := load("OpenVINO")) is None:
         return None
+    return _request(runtime, _converted(runtime, model, inputs), inputs, settings or {})
+
+
+def openvino_int8(model: nn.Module, inputs: Sequence[Tensor]) -> Call | None:
+    """OpenVINO with weights and activations in int8, as nncf quantises them by the inputs; for transformers."""
+    if (quantization := load("OpenVINO int8")) is None:
+        return None
+    runtime = load("OpenVINO")
+    samples = quantization.Dataset([[x.numpy() for x in inputs]])
+    logger = logging.getLogger(QUANTIZATION_LOGS)
+    logger.setLevel(logging.ERROR)
+    quantised = quantization.quantize(
+        _converted(runtime, model, inputs),
+        samples,
+        subset_size=1,
+        model_type=quantization.ModelType.TRANSFORMER,
+    )
+    return _request(runtime, quantised, inputs, {})
+
+
+def _converted(runtime: Any, model: nn.Module, inputs: Sequence[Tensor]) -> Any:
+    """A model as OpenVINO's graph."""
+    return runtime.convert_model(model, example_input=inputs[0] if len(inputs) == 1 else tuple(inputs))
+
+
+def _request(runtime: Any, converted: Any, inputs: Sequence[Tensor], settings: dict[str, Any]) -> Call:
+    """Calls of OpenVINO's graph with fixed inputs."""
     wanted = {
         "INFERENCE_PRECISION_HINT": "f32",
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        **(settings or {}),
+        **settings,
     }
-    converted = runtime.convert_model(model, example_input=inputs[0] if len(inputs) == 1 else tuple(inputs))
     given = [x.numpy() for x in inputs]
 
     def call() -> list[Any]:

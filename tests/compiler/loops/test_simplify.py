@@ -28,6 +28,8 @@ X = var("x", F32)
 VECTOR = Type("float32", 8)
 TRUE, FALSE = Literal(True, BOOL), Literal(False, BOOL)
 LESS = op("lt", ROW, J)
+DOT = Op("dot_bfloat16", (var("u", I32), var("v", I32)), F32)
+QUADS = Op("dot_uint8_int8", DOT.args, I32)
 
 
 def sub(x, y):
@@ -52,6 +54,9 @@ def either(x, y):
         (op("lt", lit(2), lit(3)), TRUE),
         (op("floordiv", lit(1), lit(0)), op("floordiv", lit(1), lit(0))),  # unchanged
         (add(lit(2), ROW), add(ROW, lit(2))),
+        (Op("add", (X, DOT), F32), Op("add_dot_bfloat16", (*DOT.args, X), F32)),
+        (Op("add", (var("s", I32), QUADS), I32), Op("add_dot_uint8_int8", (*QUADS.args, var("s", I32)), I32)),
+        (Op("add", (DOT, X), F32), Op("add", (DOT, X), F32)),  # unchanged: a sum is on the left
         (add(ROW, lit(0)), ROW),
         (sub(ROW, lit(0)), ROW),
         (mul(lit(1), ROW), ROW),

@@ -30,6 +30,7 @@ from tests.compiler.loops.build import F32, F64, I32, INT, add, kernel, lit, loa
 P, N = var("p"), var("n")
 VECTOR = Type("float32", 4)
 ONE = lit(1.0, F32)
+PAIR = lit(1, I32)
 SIZES = "n serial_threshold"
 BUFFERS = "A:float32 I:int32 >Y:float32 *G:float32"
 
@@ -70,6 +71,12 @@ ILL_FORMED = [
         ],
         "no masks",
     ),
+    ([Store("Y", lit(0), Op("dot_bfloat16", (ONE, ONE), F32))], "operands of types float32, float32"),
+    (
+        [Store("Y", lit(0), Op("add_dot_bfloat16", (PAIR, PAIR, N), F32))],
+        "operands of types int32, int32, int64",
+    ),
+    ([Store("Y", lit(0), Op("dot_uint8_int8", (PAIR, PAIR), F32))], "of type float32"),
     ([Store("Y", lit(0), Op("where", (N, ONE, ONE), F32))], "operands of types int64"),
     ([Declare(var("x"), op("div", N, N))], "operands of types int64, int64"),
     ([Declare(var("x"), op("exp", N))], "operands of types int64"),

@@ -30,15 +30,24 @@ def test_the_fastest_wins_and_the_hopeless_stop(monkeypatch):
     calls = times(monkeypatch, [40.0], [20.0], [10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 30.0, 40.0, 10.1, 10.2])
     far, slow, fast = autotune.race([partial(int, n) for n in range(3)], 10.0)
     assert (far.us, slow.us, fast.us, fast.is_agreed) == (40.0, 20.0, 10.0, True)
-    assert calls == [autotune.FIRST_TURNS, autotune.ALL_TURNS, 10]
+    _, first_turns, near_turns = autotune.TURNS[-1]
+    assert calls == [first_turns, near_turns, 10]
 
 
 def test_slow_calls_stop_as_soon_as_they_agree(monkeypatch):
-    slow = 2 * autotune.SLOW_US
+    slow = 2 * autotune.TURNS[0][0]
     calls = times(monkeypatch, [slow], [4 * slow], [2 * slow])
     found = autotune.race([partial(int, n) for n in range(3)], 10.0)
     assert (found[0].us, found[0].is_agreed) == (slow, True)
     assert calls == [autotune.AGREEING, 1, autotune.AGREEING]
+
+
+@pytest.mark.parametrize(("least", "first_turns"), [(us, first) for us, first, _ in autotune.TURNS])
+def test_a_candidate_far_ahead_needs_no_agreement(monkeypatch, least, first_turns):
+    us = 2 * least + 1
+    calls = times(monkeypatch, [4 * us], [us, 2 * us], [5 * us])
+    assert autotune.is_agreed(autotune.race([partial(int, n) for n in range(3)], 10.0))
+    assert calls == [first_turns] * 3
 
 
 def test_first_calls_do_not_count():

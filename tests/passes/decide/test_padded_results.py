@@ -12,7 +12,7 @@ import sparsify
 from sparsify import options
 from sparsify.passes.apply import apply
 from sparsify.passes.call.region_call import RegionCall
-from sparsify.passes.decide.padded_results import NOTE
+from sparsify.passes.decide.padded_results import NOTE, OUTSIDE
 from sparsify.passes.rules.prune import prune
 from sparsify.runtime.padded_memory import PaddedMemory
 from tests.passes.decide.test_convolution import RECIPE
@@ -116,20 +116,34 @@ def test_calls_do_not_share_memory():
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("model", "expected"),
+    ("model", "expected", "reasons"),
     [
-        (Branches(nn.Conv2d(4, 4, 3, padding=1)), [True, False, False]),
-        (Branches(nn.Conv2d(4, 4, 5, padding=2)), [False, False, False]),
-        (Branches(nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.Conv2d(4, 4, 1))), [False, False, False]),
-        (Shown(), [False, False]),
-        (Residual(stride=2), [True, True, True, True, False, False]),
-        (Residual(kernel=1, padding=0), [False] * 6),
+        (Branches(nn.Conv2d(4, 4, 3, padding=1)), [True, False, False], []),
+        (
+            Branches(nn.Conv2d(4, 4, 5, padding=2)),
+            [False, False, False],
+            ["convolutions with different windows read it"],
+        ),
+        (
+            Branches(nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.Conv2d(4, 4, 1))),
+            [False, False, False],
+            ["avg_pool2d reads it, too"],
+        ),
+        (Shown(), [False, False], ["the model returns it"]),
+        (
+            Residual(stride=2),
+            [True, True, True, True, False, False],
+            ["a convolution with a stride, or without padding, reads it"],
+        ),
+        (Residual(kernel=1, padding=0), [False] * 6, []),
     ],
     ids=["equal windows", "other windows", "another reader", "an output", "a stride", "pointwise"],
 )
-def test_readers_decide(model, expected):
+def test_readers_decide(model, expected, reasons):
     exact, sparse, x = applied(model)
     assert writing(sparse) == expected
+    notes = [note for region in sparse.report.regions for note in region.notes]
+    assert [note.removeprefix(OUTSIDE) for note in notes if note.startswith(OUTSIDE)] == reasons
     with torch.no_grad():
         found, wanted = sparse(x), exact(x)
     torch.testing.assert_close(found, wanted)

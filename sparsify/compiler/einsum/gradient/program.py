@@ -111,7 +111,7 @@ def _can_inline(statement: Assign, flat: Flat, fixed: Collection[str]) -> bool:
 
 def is_random(call: Call) -> bool:
     """Whether a call draws random numbers."""
-    return call.function in FUNCTIONS and FUNCTIONS[call.function].of_integers
+    return call.function in FUNCTIONS and FUNCTIONS[call.function].is_random
 
 
 def _inline(statement: Assign, flat: Flat) -> Assign:

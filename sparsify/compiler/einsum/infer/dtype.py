@@ -122,8 +122,11 @@ def operand_kind(function: str, kinds: list[Kind]) -> Kind:
         )
     if described.of_integers:
         if kind != INTEGER:
-            raise DtypeError(f"{function} of {common.dtype}", "integers: a seed, a row and a column")
-        return Kind("int64", max(common.strength, SCALAR))
+            wanted = (
+                "integers: a seed, a row and a column" if described.is_random else "packed numbers, as int32"
+            )
+            raise DtypeError(f"{function} of {common.dtype}", wanted)
+        return Kind(described.operands, max(common.strength, SCALAR))
     if function in ("logical_and", "logical_or", "logical_xor", "logical_not"):
         return Kind("bool", common.strength)
     if described.result == "float" and kind < FLOATING:
@@ -136,7 +139,7 @@ def operand_kind(function: str, kinds: list[Kind]) -> Kind:
 def result_kind(function: str, kinds: list[Kind]) -> Kind:
     """The kind of a call of operands of these kinds."""
     common = operand_kind(function, kinds)
-    if FUNCTIONS[function].result in ("bool", "float32"):
+    if FUNCTIONS[function].result in ("bool", "float32", "int32"):
         return Kind(FUNCTIONS[function].result, common.strength)
     return Kind(real(common.dtype), common.strength) if function in ("abs", "real") else common
 
@@ -197,6 +200,6 @@ def _body(function: str) -> Expr:
 def _is_contraction(body: Expr, kinds: Mapping[str, Kind]) -> bool:
     """Whether the summed expression is a product of tensors."""
     match body:
-        case Call("mul", args):
+        case Call("mul" | "dot_uint8_int8", args):
             return all(kind_of(arg, kinds).strength > NUMBER for arg in args)
     return False

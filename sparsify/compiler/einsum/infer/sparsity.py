@@ -90,9 +90,11 @@ def _of_tensor(
 
 def of_call(function: str, args: list[Sparsity]) -> Sparsity:
     """The sparsity of a call: the intersection of its annihilating arguments, or the union of all without any."""
-    if FUNCTIONS[function].of_integers:
+    if FUNCTIONS[function].is_random:
         return DENSE
     grids = [arg.grid() for arg in args]
+    if FUNCTIONS[function].of_integers:
+        grids = [grid.cast(FUNCTIONS[function].operands) for grid in grids]
     with np.errstate(all="ignore"):
         result = choose(*grids) if function == "where" else apply(function, grids)
     fill = result.values.item()

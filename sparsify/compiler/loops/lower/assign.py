@@ -57,13 +57,17 @@ def lower(context: Context, assign: Assign, env: Environment) -> list[loops.Stmt
             raise ScheduleError(f"the lanes of {target} may write one entry twice", "vectorise another index")
     added = widen(added, lanes_of(current))
     kind = loops.Type(dtype, lanes_of(current))
+    is_zero_elsewhere = False
+    if env.lane is not None and env.lane.bits is not None and combine == "add":
+        masked = _with_zeros(added, _stored_lanes(env.lane))
+        added, is_zero_elsewhere = masked or added, masked is not None
     combined: loops.Expr = loops.Op(combine, (current, added), kind)
     if is_own:
         combined = evaluate_masked(context, expand_functions(Call(combine, (target, value))), env, dtype)
     if _spills(target, env) and (combine != "add" or not is_zero_past_end(added)):
         assert env.lane is not None, "only lanes spill"
         combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
-    if env.lane is not None and env.lane.bits is not None and lanes_of(current) > 1:
+    if env.lane is not None and env.lane.bits is not None and lanes_of(current) > 1 and not is_zero_elsewhere:
         combined = loops.Op("where", (_stored_lanes(env.lane), combined, current), kind)
     if target.tensor in context.marked:
         return bitset_workspace.add(context, target, combined, env)
@@ -76,6 +80,22 @@ def _stored_lanes(lane: LaneContext) -> loops.Expr:
     """The lanes with an entry."""
     assert lane.bits is not None, "bits say which"
     return loops.LaneBits(lane.bits, loops.Type("bool", lane.lanes))
+
+
+def _with_zeros(added: loops.Expr, stored: loops.Expr) -> loops.Expr | None:
+    """`x * expand(w) -> where(stored, x, 0) * expand(w)`, 0 in lanes without an entry; None for other values."""
+    match added:
+        case loops.Op("mul", (first, second), kind) if _is_expanded(second) and not _is_expanded(first):
+            nothing = loops.Literal(0, kind)
+            return loops.Op("mul", (loops.Op("where", (stored, first, nothing), kind), second), kind)
+        case loops.Op("mul", (first, second), kind) if _is_expanded(first) and not _is_expanded(second):
+            return _with_zeros(loops.Op("mul", (second, first), kind), stored)
+    return None
+
+
+def _is_expanded(value: loops.Expr) -> bool:
+    """Whether a value is 0 in lanes without an entry."""
+    return isinstance(value, loops.Expand) or (isinstance(value, loops.Convert) and _is_expanded(value.value))
 
 
 def _spills(target: Access, env: Environment) -> bool:

@@ -21,10 +21,12 @@ TURNED: Final = 1.5
 WRITTEN: Final = 3.7
 # Bytes that fit the first-level cache of any machine.
 NEAREST_BYTES: Final = 1 << 14
-# Per stored entry multiplied with a scalar.
+# Per stored entry multiplied with a scalar; of a weight multiplied with one row, by vectors of entries.
 SINGLE: Final = 2.8
-# Per vector of columns stored as bits, if one instruction expands entries to their lanes.
+ENTRY: Final = 1.6
+# Per vector of columns stored as bits, with entries of four bytes and with narrower ones.
 BIT_VECTOR: Final = 6.0
+NARROW_BIT_VECTOR: Final = 5.0
 EXPANDED_BYTES: Final = 4
 EXPANDED_LANES: Final = 8
 # Per slot of a slice and row of X, if one instruction looks up elements of X in two registers; per list of slots.
@@ -131,7 +133,7 @@ def packed_loops_us(weight: Packed, rows: int, machine: Machine, item_bytes: int
     """The time of the loops on one thread: tiles of X are transposed, and read by every stored entry."""
     vector_us = machine.vector_us
     if rows == 1 and weight.height == 1:
-        return (weight.blocks * SINGLE + weight.lists * LIST) * vector_us
+        return (weight.blocks * ENTRY + weight.lists * LIST) * vector_us
     lanes = max(1, machine.vector_bytes // item_bytes)
     tile = tile_rows(rows, lanes, item_bytes, weight.height, weight.width)
     read = tile // lanes  # vectors of X, each for all rows of a block
@@ -155,11 +157,27 @@ def bit_vectors(outputs: int, columns: int, machine: Machine, item_bytes: int) -
 
 
 def bits_us(
-    vectors: int, weight_bytes: int, outputs: int, columns: int, machine: Machine, item_bytes: int
+    vectors: int,
+    weight_bytes: int,
+    outputs: int,
+    columns: int,
+    machine: Machine,
+    item_bytes: int,
+    value_bytes: int,
 ) -> float:
-    """The time of a call for one row of X and a weight with a bit for each column."""
+    """The time of a call for one row of X and a weight with a bit for each column.
+
+    Args:
+        vectors: vectors of columns.
+        weight_bytes: bytes of the weight.
+        outputs, columns: extents of the weight.
+        machine: machine of the product.
+        item_bytes: bytes of an element that is multiplied.
+        value_bytes: bytes of a stored entry.
+    """
     moved = weight_bytes + item_bytes * (columns + outputs)
-    return kernel_us((vectors * BIT_VECTOR + outputs * LIST) * machine.vector_us, moved, machine)
+    each = BIT_VECTOR if value_bytes >= item_bytes else NARROW_BIT_VECTOR
+    return kernel_us((vectors * each + outputs * LIST) * machine.vector_us, moved, machine)
 
 
 def is_looked_up(slice_rows: int, machine: Machine, item_bytes: int) -> bool:

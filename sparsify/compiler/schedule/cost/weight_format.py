@@ -6,6 +6,9 @@ compressed(crd=int16)`, about 1.6 ms against 8.5 ms of torch's dense product.
 Rows of W that store the same columns, four at a time, share their coordinates and are read together: a block of four
 times three vectors of X needs seven loads for twelve products, one of eight times one vector nine for eight.
 
+Pairs of neighbouring columns of bfloat16 are stored together if the CPU multiplies pairs: at 80 % zeros 36 % of the
+pairs hold an entry, and a pair takes the time of a number of 32 bits.
+
 With one row of X the cost is the read of W: a bit for each column is smaller than a coordinate for each entry, and
 padded slices of rows with equally many entries are read by whole vectors.
 """
@@ -17,6 +20,7 @@ from typing import Final
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sparsify.compiler.einsum.packed_numbers import PAIR
 from sparsify.compiler.schedule.cost.machine import Machine
 from sparsify.compiler.schedule.cost.matmul import (
     Packed,
@@ -43,6 +47,8 @@ SLICES: Final = Format(
     f"i/{SLICE_ROWS}: dense, j/{SLICE_COLUMNS}: dense, i%{SLICE_ROWS}: dense, "
     f"j%{SLICE_COLUMNS}: sliced({SLICE_ROWS}, crd=int8)"
 )
+# Format with pairs of neighbouring columns, multiplied by one instruction.
+PAIRS: Final = Format(f"i: dense, j/{PAIR}: compressed, j%{PAIR}: dense")
 # Least bytes of a multiplied entry: 16-bit floats are multiplied as float32.
 LANE_BYTES: Final = 4
 # Bytes of a coordinate, and the number of distinct coordinates.
@@ -90,6 +96,7 @@ def pack_matrix(
     *,
     value_bytes: int | None = None,
     compact: bool = False,
+    has_pairs: bool = False,
 ) -> list[Packing]:
     """The formats smaller than the dense matrix, the fastest expected first.
 
@@ -102,13 +109,16 @@ def pack_matrix(
         machine: machine of the product.
         value_bytes: bytes of a stored entry, by default `item_bytes`.
         compact: only formats with little more than the values and 16-bit coordinates; the smallest format if none is.
+        has_pairs: whether one instruction multiplies pairs of such numbers.
     """
     value_bytes = value_bytes or item_bytes
-    every = sorted(_packings(mask, rows, item_bytes, value_bytes, machine), key=lambda found: found.us)
+    found = [*_packings(mask, rows, item_bytes, value_bytes, machine)]
+    found += _pairs(mask, rows, item_bytes, machine) if has_pairs else []
+    every = sorted(found, key=lambda one: one.us)
     most = COMPACT * int(mask.sum()) * (value_bytes + 2)
-    kept = [found for found in every if found.is_smaller and (found.bytes <= most or not compact)]
+    kept = [one for one in every if one.is_smaller and (one.bytes <= most or not compact)]
     if compact and not kept:
-        return [min(every, key=lambda found: found.bytes)]
+        return [min(every, key=lambda one: one.bytes)]
     return kept or every
 
 
@@ -135,7 +145,7 @@ def _packings(
     if rows == 1 and (vectors := bit_vectors(outputs, columns, machine, lane_bytes)):
         stored, panels = int(mask.sum()), outputs * -(-columns // PANEL_BITS)
         size = stored * value_bytes + panels * (PANEL_BITS // 8 + 4) + 4
-        us = bits_us(vectors, size, outputs, columns, machine, lane_bytes)
+        us = bits_us(vectors, size, outputs, columns, machine, lane_bytes, value_bytes)
         yield Packing(BITS, stored, outputs * columns, size, outputs * columns * item_bytes, us, dense)
     if is_looked_up(SLICE_ROWS, machine, lane_bytes):
         slots, tiles = slots_of(mask)
@@ -143,6 +153,28 @@ def _packings(
         us = slices_us(slots, tiles, rows, size, outputs, columns, machine, lane_bytes)
         entries = outputs * columns
         yield Packing(SLICES, slots * SLICE_ROWS, entries, size, entries * item_bytes, us, dense)
+
+
+def _pairs(mask: Tensor, rows: int, item_bytes: int, machine: Machine) -> Iterator[Packing]:
+    """The formats of pairs of neighbouring columns, alone and in blocks of rows."""
+    outputs, columns = mask.shape
+    dense = dense_us(rows, outputs, columns, machine, item_bytes)
+    whole = pad(mask, (0, -columns % PAIR))
+    pairs = whole.view(outputs, -1, PAIR).any(2)
+    width = pairs.shape[1]
+    pair_bytes = PAIR * item_bytes
+    for height in HEIGHTS:
+        if outputs % height:
+            continue
+        blocks = int(pairs.view(outputs // height, height, width).any(1).sum())
+        short = next(size for size, most in SHORT if width <= most)
+        lists = outputs // height
+        size = blocks * (height * pair_bytes + short) + 4 * (lists + 1)
+        us = packed_us(Packed(blocks, lists, height, width, outputs, width, size), rows, machine, pair_bytes)
+        row, block = ("i", "") if height == 1 else (f"i/{height}", f", i%{height}: dense")
+        form = Format(f"{row}: dense, j/{PAIR}: {_compressed(short)}{block}, j%{PAIR}: dense")
+        entries = outputs * columns
+        yield Packing(form, PAIR * height * blocks, entries, size, entries * item_bytes, us, dense)
 
 
 def pack_tensor(subscripts: str, place: int, mask: Tensor) -> Format:
@@ -200,5 +232,9 @@ def _format(width: int, height: int, columns: int, short: int) -> Format:
     """Panels of `width` columns, blocks of `height` rows."""
     panel, column = ("", "j") if width >= columns else (f"j/{width}: dense, ", f"j%{width}")
     row, block = ("i", "") if height == 1 else (f"i/{height}", f", i%{height}: dense")
-    crd = f"(crd=int{8 * short})" if short < 4 else ""
-    return Format(f"{panel}{row}: dense, {column}: compressed{crd}{block}")
+    return Format(f"{panel}{row}: dense, {column}: {_compressed(short)}{block}")
+
+
+def _compressed(short: int) -> str:
+    """A compressed level with coordinates of `short` bytes."""
+    return f"compressed(crd=int{8 * short})" if short < WIDE_COORDINATE else "compressed"

@@ -10,7 +10,7 @@ from math import lcm
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
-from sparsify.compiler.einsum.products import product_factors
+from sparsify.compiler.einsum.products import multiplied
 from sparsify.compiler.ir.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Notation, Split
@@ -150,7 +150,7 @@ def panels(program: Notation) -> Panels | None:
     if len(program.outputs) != 1 or len(assigns) > 2 or assigns[0].monoid != "sum":
         return None
     summed, result = assigns[0], assigns[-1].target
-    factors = product_factors(summed.value) or []
+    factors = multiplied(summed.value) or []
     reads = [access for access in factors if isinstance(access, Access)]
     sparse = [a for a in reads if not declared[a.tensor].format.is_dense]
     if len(factors) != 2 or len(reads) != 2 or len(sparse) != 1:

@@ -10,6 +10,7 @@ Lanes are the rows of a slice: each looks its element of X up in a table held in
 
 from typing import Final
 
+from sparsify.compiler.ir.dtypes import STORED_HALVES
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.templates.panels import Panels
 
@@ -55,8 +56,33 @@ def bits(product: Panels, lanes: int, part: int) -> d.Schedule:
     steps.append(d.Precompute(sums, "register", at=output, source=tile))
     if lanes > 1:
         apart = product.name("apart")
-        steps += [d.Precompute(apart, "register", source=sums, over=column), d.Vector(column)]
+        steps.append(d.Precompute(apart, "register", source=sums, over=column))
+        steps += [*_widened(product), d.Vector(column)]
     return d.Schedule((*steps, d.Parallel(first[0], "dynamic", chunks=4)))
+
+
+def gathered(product: Panels, lanes: int, part: int) -> d.Schedule:
+    """Vectors of entries of a row of W, with the elements of X at their columns."""
+    place, group, member = product.places()
+    steps: list[d.Directive] = [
+        d.Pos(product.loops.column, place, product.weight.name),
+        d.Split(place, group, member, lanes),
+    ]
+    split, shared, output = product.shared(part)
+    first = [*shared, *product.leading, product.row]
+    inside = [name for name in (product.loops.panel, output, group, member) if name]
+    steps += [*split, d.Order((*first, *inside))]
+    tile, collected = product.collect(d.Order((*first, output), product.result), product.row)
+    steps += collected
+    sums = product.name("sums")
+    steps += [
+        d.Precompute(sums, "register", at=output, source=tile),
+        d.Precompute(product.name("apart"), "register", source=sums, over=member),
+        *_widened(product),
+        d.Vector(member),
+        d.Parallel(first[0], "dynamic", chunks=4),
+    ]
+    return d.Schedule(tuple(steps))
 
 
 def entries(product: Panels, sets: int, part: int) -> d.Schedule:
@@ -80,3 +106,12 @@ def entries(product: Panels, sets: int, part: int) -> d.Schedule:
         d.Parallel(first[0], "dynamic", chunks=4),
     ]
     return d.Schedule(tuple(steps))
+
+
+def _widened(product: Panels) -> list[d.Directive]:
+    """A copy of a row of X in 16 bits as float32: converted once, not for each row of W."""
+    if product.dense.dtype not in STORED_HALVES:
+        return []
+    columns = tuple(name for name in (product.loops.panel, product.loops.column) if name)
+    name = product.name(f"widened_{product.dense.name}")
+    return [d.Pack(name, product.dense.name, columns, product.row, "thread")]

@@ -45,7 +45,7 @@ Call = Callable[[], Any]
 # Ratio by which the dense model must be faster where timings disagree.
 DISTURBED: Final = 1.5
 # Seconds of a call above which no further call warms the caches before the timing.
-LONG_S: Final = 1.0
+LONG_S: Final = 0.1
 # Calls per median of a region's times.
 TURNS: Final = 3
 # Speedup over the source model above which other dense forms, which need packed weights, are not timed.

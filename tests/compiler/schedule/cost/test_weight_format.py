@@ -125,6 +125,36 @@ def test_bytes_of_bits():
     assert found.bytes == 4 * found.stored + 768 * 2 * (8 + 4) + 4
 
 
+@pytest.mark.parametrize(("columns", "stored"), [(96, 192), (97, 196)])
+def test_pairs_are_offered_where_an_instruction_multiplies_them(columns, stored):
+    mask = torch.zeros(8, columns, dtype=torch.bool)
+    mask[:4, ::2] = True
+    found = {
+        str(one.format): one for one in pack_matrix(mask, 64, 2, Machine(vector_bytes=64), has_pairs=True)
+    }
+    pairs = found["i: dense, j/2: compressed(crd=int8), j%2: dense"]
+    assert pairs.stored == 2 * stored
+    assert pairs.bytes == stored * (2 * 2 + 1) + 4 * 9
+    assert pairs.entries == 8 * columns and pairs.is_smaller
+    blocks = found["i/4: dense, j/2: compressed(crd=int8), i%4: dense, j%2: dense"]
+    assert blocks.stored == 2 * stored and blocks.bytes < pairs.bytes
+    others = {str(one.format) for one in pack_matrix(mask, 64, 2, Machine(vector_bytes=64))}
+    assert found.keys() - others == {str(pairs.format), str(blocks.format)}
+
+
+def test_a_pair_costs_a_number_of_32_bits():
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(768, 768, generator=generator) < 0.2
+    found = pack_matrix(mask, 128, 2, Machine(vector_bytes=64), has_pairs=True)
+    single = next(one for one in found if str(one.format) == "dense, compressed(crd=int16)")
+    pairs = next(
+        one for one in found if str(one.format) == "i: dense, j/2: compressed(crd=int16), j%2: dense"
+    )
+    # Of half as many pairs as numbers, 36 % hold an entry: 0.9 times as many vectors are multiplied.
+    assert pairs.stored == pytest.approx(2 * 0.18 * mask.numel(), rel=0.02)
+    assert 0.5 < pairs.us / single.us < 1
+
+
 def test_wide_matrices_have_wide_coordinates_only_without_panels():
     mask = torch.zeros(8, 40_000, dtype=torch.bool)
     mask[:, ::5000] = True

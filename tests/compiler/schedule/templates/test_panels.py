@@ -160,7 +160,7 @@ def sizes(rows: int, stored: int = 24_000) -> Sizes:
 def test_one_row_is_not_turned():
     text = best(LAYER, "csr", sizes(1))
     assert "pack" not in text
-    assert "split p po pi 8" in text
+    assert "split p po pi 8" in text and "vector pi" in text
     assert "split p po pi 4" in best(LAYER, PANELS, sizes(1))  # rows have few entries in a panel
 
 

@@ -21,10 +21,6 @@ typedef float float32x8 __attribute__((vector_size(32)));
 typedef float float32x8_memory __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t int32x8 __attribute__((vector_size(32)));
 typedef int32_t int32x8_memory __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int64_t int64x2 __attribute__((vector_size(16)));
-typedef int64_t int64x2_memory __attribute__((vector_size(16), aligned(8), may_alias));
-typedef int8_t int8x8 __attribute__((vector_size(8)));
-typedef int8_t int8x8_memory __attribute__((vector_size(8), aligned(1), may_alias));
 
 struct Context {
   int64_t threads;
@@ -32,13 +28,270 @@ struct Context {
   void *(*allocate)(void *state, int64_t slot, int64_t bytes);
 };
 
+#if defined(__AVX2__)
+// All bits of the lanes with set bits.
+static const uint64_t lanes_of_byte[1024] __attribute__((aligned(32))) = {
+  0x0ull, 0x0ull, 0x0ull, 0x0ull,
+  0xffffffffull, 0x0ull, 0x0ull, 0x0ull,
+  0xffffffff00000000ull, 0x0ull, 0x0ull, 0x0ull,
+  0xffffffffffffffffull, 0x0ull, 0x0ull, 0x0ull,
+  0x0ull, 0xffffffffull, 0x0ull, 0x0ull,
+  0xffffffffull, 0xffffffffull, 0x0ull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffffull, 0x0ull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffffull, 0x0ull, 0x0ull,
+  0x0ull, 0xffffffff00000000ull, 0x0ull, 0x0ull,
+  0xffffffffull, 0xffffffff00000000ull, 0x0ull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0x0ull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0x0ull, 0x0ull,
+  0x0ull, 0xffffffffffffffffull, 0x0ull, 0x0ull,
+  0xffffffffull, 0xffffffffffffffffull, 0x0ull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0x0ull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0x0ull, 0x0ull,
+  0x0ull, 0x0ull, 0xffffffffull, 0x0ull,
+  0xffffffffull, 0x0ull, 0xffffffffull, 0x0ull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffffull, 0x0ull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffffull, 0x0ull,
+  0x0ull, 0xffffffffull, 0xffffffffull, 0x0ull,
+  0xffffffffull, 0xffffffffull, 0xffffffffull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffffull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffffull, 0x0ull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffffull, 0x0ull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffffull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffull, 0x0ull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffffull, 0x0ull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffffull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffull, 0x0ull,
+  0x0ull, 0x0ull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffffull, 0x0ull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffff00000000ull, 0x0ull,
+  0x0ull, 0xffffffffull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffffull, 0xffffffffull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffff00000000ull, 0x0ull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0x0ull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0x0ull,
+  0x0ull, 0x0ull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffffull, 0x0ull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffffffffffffull, 0x0ull,
+  0x0ull, 0xffffffffull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffffull, 0xffffffffull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffffffffffffull, 0x0ull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0x0ull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0x0ull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0x0ull,
+  0x0ull, 0x0ull, 0x0ull, 0xffffffffull,
+  0xffffffffull, 0x0ull, 0x0ull, 0xffffffffull,
+  0xffffffff00000000ull, 0x0ull, 0x0ull, 0xffffffffull,
+  0xffffffffffffffffull, 0x0ull, 0x0ull, 0xffffffffull,
+  0x0ull, 0xffffffffull, 0x0ull, 0xffffffffull,
+  0xffffffffull, 0xffffffffull, 0x0ull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffffull, 0x0ull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffffull, 0x0ull, 0xffffffffull,
+  0x0ull, 0xffffffff00000000ull, 0x0ull, 0xffffffffull,
+  0xffffffffull, 0xffffffff00000000ull, 0x0ull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0x0ull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0x0ull, 0xffffffffull,
+  0x0ull, 0xffffffffffffffffull, 0x0ull, 0xffffffffull,
+  0xffffffffull, 0xffffffffffffffffull, 0x0ull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0x0ull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0x0ull, 0xffffffffull,
+  0x0ull, 0x0ull, 0xffffffffull, 0xffffffffull,
+  0xffffffffull, 0x0ull, 0xffffffffull, 0xffffffffull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffffull, 0xffffffffull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffffull, 0xffffffffull,
+  0x0ull, 0xffffffffull, 0xffffffffull, 0xffffffffull,
+  0xffffffffull, 0xffffffffull, 0xffffffffull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffffull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffffull, 0xffffffffull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffffull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffffull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffffull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffffull,
+  0x0ull, 0x0ull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffffull, 0x0ull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffff00000000ull, 0xffffffffull,
+  0x0ull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffffull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffffull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffull,
+  0x0ull, 0x0ull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffffull, 0x0ull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffffffffffffull, 0xffffffffull,
+  0x0ull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffffull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffffull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffull,
+  0x0ull, 0x0ull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffffull, 0x0ull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0x0ull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0x0ull, 0x0ull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffffull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffffull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffffull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffffull, 0x0ull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffff00000000ull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffff00000000ull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0x0ull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffffffffffffull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffffffffffffull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0x0ull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0x0ull, 0xffffffff00000000ull,
+  0x0ull, 0x0ull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffffull, 0x0ull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffffull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffffull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffffull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffffull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffff00000000ull,
+  0x0ull, 0x0ull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffffull, 0x0ull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull,
+  0x0ull, 0x0ull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffffull, 0x0ull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull,
+  0x0ull, 0x0ull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffffull, 0x0ull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0x0ull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0x0ull, 0x0ull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffffull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffffull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffffull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffffull, 0x0ull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffff00000000ull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffff00000000ull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0x0ull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffffffffffffull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffffffffffffull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0x0ull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0x0ull, 0xffffffffffffffffull,
+  0x0ull, 0x0ull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffffull, 0x0ull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffffull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffffull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffffull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffffull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffull, 0xffffffffffffffffull,
+  0x0ull, 0x0ull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffffull, 0x0ull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull,
+  0x0ull, 0x0ull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffffull, 0x0ull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0x0ull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0x0ull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0x0ull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffff00000000ull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull,
+  0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull, 0xffffffffffffffffull};
+#endif
+
 typedef float native_float32x8 __attribute__((vector_size(32), aligned(4), may_alias));
 
 typedef int native_int32x8 __attribute__((vector_size(32), aligned(4), may_alias));
-
-typedef float native_places_float32 __attribute__((vector_size(32)));
-
-typedef int native_places_int32 __attribute__((vector_size(32)));
 
 #ifdef __clang__
 #define SPARSIFY_MASKED(vector, element) vector
@@ -46,92 +299,28 @@ typedef int native_places_int32 __attribute__((vector_size(32)));
 #define SPARSIFY_MASKED(vector, element) element
 #endif
 
-#if defined(__AVX2__)
-typedef char bytes_of_numbers __attribute__((vector_size(16)));
-static inline __attribute__((always_inline)) int32x8 numbers_of_bytes(int64_t bytes) {
-#ifdef __clang__
-  int8x8 each;
-  __builtin_memcpy(&each, &bytes, 8);
-  return __builtin_convertvector(each, int32x8);
-#else
-  const int64x2 both{bytes, 0};
-  return (int32x8)__builtin_ia32_pmovsxbd256((bytes_of_numbers)both);
-#endif
-}
-#endif
-
 extern "C" int omp_get_thread_num() noexcept;
 extern "C" int omp_get_num_threads() noexcept;
 
-// Of the set ones of eight bits: how many are set below, with the sign bit.
-static const uint64_t places_of_bits[256] = {
-  0x0ull, 0x80ull, 0x8000ull, 0x8180ull,
-  0x800000ull, 0x810080ull, 0x818000ull, 0x828180ull,
-  0x80000000ull, 0x81000080ull, 0x81008000ull, 0x82008180ull,
-  0x81800000ull, 0x82810080ull, 0x82818000ull, 0x83828180ull,
-  0x8000000000ull, 0x8100000080ull, 0x8100008000ull, 0x8200008180ull,
-  0x8100800000ull, 0x8200810080ull, 0x8200818000ull, 0x8300828180ull,
-  0x8180000000ull, 0x8281000080ull, 0x8281008000ull, 0x8382008180ull,
-  0x8281800000ull, 0x8382810080ull, 0x8382818000ull, 0x8483828180ull,
-  0x800000000000ull, 0x810000000080ull, 0x810000008000ull, 0x820000008180ull,
-  0x810000800000ull, 0x820000810080ull, 0x820000818000ull, 0x830000828180ull,
-  0x810080000000ull, 0x820081000080ull, 0x820081008000ull, 0x830082008180ull,
-  0x820081800000ull, 0x830082810080ull, 0x830082818000ull, 0x840083828180ull,
-  0x818000000000ull, 0x828100000080ull, 0x828100008000ull, 0x838200008180ull,
-  0x828100800000ull, 0x838200810080ull, 0x838200818000ull, 0x848300828180ull,
-  0x828180000000ull, 0x838281000080ull, 0x838281008000ull, 0x848382008180ull,
-  0x838281800000ull, 0x848382810080ull, 0x848382818000ull, 0x858483828180ull,
-  0x80000000000000ull, 0x81000000000080ull, 0x81000000008000ull, 0x82000000008180ull,
-  0x81000000800000ull, 0x82000000810080ull, 0x82000000818000ull, 0x83000000828180ull,
-  0x81000080000000ull, 0x82000081000080ull, 0x82000081008000ull, 0x83000082008180ull,
-  0x82000081800000ull, 0x83000082810080ull, 0x83000082818000ull, 0x84000083828180ull,
-  0x81008000000000ull, 0x82008100000080ull, 0x82008100008000ull, 0x83008200008180ull,
-  0x82008100800000ull, 0x83008200810080ull, 0x83008200818000ull, 0x84008300828180ull,
-  0x82008180000000ull, 0x83008281000080ull, 0x83008281008000ull, 0x84008382008180ull,
-  0x83008281800000ull, 0x84008382810080ull, 0x84008382818000ull, 0x85008483828180ull,
-  0x81800000000000ull, 0x82810000000080ull, 0x82810000008000ull, 0x83820000008180ull,
-  0x82810000800000ull, 0x83820000810080ull, 0x83820000818000ull, 0x84830000828180ull,
-  0x82810080000000ull, 0x83820081000080ull, 0x83820081008000ull, 0x84830082008180ull,
-  0x83820081800000ull, 0x84830082810080ull, 0x84830082818000ull, 0x85840083828180ull,
-  0x82818000000000ull, 0x83828100000080ull, 0x83828100008000ull, 0x84838200008180ull,
-  0x83828100800000ull, 0x84838200810080ull, 0x84838200818000ull, 0x85848300828180ull,
-  0x83828180000000ull, 0x84838281000080ull, 0x84838281008000ull, 0x85848382008180ull,
-  0x84838281800000ull, 0x85848382810080ull, 0x85848382818000ull, 0x86858483828180ull,
-  0x8000000000000000ull, 0x8100000000000080ull, 0x8100000000008000ull, 0x8200000000008180ull,
-  0x8100000000800000ull, 0x8200000000810080ull, 0x8200000000818000ull, 0x8300000000828180ull,
-  0x8100000080000000ull, 0x8200000081000080ull, 0x8200000081008000ull, 0x8300000082008180ull,
-  0x8200000081800000ull, 0x8300000082810080ull, 0x8300000082818000ull, 0x8400000083828180ull,
-  0x8100008000000000ull, 0x8200008100000080ull, 0x8200008100008000ull, 0x8300008200008180ull,
-  0x8200008100800000ull, 0x8300008200810080ull, 0x8300008200818000ull, 0x8400008300828180ull,
-  0x8200008180000000ull, 0x8300008281000080ull, 0x8300008281008000ull, 0x8400008382008180ull,
-  0x8300008281800000ull, 0x8400008382810080ull, 0x8400008382818000ull, 0x8500008483828180ull,
-  0x8100800000000000ull, 0x8200810000000080ull, 0x8200810000008000ull, 0x8300820000008180ull,
-  0x8200810000800000ull, 0x8300820000810080ull, 0x8300820000818000ull, 0x8400830000828180ull,
-  0x8200810080000000ull, 0x8300820081000080ull, 0x8300820081008000ull, 0x8400830082008180ull,
-  0x8300820081800000ull, 0x8400830082810080ull, 0x8400830082818000ull, 0x8500840083828180ull,
-  0x8200818000000000ull, 0x8300828100000080ull, 0x8300828100008000ull, 0x8400838200008180ull,
-  0x8300828100800000ull, 0x8400838200810080ull, 0x8400838200818000ull, 0x8500848300828180ull,
-  0x8300828180000000ull, 0x8400838281000080ull, 0x8400838281008000ull, 0x8500848382008180ull,
-  0x8400838281800000ull, 0x8500848382810080ull, 0x8500848382818000ull, 0x8600858483828180ull,
-  0x8180000000000000ull, 0x8281000000000080ull, 0x8281000000008000ull, 0x8382000000008180ull,
-  0x8281000000800000ull, 0x8382000000810080ull, 0x8382000000818000ull, 0x8483000000828180ull,
-  0x8281000080000000ull, 0x8382000081000080ull, 0x8382000081008000ull, 0x8483000082008180ull,
-  0x8382000081800000ull, 0x8483000082810080ull, 0x8483000082818000ull, 0x8584000083828180ull,
-  0x8281008000000000ull, 0x8382008100000080ull, 0x8382008100008000ull, 0x8483008200008180ull,
-  0x8382008100800000ull, 0x8483008200810080ull, 0x8483008200818000ull, 0x8584008300828180ull,
-  0x8382008180000000ull, 0x8483008281000080ull, 0x8483008281008000ull, 0x8584008382008180ull,
-  0x8483008281800000ull, 0x8584008382810080ull, 0x8584008382818000ull, 0x8685008483828180ull,
-  0x8281800000000000ull, 0x8382810000000080ull, 0x8382810000008000ull, 0x8483820000008180ull,
-  0x8382810000800000ull, 0x8483820000810080ull, 0x8483820000818000ull, 0x8584830000828180ull,
-  0x8382810080000000ull, 0x8483820081000080ull, 0x8483820081008000ull, 0x8584830082008180ull,
-  0x8483820081800000ull, 0x8584830082810080ull, 0x8584830082818000ull, 0x8685840083828180ull,
-  0x8382818000000000ull, 0x8483828100000080ull, 0x8483828100008000ull, 0x8584838200008180ull,
-  0x8483828100800000ull, 0x8584838200810080ull, 0x8584838200818000ull, 0x8685848300828180ull,
-  0x8483828180000000ull, 0x8584838281000080ull, 0x8584838281008000ull, 0x8685848382008180ull,
-  0x8584838281800000ull, 0x8685848382810080ull, 0x8685848382818000ull, 0x8786858483828180ull};
 #if defined(__AVX2__)
-static inline __attribute__((always_inline)) int32x8 places_at(int64_t bits) {
-  return numbers_of_bytes((int64_t)places_of_bits[bits]);
+// Bytes of consecutive elements in the lanes with set bits, 0x80 in the others.
+static const uint64_t order_of_4x4[32] __attribute__((aligned(16))) = {
+  0x8080808080808080ull, 0x8080808080808080ull, 0x8080808003020100ull, 0x8080808080808080ull,
+  0x302010080808080ull, 0x8080808080808080ull, 0x706050403020100ull, 0x8080808080808080ull,
+  0x8080808080808080ull, 0x8080808003020100ull, 0x8080808003020100ull, 0x8080808007060504ull,
+  0x302010080808080ull, 0x8080808007060504ull, 0x706050403020100ull, 0x808080800b0a0908ull,
+  0x8080808080808080ull, 0x302010080808080ull, 0x8080808003020100ull, 0x706050480808080ull,
+  0x302010080808080ull, 0x706050480808080ull, 0x706050403020100ull, 0xb0a090880808080ull,
+  0x8080808080808080ull, 0x706050403020100ull, 0x8080808003020100ull, 0xb0a090807060504ull,
+  0x302010080808080ull, 0xb0a090807060504ull, 0x706050403020100ull, 0xf0e0d0c0b0a0908ull};
+#endif
+
+#if defined(__AVX2__)
+typedef char bytes_of_lanes __attribute__((vector_size(16)));
+static inline __attribute__((always_inline)) bytes_of_lanes shuffled(const void *values, const uint64_t *order) {
+  bytes_of_lanes found;
+  __builtin_memcpy(&found, values, sizeof(found));
+  return __builtin_ia32_pshufb128(found, *(const bytes_of_lanes *)order);
 }
 #endif
 
@@ -156,7 +345,7 @@ static inline __attribute__((always_inline)) int32x8 broadcast_int32x8(int32_t v
 
 static inline __attribute__((always_inline)) int32x8 lanes_of_bits_int32x8(int64_t bits) {
 #if defined(__AVX2__)
-  return places_at(bits) < 0;
+  return *(const int32x8 *)(lanes_of_byte + 4 * bits);
 #else
   return (broadcast_int32x8((int32_t)bits) & int32x8{(int32_t)((int32_t)1 << 0), (int32_t)((int32_t)1 << 1), (int32_t)((int32_t)1 << 2), (int32_t)((int32_t)1 << 3), (int32_t)((int32_t)1 << 4), (int32_t)((int32_t)1 << 5), (int32_t)((int32_t)1 << 6), (int32_t)((int32_t)1 << 7)}) != int32x8{};
 #endif
@@ -166,19 +355,20 @@ static inline __attribute__((always_inline)) float32x8 load_float32x8(const floa
   return *(const float32x8_memory *)address;
 }
 
-static __attribute__((noinline)) float32x8 expand_slowly_float32x8(const float *values, int64_t bits, int64_t left) {
+static __attribute__((noinline)) float32x8 expand_slowly_float32x8(const float *values, int64_t bits, int64_t at, int64_t end) {
   float32x8 value{};
   for (int lane = 0; lane < 8; ++lane)
     if (bits >> lane & 1) value[lane] = *values++;
   return value;
 }
-static inline __attribute__((always_inline)) float32x8 expand_float32x8(const float *values, int64_t bits, int64_t left) {
+static inline __attribute__((always_inline)) float32x8 expand_float32x8(const float *values, int64_t bits, int64_t at, int64_t end) {
 #if defined(__AVX2__)
-  if (__builtin_expect(left >= 8, 1)) {
-    return (float32x8)__builtin_ia32_permvarsf256((native_places_float32)load_float32x8(values), (native_places_int32)places_at(bits));
+  if (__builtin_expect(at <= end - 8, 1)) {
+    return (float32x8)__builtin_shufflevector(shuffled(values, order_of_4x4 + 2 * (bits & 15)),
+        shuffled(values + __builtin_popcountll(bits & 15), order_of_4x4 + 2 * (bits >> 4)), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
   }
 #endif
-  return expand_slowly_float32x8(values, bits, left);
+  return expand_slowly_float32x8(values, bits, at, end);
 }
 
 static inline __attribute__((always_inline)) int64_t count_bits_int64(int64_t bits) {
@@ -253,28 +443,28 @@ static __attribute__((noinline)) void region_1(
             const int64_t ko = k_0 >> 6;
             int64_t pW3 = W3_pos[(n_0 + np) * (k_extent + 63 >> 6) + ko];
             const int64_t ki_bits = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + ko) * 8]);
-            apart_0 = lanes_of_bits_int32x8(ki_bits) ? apart_0 + load_float32x8(&X_vals[t * k_extent + k_0]) * expand_float32x8(&W_vals[pW3], ki_bits, W_nnz - pW3) : apart_0;
+            apart_0 += (float32x8)((int32x8)load_float32x8(&X_vals[t * k_extent + k_0]) & lanes_of_bits_int32x8(ki_bits)) * expand_float32x8(&W_vals[pW3], ki_bits, pW3, W_nnz);
             pW3 += count_bits_int64(ki_bits);
             const int64_t ki_bitsv1 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + ko) * 8 + 1]);
-            apart_1 = lanes_of_bits_int32x8(ki_bitsv1) ? apart_1 + load_float32x8(&X_vals[t * k_extent + k_0 + 8]) * expand_float32x8(&W_vals[pW3], ki_bitsv1, W_nnz - pW3) : apart_1;
+            apart_1 += (float32x8)((int32x8)load_float32x8(&X_vals[t * k_extent + k_0 + 8]) & lanes_of_bits_int32x8(ki_bitsv1)) * expand_float32x8(&W_vals[pW3], ki_bitsv1, pW3, W_nnz);
             pW3 += count_bits_int64(ki_bitsv1);
             const int64_t ki_bitsv2 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + ko) * 8 + 2]);
-            apart_2 = lanes_of_bits_int32x8(ki_bitsv2) ? apart_2 + load_float32x8(&X_vals[t * k_extent + k_0 + 16]) * expand_float32x8(&W_vals[pW3], ki_bitsv2, W_nnz - pW3) : apart_2;
+            apart_2 += (float32x8)((int32x8)load_float32x8(&X_vals[t * k_extent + k_0 + 16]) & lanes_of_bits_int32x8(ki_bitsv2)) * expand_float32x8(&W_vals[pW3], ki_bitsv2, pW3, W_nnz);
             pW3 += count_bits_int64(ki_bitsv2);
             const int64_t ki_bitsv3 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + ko) * 8 + 3]);
-            apart_3 = lanes_of_bits_int32x8(ki_bitsv3) ? apart_3 + load_float32x8(&X_vals[t * k_extent + k_0 + 24]) * expand_float32x8(&W_vals[pW3], ki_bitsv3, W_nnz - pW3) : apart_3;
+            apart_3 += (float32x8)((int32x8)load_float32x8(&X_vals[t * k_extent + k_0 + 24]) & lanes_of_bits_int32x8(ki_bitsv3)) * expand_float32x8(&W_vals[pW3], ki_bitsv3, pW3, W_nnz);
             pW3 += count_bits_int64(ki_bitsv3);
             const int64_t ki_bitsv4 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + ko) * 8 + 4]);
-            apart_4 = lanes_of_bits_int32x8(ki_bitsv4) ? apart_4 + load_float32x8(&X_vals[t * k_extent + k_0 + 32]) * expand_float32x8(&W_vals[pW3], ki_bitsv4, W_nnz - pW3) : apart_4;
+            apart_4 += (float32x8)((int32x8)load_float32x8(&X_vals[t * k_extent + k_0 + 32]) & lanes_of_bits_int32x8(ki_bitsv4)) * expand_float32x8(&W_vals[pW3], ki_bitsv4, pW3, W_nnz);
             pW3 += count_bits_int64(ki_bitsv4);
             const int64_t ki_bitsv5 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + ko) * 8 + 5]);
-            apart_5 = lanes_of_bits_int32x8(ki_bitsv5) ? apart_5 + load_float32x8(&X_vals[t * k_extent + k_0 + 40]) * expand_float32x8(&W_vals[pW3], ki_bitsv5, W_nnz - pW3) : apart_5;
+            apart_5 += (float32x8)((int32x8)load_float32x8(&X_vals[t * k_extent + k_0 + 40]) & lanes_of_bits_int32x8(ki_bitsv5)) * expand_float32x8(&W_vals[pW3], ki_bitsv5, pW3, W_nnz);
             pW3 += count_bits_int64(ki_bitsv5);
             const int64_t ki_bitsv6 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + ko) * 8 + 6]);
-            apart_6 = lanes_of_bits_int32x8(ki_bitsv6) ? apart_6 + load_float32x8(&X_vals[t * k_extent + k_0 + 48]) * expand_float32x8(&W_vals[pW3], ki_bitsv6, W_nnz - pW3) : apart_6;
+            apart_6 += (float32x8)((int32x8)load_float32x8(&X_vals[t * k_extent + k_0 + 48]) & lanes_of_bits_int32x8(ki_bitsv6)) * expand_float32x8(&W_vals[pW3], ki_bitsv6, pW3, W_nnz);
             pW3 += count_bits_int64(ki_bitsv6);
             const int64_t ki_bitsv7 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + ko) * 8 + 7]);
-            apart_7 = lanes_of_bits_int32x8(ki_bitsv7) ? apart_7 + load_float32x8(&X_vals[t * k_extent + k_0 + 56]) * expand_float32x8(&W_vals[pW3], ki_bitsv7, W_nnz - pW3) : apart_7;
+            apart_7 += (float32x8)((int32x8)load_float32x8(&X_vals[t * k_extent + k_0 + 56]) & lanes_of_bits_int32x8(ki_bitsv7)) * expand_float32x8(&W_vals[pW3], ki_bitsv7, pW3, W_nnz);
             pW3 += count_bits_int64(ki_bitsv7);
           }
           if (k_last < k_extent) {
@@ -282,28 +472,28 @@ static __attribute__((noinline)) void region_1(
             const int64_t kov1 = k_last >> 6;
             int64_t pW3v1 = W3_pos[(n_0 + np) * (k_extent + 63 >> 6) + kov1];
             const int64_t ki_bitsv8 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + kov1) * 8]);
-            apart_0 = lanes_of_bits_int32x8(ki_bitsv8) ? apart_0 + load_part_float32x8(&X_vals[t * k_extent + k_last], max_int64(k_left, 0)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv8, W_nnz - pW3v1) : apart_0;
+            apart_0 += (float32x8)((int32x8)load_part_float32x8(&X_vals[t * k_extent + k_last], max_int64(k_left, 0)) & lanes_of_bits_int32x8(ki_bitsv8)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv8, pW3v1, W_nnz);
             pW3v1 += count_bits_int64(ki_bitsv8);
             const int64_t ki_bitsv9 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + kov1) * 8 + 1]);
-            apart_1 = lanes_of_bits_int32x8(ki_bitsv9) ? apart_1 + load_part_float32x8(&X_vals[t * k_extent + k_last + 8], max_int64(k_left - 8, 0)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv9, W_nnz - pW3v1) : apart_1;
+            apart_1 += (float32x8)((int32x8)load_part_float32x8(&X_vals[t * k_extent + k_last + 8], max_int64(k_left - 8, 0)) & lanes_of_bits_int32x8(ki_bitsv9)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv9, pW3v1, W_nnz);
             pW3v1 += count_bits_int64(ki_bitsv9);
             const int64_t ki_bitsv10 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + kov1) * 8 + 2]);
-            apart_2 = lanes_of_bits_int32x8(ki_bitsv10) ? apart_2 + load_part_float32x8(&X_vals[t * k_extent + k_last + 16], max_int64(k_left - 16, 0)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv10, W_nnz - pW3v1) : apart_2;
+            apart_2 += (float32x8)((int32x8)load_part_float32x8(&X_vals[t * k_extent + k_last + 16], max_int64(k_left - 16, 0)) & lanes_of_bits_int32x8(ki_bitsv10)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv10, pW3v1, W_nnz);
             pW3v1 += count_bits_int64(ki_bitsv10);
             const int64_t ki_bitsv11 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + kov1) * 8 + 3]);
-            apart_3 = lanes_of_bits_int32x8(ki_bitsv11) ? apart_3 + load_part_float32x8(&X_vals[t * k_extent + k_last + 24], max_int64(k_left - 24, 0)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv11, W_nnz - pW3v1) : apart_3;
+            apart_3 += (float32x8)((int32x8)load_part_float32x8(&X_vals[t * k_extent + k_last + 24], max_int64(k_left - 24, 0)) & lanes_of_bits_int32x8(ki_bitsv11)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv11, pW3v1, W_nnz);
             pW3v1 += count_bits_int64(ki_bitsv11);
             const int64_t ki_bitsv12 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + kov1) * 8 + 4]);
-            apart_4 = lanes_of_bits_int32x8(ki_bitsv12) ? apart_4 + load_part_float32x8(&X_vals[t * k_extent + k_last + 32], max_int64(k_left - 32, 0)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv12, W_nnz - pW3v1) : apart_4;
+            apart_4 += (float32x8)((int32x8)load_part_float32x8(&X_vals[t * k_extent + k_last + 32], max_int64(k_left - 32, 0)) & lanes_of_bits_int32x8(ki_bitsv12)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv12, pW3v1, W_nnz);
             pW3v1 += count_bits_int64(ki_bitsv12);
             const int64_t ki_bitsv13 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + kov1) * 8 + 5]);
-            apart_5 = lanes_of_bits_int32x8(ki_bitsv13) ? apart_5 + load_part_float32x8(&X_vals[t * k_extent + k_last + 40], max_int64(k_left - 40, 0)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv13, W_nnz - pW3v1) : apart_5;
+            apart_5 += (float32x8)((int32x8)load_part_float32x8(&X_vals[t * k_extent + k_last + 40], max_int64(k_left - 40, 0)) & lanes_of_bits_int32x8(ki_bitsv13)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv13, pW3v1, W_nnz);
             pW3v1 += count_bits_int64(ki_bitsv13);
             const int64_t ki_bitsv14 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + kov1) * 8 + 6]);
-            apart_6 = lanes_of_bits_int32x8(ki_bitsv14) ? apart_6 + load_part_float32x8(&X_vals[t * k_extent + k_last + 48], max_int64(k_left - 48, 0)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv14, W_nnz - pW3v1) : apart_6;
+            apart_6 += (float32x8)((int32x8)load_part_float32x8(&X_vals[t * k_extent + k_last + 48], max_int64(k_left - 48, 0)) & lanes_of_bits_int32x8(ki_bitsv14)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv14, pW3v1, W_nnz);
             pW3v1 += count_bits_int64(ki_bitsv14);
             const int64_t ki_bitsv15 = bits_int8x8(&W3_crd[((n_0 + np) * (k_extent + 63 >> 6) + kov1) * 8 + 7]);
-            apart_7 = lanes_of_bits_int32x8(ki_bitsv15) ? apart_7 + load_part_float32x8(&X_vals[t * k_extent + k_last + 56], max_int64(k_left - 56, 0)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv15, W_nnz - pW3v1) : apart_7;
+            apart_7 += (float32x8)((int32x8)load_part_float32x8(&X_vals[t * k_extent + k_last + 56], max_int64(k_left - 56, 0)) & lanes_of_bits_int32x8(ki_bitsv15)) * expand_float32x8(&W_vals[pW3v1], ki_bitsv15, pW3v1, W_nnz);
             pW3v1 += count_bits_int64(ki_bitsv15);
           }
           sums += reduce_add_float32x8(apart_0 + apart_1 + apart_2 + apart_3 + apart_4 + apart_5 + apart_6 + apart_7);

@@ -55,11 +55,11 @@ int64_t sparsify_kernel(const int64_t *sizes, void *const *buffers, const Contex
   for (int64_t k = 0; k < k_extent; ++k) {
     const int64_t i_rest = (i_extent >> 3) * 8;
     for (int64_t i = 0; i < i_rest; i += 8) {
-      scatter_float32x8(Y_vals, i * k_extent + k + (0 + int64x8{0, 1, 2, 3, 4, 5, 6, 7}) * k_extent, broadcast_float32x8(2.0f) * gather_float32x8(X_vals, i * k_extent + k + (0 + int64x8{0, 1, 2, 3, 4, 5, 6, 7}) * k_extent));
+      scatter_float32x8(Y_vals, i * k_extent + k + (0 + int64x8{0, 1, 2, 3, 4, 5, 6, 7}) * k_extent, broadcast_float32x8(2.0f) * gather_float32x8(&X_vals[i * k_extent + k], (0 + int64x8{0, 1, 2, 3, 4, 5, 6, 7}) * k_extent));
     }
     if (i_rest < i_extent) {
       const int64_t i_left = i_extent - i_rest;
-      scatter_part_float32x8(Y_vals, i_rest * k_extent + k + (0 + int64x8{0, 1, 2, 3, 4, 5, 6, 7}) * k_extent, broadcast_float32x8(2.0f) * gather_part_float32x8(X_vals, i_rest * k_extent + k + (0 + int64x8{0, 1, 2, 3, 4, 5, 6, 7}) * k_extent, i_left), i_left);
+      scatter_part_float32x8(Y_vals, i_rest * k_extent + k + (0 + int64x8{0, 1, 2, 3, 4, 5, 6, 7}) * k_extent, broadcast_float32x8(2.0f) * gather_part_float32x8(&X_vals[i_rest * k_extent + k], (0 + int64x8{0, 1, 2, 3, 4, 5, 6, 7}) * k_extent, i_left), i_left);
     }
   }
   return 0;

@@ -9,6 +9,7 @@ import sparsify
 from sparsify import options
 from sparsify.compiler.kernel.least_time import Least
 from sparsify.passes.choose import autotune
+from sparsify.passes.module import capture_call
 from sparsify.passes.module.check import whole_call
 
 X = torch.randn(64, 192, generator=torch.Generator().manual_seed(0))
@@ -92,6 +93,22 @@ def test_a_region_that_loses_within_the_call_is_undone(model, formats, monkeypat
     assert sparse.report.whole_call.undone == ["2"]
     assert "undone, as kernels lost within the call: 2" in str(sparse.report)
     torch.testing.assert_close(sparse(X), sparse.original(X))
+
+
+def test_a_second_draft_takes_the_graph_of_the_first_one(model, formats, monkeypatch):
+    graphs = []
+
+    def capture(*args, own=capture_call.capture, **settings):
+        captured = own(*args, **settings)
+        graphs.append((captured.graph, str(captured.graph)))
+        return captured
+
+    monkeypatch.setattr(capture_call, "capture", capture)
+    monkeypatch.setattr(whole_call, "race", race_of((1000.0, 1500.0), (1000.0, 900.0), (1000.0, 900.0)))
+    monkeypatch.setattr(whole_call, "gains_of", gains((100.0, 200.0), (800.0, 300.0)))
+    sparse = sparsify.apply(model, recipe(), X, trainable=False)
+    ((graph, text),) = graphs
+    assert len(sparse.report.whole_call.undone) == 1 and str(graph) == text
 
 
 @pytest.mark.parametrize("formats", [ONEDNN], indirect=True)

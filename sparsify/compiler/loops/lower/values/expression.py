@@ -74,7 +74,13 @@ def _call(
         return operands[0]
     if dtype == "bool" and function in OF_BOOL:
         function, operands = OF_BOOL[function], operands * (3 - len(operands))
-    made = result if result in ("bool", "float32") else real(dtype) if function in ("abs", "real") else dtype
+    made = (
+        result
+        if result in ("bool", "float32", "int32")
+        else real(dtype)
+        if function in ("abs", "real")
+        else dtype
+    )
     return loops.Op(function, tuple(operands), loops.Type(made, lanes_of(operands[0])))
 
 
