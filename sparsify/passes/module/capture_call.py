@@ -124,7 +124,7 @@ def drafted(
                 has_general=has_general,
                 trains_dense=trains_dense,
                 undone=undone,
-                unchanged=unchanged,
+                unchanged=None if without else unchanged,
             )
         )
 
