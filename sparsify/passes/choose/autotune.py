@@ -255,8 +255,10 @@ def turns_for(times: Sequence[Least]) -> tuple[int, int]:
 
 
 def is_clear(times: Sequence[Least]) -> bool:
-    """Whether one candidate is far faster than all others."""
-    return len(contenders(times, FAR)) == 1 < len(times)
+    """Whether one candidate is far faster than all others, after the turns with all candidates."""
+    runs = min(turns_for(times)[0], AGREEING)
+    has_runs = all(len(one.times) >= runs for one in times)
+    return has_runs and len(contenders(times, FAR)) == 1 < len(times)
 
 
 def contenders(times: Sequence[Least], behind: float = HOPELESS) -> Sequence[int]:
