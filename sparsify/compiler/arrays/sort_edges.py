@@ -182,8 +182,8 @@ def _threads(edges: int, rows: int) -> int:
 
 
 def load() -> Callable[[Any], int] | None:
-    """The function of `turn`, compiled now if necessary; `None` without a compiler."""
-    return _function(TURN)
+    """The function of `sort_edges`, compiled now if necessary; `None` without a compiler."""
+    return _function(SORT)
 
 
 def _function(symbol: str) -> Callable[[Any], int] | None:
