@@ -17,8 +17,9 @@ STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 # Slow calls, in milliseconds: measured for memory once, and reported with progress.
 LONG_MS: Final = 1000.0
-# Minimum turns of a median, and the multiple of the time budget after which the minimum is enough.
+# Minimum and maximum turns of a median, and the multiple of the time budget after which the minimum is enough.
 FEWEST: Final = 3
+MOST: Final = 50
 PATIENCE: Final = 2
 # Turns disagree if the middle half of the ratios is spread by more than a factor of SPREAD.
 SPREAD: Final = 1.25
@@ -60,7 +61,7 @@ def interleave(
     *calls: Call,
     seconds: float = 4.0,
     least: int = 5,
-    most: int = 50,
+    most: int = MOST,
     is_warm: bool = False,
     told: Callable[[list[Timing]], None] = lambda _: None,
 ) -> list[Timing]:

@@ -1,7 +1,7 @@
 """Progress of a run, on standard error.
 
 In: `Progress("bert", "1 x 4096 tokens", 8000.0)`, with the milliseconds of a dense pass. Out: lines like
-`bert: turn 2, dense 7.6 s, sparse 2 s`; none for short passes or under the option `quiet`.
+`bert: turn 2, dense 7.6 s, sparse 2 s`; none for short runs or under the option `quiet`.
 """
 
 import sys
@@ -17,7 +17,11 @@ from sparsify.runner.measure import FEWEST, LONG_MS, Timing
 OTHERS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
+# Milliseconds of making a model sparse from which a run shows progress, also with short passes.
+LONG_APPLY_MS: Final = 10_000.0
+
+
+@dataclass(slots=True)
 class Progress:
     """The progress of a run.
 
@@ -25,16 +29,19 @@ class Progress:
         model: name of the model.
         inputs: inputs of a pass, in words.
         dense_ms: time of a dense pass.
+        apply_ms: time of making the model sparse, 0 until then.
     """
 
     model: str
     inputs: str
     dense_ms: float
+    apply_ms: float = 0.0
 
     @property
     def is_told(self) -> bool:
-        """Whether passes are slow enough for progress lines."""
-        return self.dense_ms > LONG_MS and not current().quiet
+        """Whether the run is slow enough for progress lines."""
+        is_slow = self.dense_ms > LONG_MS or self.apply_ms > LONG_APPLY_MS
+        return is_slow and not current().quiet
 
     def begun(self) -> None:
         """Prints the time of a dense pass, and the expected time of the run."""
@@ -46,6 +53,7 @@ class Progress:
 
     def applied(self, apply_ms: float) -> None:
         """Says how long making the model sparse took."""
+        self.apply_ms = apply_ms
         self.say(f"it is sparse after {seconds(apply_ms)}; passes are compared")
 
     def show(self, result: object) -> None:
@@ -53,7 +61,9 @@ class Progress:
         self.say(f"a first table, then the dense model by other libraries\n\n{result}\n")
 
     def turn(self, timings: Sequence[Timing]) -> None:
-        """Prints the times of the last turn."""
+        """Prints the times of the last turn of slow passes."""
+        if self.dense_ms <= LONG_MS:
+            return
         dense, sparse = (seconds(timing.runs_ms[-1]) for timing in timings[:2])
         self.say(f"turn {len(timings[0].runs_ms)}, dense {dense}, sparse {sparse}")
 

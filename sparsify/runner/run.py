@@ -42,6 +42,8 @@ from sparsify.runtime.machine import machine
 
 # Passes for the median time of each region; a slow model runs one pass.
 REPEATS: Final = 5
+# Turns of the first table of a slow model, whose final table has more.
+FIRST_TURNS: Final = 2
 
 
 def run(
@@ -255,19 +257,20 @@ def compare(
     }
     how_long: dict[str, Any] = {"seconds": seconds, "is_warm": dense_first > measure.LONG_MS}
 
-    def timed(*theirs: Call) -> list[Timing]:
-        timings = measure.interleave(call, sparse_call, *theirs, *more, **how_long, told=progress.turn)
+    def timed(*theirs: Call, most: int = measure.MOST) -> list[Timing]:
+        timings = measure.interleave(
+            call, sparse_call, *theirs, *more, **how_long, most=most, told=progress.turn
+        )
         timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
         return timings
 
     result = partial(result_of, request, asked, training, dense, accuracies, others)
-    timings = timed() if progress.is_told and looks.baselines.are_wanted else []
+    timings = timed(most=FIRST_TURNS) if progress.is_told and looks.baselines.are_wanted else []
     if timings:  # other libraries take long: the table without them comes first
         progress.show(result(timings, (None, None), facts))
     baselines, theirs = looks.baselines.made(dense, asked.example, reference)
-    if theirs or not timings:
-        timings = timed(*theirs)
-        note_times(baselines, timings[2:])
+    timings = joined([] if theirs else timings, timed(*theirs))
+    note_times(baselines, timings[2:])
     with torch.no_grad():
         sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
     peaks = [measure.peak_bytes(run) for run in (call, sparse_call)]
@@ -314,6 +317,13 @@ def result_of(
     more = [replace(other, timing=timing) for other, timing in zip(others, last, strict=True)]
     told = described_training(request, training)
     return RunResult(**shared, data=described(asked.graph), training=told, others=more)
+
+
+def joined(first: Sequence[Timing], timings: list[Timing]) -> list[Timing]:
+    """The timings with the runs of earlier turns of the same calls, if any, in front."""
+    for before, timing in zip(first, timings, strict=False):
+        timing.runs_ms = [*before.runs_ms, *timing.runs_ms]
+    return timings
 
 
 def note_times(baselines: Sequence[Baseline], timings: Sequence[Timing]) -> None:

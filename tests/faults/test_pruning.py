@@ -1,14 +1,16 @@
 """Rules that prune take matrices that products read, name what they pass over, and keep their zeros in training."""
 
 import copy
+import logging
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 import sparsify
@@ -99,6 +101,75 @@ def test_products_are_computed_for_models_that_read_entries(reads: bool, kind: t
     assert product_weights(model, run) == {"linear.weight"}
     assert results == [kind]
     assert not isinstance(model.last, FakeTensor)
+
+
+class Tabled(nn.Module):
+    """A linear layer and tables that all calls of a process share."""
+
+    tables: ClassVar[dict[str, Tensor]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tables.setdefault("range", torch.arange(4).float())
+        self.tables.setdefault("list", torch.tensor([1.0, 2.0, 3.0, 4.0]) / 2)
+        self.tables.setdefault("halves", self.linear.bias.detach().half())
+        return sum(self.tables.values(), self.linear(x))
+
+
+def test_shared_tables_keep_their_entries() -> None:
+    model = Tabled()
+    assert product_weights(model, lambda called: called(torch.ones(2, 4))) == {"linear.weight"}
+    assert len(Tabled.tables) == 3
+    assert not any(isinstance(table, FakeTensor) for table in Tabled.tables.values())
+
+
+class Writing(nn.Module):
+    """A linear layer with results in a tensor of zeros, and a loop until results are written, if asked to."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.linear, self.factor, self.reads = nn.Linear(4, 4), nn.Parameter(torch.ones(2, 4)), reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = torch.zeros(2, 4)
+        while self.reads and not found.all():
+            found[:] = self.linear(x).exp()
+        if self.reads:
+            return found
+        found[:, 1:] = self.linear(x)[:, 1:]
+        return (found * self.factor) @ self.linear.weight
+
+
+@pytest.mark.parametrize(("reads", "kind"), [(False, FakeTensor), (True, Tensor)])
+def test_tensors_written_with_results_depend_on_the_inputs(reads: bool, kind: type[Tensor]) -> None:
+    results: list[type] = []
+
+    def run(called: nn.Module) -> None:
+        results.append(type(called(torch.ones(2, 4))))
+
+    assert product_weights(Writing(reads=reads), run) == {"linear.weight"}
+    assert results == [kind]
+
+
+class Groups(nn.Module):
+    """An operator whose fake version refuses float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._grouped_mm(x, self.weight, offs=torch.tensor([4, 8], dtype=torch.int32))
+
+
+def test_refusals_of_fake_tensors_are_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger(fake_tensor.__name__), "callHandlers", records.append)
+    assert product_weights(Groups(), lambda called: called(torch.ones(8, 16))) == {"weight"}
+    assert not records
 
 
 def test_calls_in_several_threads_leave_the_switches_of_torch() -> None:

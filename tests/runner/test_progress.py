@@ -7,11 +7,13 @@ from sparsify.runner.measure import Timing
 from sparsify.runner.progress import Progress
 
 
-def told(capsys: pytest.CaptureFixture[str], dense_ms: float, quiet: bool) -> list[str]:
+def told(
+    capsys: pytest.CaptureFixture[str], dense_ms: float, quiet: bool, apply_ms: float = 15_000.0
+) -> list[str]:
     progress = Progress("bert", "1 x 4096 tokens", dense_ms)
     with options.override(quiet=quiet):
         progress.begun()
-        progress.applied(15_000.0)
+        progress.applied(apply_ms)
         progress.turn([Timing(0.0, [9_000.0, 8_000.0]), Timing(0.0, [2_100.0, 2_000.0])])
     found = capsys.readouterr()
     assert found.out == ""
@@ -27,6 +29,13 @@ def test_long_runs_say_what_they_do(capsys):
     ]
 
 
-@pytest.mark.parametrize(("dense_ms", "quiet"), [(900.0, False), (8_000.0, True)])
-def test_short_and_quiet_runs_say_nothing(capsys, dense_ms, quiet):
-    assert told(capsys, dense_ms, quiet) == []
+def test_short_passes_show_no_turns(capsys):
+    lines = told(capsys, 900.0, quiet=False)
+    assert lines == ["bert: it is sparse after 15 s; passes are compared"]
+
+
+@pytest.mark.parametrize(
+    ("dense_ms", "quiet", "apply_ms"), [(900.0, False, 5_000.0), (8_000.0, True, 15_000.0)]
+)
+def test_short_and_quiet_runs_say_nothing(capsys, dense_ms, quiet, apply_ms):
+    assert told(capsys, dense_ms, quiet, apply_ms) == []

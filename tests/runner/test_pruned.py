@@ -8,11 +8,12 @@ import pytest
 from sparsify import options
 from sparsify.report import Report
 from sparsify.runner import progress
+from sparsify.runner.measure import FEWEST
 from sparsify.runner.peers import baselines
 from sparsify.runner.preview import preview
 from sparsify.runner.pruned_result import kind_of
 from sparsify.runner.request import resolve
-from sparsify.runner.run import run
+from sparsify.runner.run import FIRST_TURNS, run
 
 MLP = {"features": 384, "hidden": 512, "layers": 2}
 TINY = {"layers": 2, "hidden": 128, "heads": 4, "intermediate": 256}
@@ -136,3 +137,11 @@ def test_the_first_table_of_slow_passes_comes_before_other_libraries(monkeypatch
     (first,) = seen
     assert ("median of a pass" in first) == slow
     assert len(result.baselines[0].timing.runs_ms) == len(result.sparse.timing.runs_ms)
+
+
+def test_turns_of_the_first_table_count_where_no_library_is_timed(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LONG_MS", 0.0)
+    monkeypatch.setattr(baselines.Baselines, "made", lambda *_: ([], []))
+    result = run("mlp", overrides=MLP, sparse_weights="0.9", batch=96, seconds=0.0)
+    assert f"{FIRST_TURNS} turns" in capsys.readouterr().err
+    assert len(result.dense.timing.runs_ms) == len(result.sparse.timing.runs_ms) >= FIRST_TURNS + FEWEST

@@ -181,6 +181,11 @@ def _threads(edges: int, rows: int) -> int:
     return 1 if edges < LEAST_PARALLEL else max(1, min(count(current()), EACH * edges // max(rows, 1)))
 
 
+def load() -> Callable[[Any], int] | None:
+    """The function of `sort_edges`, compiled now if necessary; `None` without a compiler."""
+    return _function(SORT)
+
+
 def _function(symbol: str) -> Callable[[Any], int] | None:
     """A function of the C++ text, `None` without a compiler."""
     return _loaded(current(), symbol)

@@ -51,8 +51,7 @@ def recall(
         is_kept: predicate of answers worth storing for other processes.
         classes: classes of the objects in answers, by name.
     """
-    key = hashlib.sha256(f"{question}\n{fingerprint()}\n{registered()}".encode()).hexdigest()[:40]
-    path = cache_directory.cache_dir(options) / f"{key}.plan"
+    path = _path(question, options)
     known = _read(path)
     numbers = repr(sizes.without_operands())
     if numbers in known:
@@ -73,6 +72,18 @@ def recall(
             if repr(serialize.read(text, classes)) == text:
                 records.write(path, json.dumps({**known, numbers: text}), options)
     return made
+
+
+def is_known(question: str, sizes: Sizes, options: Options) -> bool:
+    """Whether `recall` has an answer to a question without computing it."""
+    path, numbers = _path(question, options), repr(sizes.without_operands())
+    return (path, numbers) in _DOUBTED or numbers in _read(path)
+
+
+def _path(question: str, options: Options) -> Path:
+    """The file with the answers to a question."""
+    key = hashlib.sha256(f"{question}\n{fingerprint()}\n{registered()}".encode()).hexdigest()[:40]
+    return cache_directory.cache_dir(options) / f"{key}.plan"
 
 
 def _read(path: Path) -> dict[str, str]:

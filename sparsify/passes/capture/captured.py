@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.guards import Holds
+from sparsify.passes.capture.operator_trace import Trace
 
 # Variable modes of example inputs, as `apply` takes them.
 Dynamic = Mapping[str, Any] | Sequence[Any] | None
@@ -36,6 +37,11 @@ class Captured:
         holds: shape guard on named extents; None for an unconditional graph.
         written_out: operators that take sparse inputs as dense tensors, until regions read the sparse inputs directly.
         is_granted: whether the graph asserts that data-dependent sizes are two or more, as in `data_sizes`.
+        without: names of experts captured in the model's own form.
+        whole_layers: recurrent layers captured as torch's operators, with reasons.
+        trace: operators before all passes; None where unknown, as in graphs from folders.
+        ones: sets of named extents that may be 1 together, each with a further shape guard or None. Every other call
+            has 2 or more in named extents.
     """
 
     graph: fx.Graph
@@ -49,6 +55,18 @@ class Captured:
     holds: Holds | None = None
     written_out: tuple[str, ...] = ()
     is_granted: bool = False
+    without: tuple[str, ...] = ()
+    whole_layers: Mapping[str, str] = field(default_factory=dict)
+    trace: Trace | None = None
+    ones: dict[frozenset[str], Holds | None] = field(default_factory=dict)
+
+    def holds_for_ones(self, names: Sequence[str], sizes: Mapping[str, int]) -> bool:
+        """Whether the graph holds for calls in which the named extents are 1."""
+        key = frozenset(names)
+        if key not in self.ones:
+            return False
+        holds = self.ones[key]
+        return holds is None or holds(sizes)
 
     def tensor(self, model: nn.Module, name: str) -> torch.Tensor:
         """The constant of the capture, or the parameter or buffer of the model, by qualified name."""
@@ -62,4 +80,4 @@ class Captured:
         """The capture with a copy of its graph; nodes keep their names."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
-        return replace(self, graph=graph)
+        return replace(self, graph=graph, ones=dict(self.ones))

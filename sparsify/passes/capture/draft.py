@@ -208,8 +208,8 @@ class Draft:
         edges: positions of the inputs with edge coordinates, for `operators`.
         once: memoized values of nodes computed from parameters alone.
         undone: reasons why no kernel of this package computes a node, by node name.
-        unchanged: the capture before all passes, for another draft of the same call; None where recurrent layers may
-            be captured in another form.
+        unchanged: the capture before all passes, for another draft of the same call; None where another draft may
+            capture recurrent layers or experts in another form.
     """
 
     captured: Captured

@@ -31,6 +31,7 @@ from sparsify.passes.capture.libraries import (
     transformers_cache,
     transformers_experts,
 )
+from sparsify.passes.capture.operator_trace import trace_of
 from sparsify.passes.capture.sparse_parts import sparse_parts
 from sparsify.passes.functional.functionalize import functionalize
 from sparsify.passes.graph.canonicalize import canonicalize
@@ -166,8 +167,7 @@ def capture(
         program, is_granted = first_export(flat, tensors, specs_of(call, spec, retry=dynamic is None))
     assert outputs, "export runs the model"
     graph, constants = inner_graph(program, names, first_names(model), shared_constants or {})
-    extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
-    holds = granted(graph)
+    extents, holds = [extents_of(node) for node in graph.find_nodes(op="placeholder")], granted(graph)
     become_canonical(graph, is_granted)
     return Captured(
         graph=graph,
@@ -181,6 +181,7 @@ def capture(
         is_lifted=is_lifted(model, call, masks=masks, gates=gates),
         holds=holds,
         is_granted=is_granted,
+        trace=None if is_granted else trace_of(graph, holds, extents),
     )
 
 

@@ -56,7 +56,10 @@ class Holds:
 
     def __call__(self, extents: Mapping[str, int]) -> bool:
         """Whether the named extents fulfil the condition."""
-        return bool(self._check(*[extents[name] for name in self.names]))
+        try:
+            return bool(self._check(*[extents[name] for name in self.names]))
+        except ZeroDivisionError:  # a divisor of a capture for larger extents
+            return False
 
     @cached_property
     def _check(self) -> Callable[..., Any]:

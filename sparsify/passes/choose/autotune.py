@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 
 from sparsify.compiler import calibrate
+from sparsify.compiler.kernel import decision_cache
 from sparsify.compiler.kernel.decision_cache import recall
 from sparsify.compiler.kernel.least_time import Least
 from sparsify.compiler.schedule.sizes import Sizes
@@ -153,13 +154,23 @@ def autotune(
         has_gradients: whether the calls compute gradients.
     """
     return recall(
-        f"{question} {calibrate.key_of(options)}",
+        on_machine(question, options),
         sizes,
         lambda: compare(kind, candidates(), seconds, has_gradients),
         options,
         lambda winner: winner.is_agreed,
         classes={"Winner": Winner},
     )
+
+
+def is_known(question: str, sizes: Sizes, options: Options) -> bool:
+    """Whether `autotune` has times for a question and sizes without timing."""
+    return decision_cache.is_known(on_machine(question, options), sizes, options)
+
+
+def on_machine(question: str, options: Options) -> str:
+    """A question about this machine."""
+    return f"{question} {calibrate.key_of(options)}"
 
 
 def compare(
@@ -244,8 +255,10 @@ def turns_for(times: Sequence[Least]) -> tuple[int, int]:
 
 
 def is_clear(times: Sequence[Least]) -> bool:
-    """Whether one candidate is far faster than all others."""
-    return len(contenders(times, FAR)) == 1 < len(times)
+    """Whether one candidate is far faster than all others, after the turns with all candidates."""
+    runs = min(turns_for(times)[0], AGREEING)
+    has_runs = all(len(one.times) >= runs for one in times)
+    return has_runs and len(contenders(times, FAR)) == 1 < len(times)
 
 
 def contenders(times: Sequence[Least], behind: float = HOPELESS) -> Sequence[int]:

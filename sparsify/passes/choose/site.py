@@ -21,7 +21,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import example, example_sizes, expected_sizes, fixed_extents
 from sparsify.passes.choose.linear_library import by_library
 from sparsify.passes.graph import canonicalize, operators
-from sparsify.passes.graph.operators import operator_name, tensor_value
+from sparsify.passes.graph.operators import ancestors, operator_name, tensor_value
 from sparsify.passes.program.model import size_of
 from sparsify.passes.region.region import Region
 from sparsify.report import Report
@@ -199,8 +199,15 @@ def trial(draft: Draft, region: Region) -> Trial:
 
 def dense_trial(draft: Draft, region: Region) -> Trial:
     """The call of the unchanged nodes of a region."""
-    module = extract(draft.graph, region.read, [region.output])
-    return Trial(partial(module.forward, *(example(draft, node) for node in region.read)))
+    read = [*region.read, *inputs_with_sizes(region)]
+    module = extract(draft.graph, read, [region.output])
+    return Trial(partial(module.forward, *(example(draft, node) for node in read)))
+
+
+def inputs_with_sizes(region: Region) -> list[fx.Node]:
+    """The inputs of the graph, beside those that a region reads, with extents that views of the region take."""
+    inside = ancestors([region.output], lambda node: node not in region.read)
+    return [node for node in inside if node.op == "placeholder" and node not in region.read]
 
 
 def compiled(trials: Sequence[Trial]) -> None:

@@ -12,24 +12,25 @@ with new bags do; pruned weights of convolutions stay packed. For a model in tra
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import fx, nn
 
-from sparsify.compiler.kernel.prepare import build_all
+from sparsify.compiler.kernel.prepare import build_all, prepare_all
 from sparsify.errors import SparsifyError
 from sparsify.passes.call.bind import extract
 from sparsify.passes.call.first_backward import Result
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.capture.libraries import transformers_experts
-from sparsify.passes.choose.autotune import Candidate, Winner, autotune
+from sparsify.passes.choose.autotune import Candidate, Winner, autotune, is_known
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example, expected_sizes
 from sparsify.passes.choose.left_dense import choose_dense
 from sparsify.passes.choose.row_ranges import products_of
-from sparsify.passes.choose.site import scratch_site
+from sparsify.passes.choose.site import Site, scratch_site
 from sparsify.passes.choose.torch_convolution import FORMS, Folded, chain_at
 from sparsify.passes.graph.operators import known_size, operator_name, overwritten, scope, tensor_value
 from sparsify.passes.lift.experts.mixture import BY_EXPERT, MIXTURE
@@ -102,9 +103,11 @@ def contest(draft: Draft) -> Draft:
     if draft.options.tune_seconds == 0:
         return draft
     regions = []
+    sites = built_sites(draft)
     for region in draft.regions:
         module = module_of(draft, region) if products_of(draft, region) is None else None
-        timing = outcome(draft, region) if region.is_contested or module is not None else None
+        is_timed = region.is_contested or module is not None
+        timing = outcome(draft, region, sites.pop(id(region), None)) if is_timed else None
         if timing is None or not timing.name:
             if timing is not None:
                 region.notes.append(described(timing))
@@ -119,6 +122,25 @@ def contest(draft: Draft) -> Draft:
     return draft
 
 
+def built_sites(draft: Draft) -> dict[int, Site]:
+    """The calls of regions to be timed, with kernels built side by side, by identity of the region.
+
+    Equal regions are timed once. A kernel that cannot be built is reported where its region is timed.
+    """
+    asked: dict[tuple[str, str], Region] = {}
+    for region in draft.regions:
+        if region.is_contested and module_of(draft, region) is None:
+            text, sizes = question(draft, region), expected_sizes(draft, region)
+            if not is_known(text, sizes, draft.options):
+                asked.setdefault((text, repr(sizes.without_operands())), region)
+    sites: dict[int, Site] = {}
+    for region in asked.values():
+        with suppress(SparsifyError):
+            sites[id(region)] = scratch_site(draft, region)
+    prepare_all([(site.call.kernel, site.sizes) for site in sites.values()])
+    return sites
+
+
 def undo(draft: Draft) -> None:
     """Drops the regions excluded from kernels of this package, except regions of libraries."""
     reasons = [(region, draft.why_undone(region.output)) for region in draft.regions if not region.backend]
@@ -129,13 +151,17 @@ def undo(draft: Draft) -> None:
     draft.regions = [region for region in draft.regions if id(region) not in undone]
 
 
-def outcome(draft: Draft, region: Region) -> Winner | None:
-    """The times of a region and of torch for the example; `None`, with a note, if they cannot be timed."""
+def outcome(draft: Draft, region: Region, site: Site | None = None) -> Winner | None:
+    """The times of a region and of torch for the example; `None`, with a note, if they cannot be timed.
+
+    Args:
+        site: call of the region, if known.
+    """
     try:
         return autotune(
             KIND,
             question(draft, region),
-            partial(candidates, draft, region),
+            partial(candidates, draft, region, site),
             sizes=expected_sizes(draft, region),
             options=draft.options,
             seconds=draft.options.tune_seconds,
@@ -169,8 +195,11 @@ def question(draft: Draft, region: Region) -> str:
     return f"{what} of {region.program} against torch's {operators}{images}"
 
 
-def candidates(draft: Draft, region: Region) -> list[Candidate]:
+def candidates(draft: Draft, region: Region, site: Site | None = None) -> list[Candidate]:
     """The kernel of a region, and torch's operator in all forms; or transformers' experts.
+
+    Args:
+        site: call of the region, if known.
 
     Raises:
         SparsifyError: the kernel cannot be built.
@@ -178,7 +207,7 @@ def candidates(draft: Draft, region: Region) -> list[Candidate]:
     if (module := module_of(draft, region)) is not None:
         both = expert_calls(draft, region, module).items()
         return [Candidate(name, step(call, wanting(operands, draft))) for name, (call, operands) in both]
-    site = scratch_site(draft, region)
+    site = scratch_site(draft, region) if site is None else site
     build_all([(site.call.kernel, site.sizes)])
     arguments = wanting([example(draft, node) for node in site.arguments], draft)
     kernel_call = step(partial(anew, site.call), arguments)

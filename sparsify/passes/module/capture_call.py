@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sparsify import options as settings
 from sparsify.compiler.cpp.toolchain.build import has_compiler
+from sparsify.compiler.kernel.build_ahead import built_ahead
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes import pipeline
 from sparsify.passes.capture import calls, data_sizes
@@ -26,7 +27,7 @@ from sparsify.passes.capture.draft import ApplyRequest, Draft
 from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import ReachedError, capture
 from sparsify.passes.capture.libraries import transformers_experts
-from sparsify.passes.capture.shell import Modes, in_modes, modes, share_tensors
+from sparsify.passes.capture.shell import Modes, in_modes, modes
 from sparsify.passes.choose.autotune import shared_seconds
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
 from sparsify.passes.choose.price import bytes_of
@@ -34,6 +35,7 @@ from sparsify.passes.emit.mask_gradients import drops_zeros, remember_masks
 from sparsify.passes.functional.layouts import contiguous_inputs
 from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.module import recurrent
+from sparsify.passes.module.admit_ones import admit_ones, merged, note_general
 from sparsify.passes.module.check.operator_graph import OperatorGraph, measure
 from sparsify.passes.module.check.require_gain import (
     DenseTrainsFasterError,
@@ -48,6 +50,7 @@ from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.source.hooks import drop_gradient_hooks, report_recorders
 from sparsify.passes.module.variants.run_eager import compiled, eager
 from sparsify.passes.module.variants.variant import Variant, return_plainly
+from sparsify.passes.module.weights.hold_weights import hold_weights
 from sparsify.passes.module.weights.optimizer_steps import keep_zeros_of, watch_trained
 from sparsify.passes.module.weights.sparse_parameters import read_densely, sparse_parameters
 from sparsify.passes.pipeline import PASSES
@@ -59,7 +62,6 @@ from sparsify.report import Choice
 from sparsify.report_text import fold
 from sparsify.runtime.locks import CAPTURES
 from sparsify.runtime.saved_tensors import unhooked
-from sparsify.runtime.trim import trim
 from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.subclass import trained_masks
 from sparsify.storage.tensor import SparseTensor
@@ -105,14 +107,10 @@ def drafted(
     ) -> Draft:
         unchanged = None if without else before
         if unchanged is None:
-            more: dict[str, Any] = {
-                "shared_constants": constants,
-                "is_mirror": is_mirror,
-                "within": mode,
-                "without": without,
-            }
-            unchanged = capture(source, call, request.dynamic, **more, **_capture_settings(request, source))
+            more = {"shared_constants": constants, "is_mirror": is_mirror, "within": mode, "without": without}
+            unchanged = _captured(source, call, request, **more)
         captured = unchanged.copied()
+        captured.without = tuple(without)
         return _run_passes(
             Draft(
                 captured,
@@ -126,7 +124,7 @@ def drafted(
                 has_general=has_general,
                 trains_dense=trains_dense,
                 undone=undone,
-                unchanged=unchanged,
+                unchanged=None if without else unchanged,
             )
         )
 
@@ -136,10 +134,18 @@ def drafted(
     return draft if not left else _with_experts(draft, source, request, left, draft_with)
 
 
-def _capture_settings(request: ApplyRequest, source: nn.Module) -> dict[str, Any]:
-    """The settings of a capture that follow from the arguments of `apply`."""
-    trains = request.is_trainable(source.training)
-    return {"masks": request.has_masks, "gates": request.has_gates, "trains": trains}
+def _captured(source: nn.Module, call: calls.Call, request: ApplyRequest, **more: Any) -> Captured:
+    """The capture of a call, while C++ units shared by all models are built.
+
+    Args:
+        source, call, request: as in `drafted`.
+        more: further arguments of `capture`.
+    """
+    rules: dict[str, Any] = {"masks": request.has_masks, "gates": request.has_gates}
+    with built_ahead():
+        return capture(
+            source, call, request.dynamic, trains=request.is_trainable(source.training), **rules, **more
+        )
 
 
 def _with_experts(
@@ -242,8 +248,13 @@ def capture_call(
     like = (mode, call.shape)
     with CAPTURES:
         variant = module._captures.fitting(like, tuple(tensor.shape for tensor in tensors))
-        if variant is not None or like in module._captures.refused:
+        if like in module._captures.refused or (variant is not None and variant.general is None):
             return variant
+        with working(type(module._source).__name__), unhooked():
+            if variant is not None:
+                return merged(module, variant, call, tensors, mode)
+            if (variant := admit_ones(module, call, tensors, mode)) is not None:
+                return variant
         if len(module._captures) >= MAX_CAPTURES:
             if module._request.has_masks:
                 raise CaptureError(
@@ -503,21 +514,11 @@ def publish(
         references = [weakref.ref(value) for value in call.values if isinstance(value, Tensor)]
         example = calls.with_tensors(call, [None] * len(references))
         module._example = example, references
+    note_general(module._captures.alike((mode, call.shape)), variant)
     module._captures.add((mode, call.shape), variant)
     module.show(module._captures.shown(modes(module)) or variant)
     module._call_index.clear()
     return variant
-
-
-def hold_weights(module: "SparseModule", variants: list[Variant], *, packs: bool = True) -> None:
-    """Makes weights dense that one of the variants reads dense; `packs` packs all other weights."""
-    with module._weights.lock, torch.inference_mode(False), torch.no_grad():
-        module._weights.release(variants)
-        if packs:
-            module._weights.pack(variants)
-        share_tensors(module, module._source)
-    if packs:
-        trim()  # frees dense weights and the memory of the comparison
 
 
 def compile_graph(module: "SparseModule", variant: Variant) -> None:

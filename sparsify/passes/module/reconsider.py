@@ -16,8 +16,9 @@ from torch import Tensor
 from sparsify.errors import CaptureError, VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.shell import Modes, replace
-from sparsify.passes.module.capture_call import draft_of, hold_weights, publish
+from sparsify.passes.module.capture_call import draft_of, publish
 from sparsify.passes.module.check.require_gain import DenseTrainsFasterError
+from sparsify.passes.module.weights.hold_weights import hold_weights
 from sparsify.runtime.locks import CAPTURES
 from sparsify.runtime.saved_tensors import unhooked
 

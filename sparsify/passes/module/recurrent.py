@@ -393,6 +393,7 @@ def settle(make: Callable[[StepByStep], Draft], model: nn.Module, request: Apply
     if lost:
         mode = StepByStep(model, names, mode.whole_reasons | lost)
         draft = make(mode)
+    draft.captured.whole_layers = dict(mode.whole_reasons)
     report_whole(draft, mode.whole_reasons, refused=mode.whole_reasons.keys() - lost.keys())
     if mode.captured or mode.whole_reasons or mode.has_packed:
         draft.unchanged = None

@@ -320,7 +320,8 @@ class SparseModule(fx.GraphModule):
         """
         mode, shapes = modes(self), tuple(tensor.shape for tensor in tensors)
         variant = self._captures.fitting((mode, call.shape), shapes)
-        if variant is not None or (mode, call.shape) in self._captures.refused:
+        is_settled = variant is not None and variant.general is None
+        if is_settled or (mode, call.shape) in self._captures.refused:
             return variant
         with self._weights.lock:  # otherwise half of the modules may be in the mode set by another thread
             mode = modes(self)

@@ -2,25 +2,27 @@
 
 In: `nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Linear(4, 2))` and a call. Out: `{"2.weight"}`.
 
-Fake tensors replace the entries where the model allows that, so that products cost nothing. Every operator of the call
-is observed: a tensor derived from parameters alone, by slices, casts and sums, has these parameters as origins; a
-product with such an operand reads them, and so does an operator of another library. Rows looked up by an embedding are
-no operands.
+Fake tensors replace the inputs where the model allows that, so that products cost nothing; tensors that depend on no
+input, such as tables that the model keeps for later calls, are computed. Every operator of the call is observed: a
+tensor derived from parameters alone, by slices, casts and sums, has these parameters as origins; a product with such an
+operand reads them, and so does an operator of another library. Rows looked up by an embedding are no operands.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsify.passes.capture.draft import kept_buffers
 from sparsify.passes.capture.shell import shared_copy
+from sparsify.runtime import confined
 from sparsify.runtime.locks import CAPTURES
 
 # Number of leading arguments before the operands of a product (the summand), by name without leading underscores.
@@ -61,6 +63,7 @@ class Watch(TorchDispatchMode):
         self.read: set[str] = set()
         self.origins: Any = WeakTensorKeyDictionary()
         self.stored: dict[int, frozenset[str]] = {}  # parameters also reach operators as `weight.data`
+        self.unknown: dict[int, Tensor] = {}  # tensors with results of fake tensors, by address
         for buffer in model.buffers():
             self.origins[buffer] = frozenset()
         for name, parameter in model.named_parameters():
@@ -70,8 +73,12 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__.strip("_")
-        result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_fake = any(isinstance(tensor, FakeTensor) or self.is_unknown(tensor) for tensor in tensors)
+        if is_fake:
+            self.unknown |= {tensor.untyped_storage().data_ptr(): tensor for tensor in _written(func, args)}
+        with nullcontext() if is_fake else unset_fake_temporarily():
+            result = func(*args, **(kwargs or {}))
         origins = [self.origin(tensor) for tensor in tensors]
         if name in PRODUCTS or func.namespace not in ("aten", "prims"):
             self.read |= frozenset().union(*(derived or () for derived in origins[PRODUCTS.get(name, 0) :]))
@@ -89,10 +96,24 @@ class Watch(TorchDispatchMode):
     def origin(self, tensor: Tensor) -> frozenset[str] | None:
         """The parameters from which a tensor is derived; None for a tensor that also depends on inputs."""
         names: frozenset[str] | None = self.origins.get(tensor)
-        has_storage = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
-        if names is None and has_storage and tensor.numel():
+        if self.is_unknown(tensor):
+            return None
+        if names is None and _has_entries(tensor):
             return self.stored.get(tensor.untyped_storage().data_ptr())
         return names
+
+    def is_unknown(self, tensor: Tensor) -> bool:
+        """Whether results of fake tensors were written to a tensor, or to another part of its memory."""
+        return (
+            bool(self.unknown)
+            and _has_entries(tensor)
+            and tensor.untyped_storage().data_ptr() in self.unknown
+        )
+
+
+def _has_entries(tensor: Tensor) -> bool:
+    """Whether a tensor has entries in memory."""
+    return tensor.layout is torch.strided and not isinstance(tensor, FakeTensor) and tensor.numel() > 0
 
 
 def product_weights(
@@ -106,15 +127,33 @@ def product_weights(
         can_copy: whether `run` accepts a copy of the model, which fake tensors may enter.
     """
     if can_copy:
-        with suppress(
-            Exception
-        ):  # entries are read, modules cannot be copied, an operator has no fake version
-            fake_run = FakeTensorMode(allow_non_fake_inputs=True)
-            return observed(shared_copy(model), run, fake_run)
+        # Entries are read, modules cannot be copied, an operator has no fake version.
+        with suppress(Exception):
+            copied, fake = shared_copy(model), FakeTensorMode(allow_non_fake_inputs=True)
+            _take_fake_inputs(copied, fake)
+            with confined.silenced([fake_tensor.__name__]):
+                return observed(copied, run, fake)
     try:
         return observed(model, run, nullcontext())
     except Exception:  # the model may raise anything: a later capture runs it again and reports the error
         return None
+
+
+def _written(func: Any, args: Sequence[Any]) -> Iterator[Tensor]:
+    """The tensors with entries to which an operator writes."""
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        is_target = argument.alias_info is not None and argument.alias_info.is_write
+        if is_target and isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+            yield value
+
+
+def _take_fake_inputs(model: nn.Module, fake: FakeTensorMode) -> None:
+    """Replaces the tensors of each call of `model` by fake tensors."""
+
+    def replace(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return pytree.tree_map_only(Tensor, fake.from_tensor, (args, kwargs))
+
+    model.register_forward_pre_hook(replace, prepend=True, with_kwargs=True)
 
 
 def observed(

@@ -149,6 +149,10 @@ def encoded_captured(captured: Captured) -> dict[str, Any]:
         "holds": None if holds is None else [holds.text, dict(holds.names)],
         "lifted": captured.is_lifted,
         "granted": captured.is_granted,
+        "ones": [
+            [sorted(names), None if found is None else [found.text, dict(found.names)]]
+            for names, found in captured.ones.items()
+        ],
     }
 
 
@@ -165,6 +169,10 @@ def decoded_captured(data: Mapping[str, Any], graph: Any, constants: Mapping[str
         is_lifted=data["lifted"],
         holds=None if data["holds"] is None else Holds(*data["holds"]),
         is_granted=data["granted"],
+        ones={
+            frozenset(names): None if found is None else Holds(*found)
+            for names, found in data.get("ones", ())
+        },
     )
 
 

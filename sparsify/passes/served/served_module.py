@@ -126,7 +126,10 @@ class ServedModule(SparseModule):
         varying = [extents for variant in self.variants for extents in variant.captured.extents]
         found = dict.fromkeys(extent for extents in varying for extent in extents if isinstance(extent, str))
         if found:
-            told += f", where {', '.join(found)} are 2 or more, and 1 is of a kind of its own"
+            told += f", where {', '.join(found)} are 2 or more"
+            ones = [sorted(names) for variant in self.variants for names in variant.captured.ones]
+            told += "".join(f", or {', '.join(names)} 1" for names in ones)
+            told += ", and 1 is of a kind of its own" if not ones else ""
         given, taken = call.shape.names, [shape.names for (_, shape), _ in self._captures.entries]
         if given not in taken and any(set(names) < set(given) for names in taken):
             told += "; an argument that is given is of another kind than one left out, also where it is the default"

@@ -50,6 +50,15 @@ def test_a_candidate_far_ahead_needs_no_agreement(monkeypatch, least, first_turn
     assert calls == [first_turns] * 3
 
 
+@pytest.mark.parametrize(("us", "agrees"), [(10.0, False), (2 * autotune.TURNS[0][0], True)])
+def test_one_turn_of_short_calls_does_not_agree(monkeypatch, us, agrees):
+    """A call of some microseconds takes many times as long where other work interrupts it once."""
+    times(monkeypatch, [4 * us, us, us, us, us], [us])
+    found = autotune.race([partial(int, n) for n in range(2)], 0.0)
+    assert [len(one.times) for one in found] == [1, 1]
+    assert autotune.is_agreed(found) is agrees
+
+
 def test_first_calls_do_not_count():
     calls = []
 

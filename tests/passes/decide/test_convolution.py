@@ -428,7 +428,7 @@ def test_small_weights_with_few_zeros_run_by_the_faster_one(monkeypatch):
     rule = {**RULE, "prune": {"method": "magnitude", "sparsity": 0.3}}
     for us in (90.0, 110.0):
         found = Winner("operator", (("kernel", us), ("torch", 100.0)))
-        monkeypatch.setattr(torch_operator, "outcome", lambda draft, region, found=found: found)
+        monkeypatch.setattr(torch_operator, "outcome", lambda draft, region, site, found=found: found)
         with options.override(tune_seconds=1):
             sparse = apply(model.float(), {**RECIPE, "sparsify": [rule]}, x.float())
         assert len(sparse.report.regions) == (us < 100)
@@ -446,7 +446,7 @@ def test_weights_with_few_zeros_stay_dense():
 @pytest.mark.parametrize("us", [90.0, 110.0])
 def test_the_faster_one_runs(us, monkeypatch):
     found = Winner("operator", (("kernel", us), ("torch", 100.0)))
-    monkeypatch.setattr(torch_operator, "outcome", lambda draft, region: found)
+    monkeypatch.setattr(torch_operator, "outcome", lambda draft, region, site: found)
     model, x = made("signal")
     with options.override(tune_seconds=1):
         sparse = apply(model, RECIPE, x)

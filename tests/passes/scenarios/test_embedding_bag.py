@@ -181,7 +181,7 @@ def test_what_stays_as_it_is(how, reason):
 @pytest.mark.parametrize("us", [90.0, 110.0])
 def test_the_faster_one_runs(us, monkeypatch):
     found = Winner("operator", (("kernel", us), ("torch", 100.0)))
-    monkeypatch.setattr(torch_operator, "outcome", lambda draft, region: found)
+    monkeypatch.setattr(torch_operator, "outcome", lambda draft, region, site: found)
     with options.override(tune_seconds=1):
         sparse = apply(made({"mode": "sum"}), ANY, VECTORS[0])
     if us < 100:

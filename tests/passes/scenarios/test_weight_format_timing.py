@@ -169,3 +169,25 @@ def test_small_work_is_timed(model, monkeypatch):
 def test_the_choice(us, libraries, chosen):
     found = Winner("weight format", (("torch", 20.0), ("csr", us), *libraries))
     assert (found.name, fastest_format(found)) == (chosen, "csr")
+
+
+class Reshaped(nn.Module):
+    """A layer whose result is viewed by an extent of the model's input, which the layer does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(50, 96), nn.Linear(96, 128)
+        self.linear.weight.data *= torch.rand(128, 96) < 0.05
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.table(ids).flatten(0, 1)
+        return torch.relu(self.linear(rows).view(ids.shape[1], 1, 128))
+
+
+def test_layers_viewed_by_extents_of_inputs_are_timed_densely(tmp_path):
+    torch.manual_seed(0)
+    model, ids = Reshaped().eval(), torch.arange(40).view(1, 40)
+    recipe = {**RECIPE, "sparsify": [{**RECIPE["sparsify"][0], "targets": ["param:linear.weight"]}]}
+    with options.override(tune_seconds=0.01, cache_dir=tmp_path):
+        sparse = sparsify.apply(model, recipe, ids, trainable=False)
+    torch.testing.assert_close(sparse(ids), model(ids), rtol=1e-4, atol=1e-5)

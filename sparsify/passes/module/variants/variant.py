@@ -50,6 +50,7 @@ class Variant:
         contiguous: positions of inputs that the compiled graph requires to be contiguous.
         operators: torch's operators in place of kernels, for calls where they are faster; None without a choice.
         direct: `eager` if it returns the model's output for all fitting calls, and no region caches operands.
+        general: later variant that may hold for the same calls, compared at the next one; None without.
     """
 
     captured: Captured
@@ -65,10 +66,12 @@ class Variant:
     contiguous: list[int] = field(default_factory=list)
     operators: "OperatorGraph | None" = None
     direct: Callable[..., Any] | None = None
+    general: "Variant | None" = None
 
     def copied(self) -> "Variant":
         """A copy for another module: a copied graph, not compiled yet."""
         captured = copy.copy(self.captured)
+        captured.ones = dict(captured.ones)
         captured.graph = fx.Graph()
         captured.graph.output(captured.graph.graph_copy(self.captured.graph, {}))
         report = copy.deepcopy(self.report)
@@ -97,13 +100,21 @@ class Variant:
     def admits(self, shapes: tuple[Any, ...]) -> bool:
         """Whether tensors of some shapes fit the captured extents."""
         sizes: dict[str, int] = {}
+        ones: list[str] = []
         for shape, extents in zip(shapes, self.captured.extents, strict=True):
             for size, extent in zip(shape, extents, strict=True):
                 if isinstance(extent, int):
                     if size != extent:
                         return False
-                elif size < 2 or sizes.setdefault(extent, size) != size:  # 0 and 1 are special to export
+                    continue
+                if size < 2:  # 0 and 1 are special to export
+                    if size < 1 or not self.captured.ones:
+                        return False
+                    ones.append(extent)
+                if sizes.setdefault(extent, size) != size:
                     return False
+        if ones and not self.captured.holds_for_ones(ones, sizes):
+            return False
         return self.captured.holds is None or self.captured.holds(sizes)
 
     def writes(self) -> bool:
@@ -416,8 +427,11 @@ class CallIndex:
         call: Call,
         variants: Sequence[Variant],
     ) -> None:
-        """Records the variants of calls whose leaves are their arguments in order, unless layouts need a check."""
-        if call.shape.sizes():
+        """Records the variants of calls whose leaves are their arguments in order, unless layouts need a check.
+
+        Variants that may be replaced at their next call are not recorded.
+        """
+        if call.shape.sizes() or any(variant.general is not None for variant in variants):
             return
         arguments = (*args, *kwargs.values())
         is_flat = len(arguments) == len(call.values) and all(map(operator.is_, arguments, call.values))

@@ -91,7 +91,7 @@ def test_pruned_models_generate(name):
     )  # keys that one text leaves are not those of the next
     beams = {**given, "num_beams": 3}
     assert torch.equal(sparse.generate(**beams), dense.generate(**beams))
-    assert len(sparse.variants) == captured
+    assert len(sparse.variants) <= captured
 
 
 @pytest.mark.sampled(4)
