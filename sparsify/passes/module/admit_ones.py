@@ -181,20 +181,18 @@ def agrees(
     found: Ones,
 ) -> bool:
     """Whether a variant computes a call with extents of 1 as the source model does; it takes such calls from now on."""
-    ones = variant.captured.ones
-    ones[found[0]] = found[1]
-    try:
-        if not variant.fits(tuple([tensor.shape for tensor in tensors])):
-            del ones[found[0]]
-            return False
-        if module._request.verify:
-            stage("comparing with the source model")
-            with SILENT:
-                verify(module, replace(variant, report=copy.deepcopy(variant.report)), call, tensors, mode)
-    except (VerificationError, RuntimeError):
-        del ones[found[0]]
-        variant.fitting.clear()
+    captured = replace(variant.captured, ones={**variant.captured.ones, found[0]: found[1]})
+    trial = replace(variant, captured=captured, report=copy.deepcopy(variant.report), fitting=set())
+    if not trial.fits(tuple([tensor.shape for tensor in tensors])):
         return False
+    if module._request.verify:
+        stage("comparing with the source model")
+        try:
+            with SILENT:
+                verify(module, trial, call, tensors, mode)
+        except (VerificationError, RuntimeError):
+            return False
+    variant.captured.ones[found[0]] = found[1]
     return True
 
 

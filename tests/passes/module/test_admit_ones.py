@@ -252,6 +252,21 @@ def test_different_results_keep_a_graph_of_their_own(monkeypatch: pytest.MonkeyP
     assert not sparse.variants[0].captured.ones
 
 
+def test_extents_of_1_are_not_admitted_before_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(Pooled)
+    sparse = sparsify.apply(model, RECIPE, batch(8))
+    (general,) = sparse.variants
+
+    def interrupted(*_: Any) -> None:
+        assert not general.admits((batch(1).shape,))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(admit_ones, "verify", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sparse(batch(1))
+    assert not general.captured.ones
+
+
 def test_a_graph_of_one_row_stays_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(Pooled)
     sparse = sparsify.apply(model, RECIPE, batch(1))
