@@ -84,7 +84,7 @@ def _declare_lanes(unit: Unit) -> None:
     _declare_table(unit, "lanes_of_byte", "All bits of the lanes with set bits.", rows)
 
 
-def _declare_table(unit: Unit, name: str, what: str, rows: list[bytes]) -> None:
+def _declare_table(unit: Unit, name: str, comment: str, rows: list[bytes]) -> None:
     """A table of bytes, aligned to its rows."""
     unit.unsigned = True
     words = [
@@ -95,7 +95,7 @@ def _declare_table(unit: Unit, name: str, what: str, rows: list[bytes]) -> None:
     unit.declare(
         name,
         "#if defined(__AVX2__)\n"
-        f"// {what}\n"
+        f"// {comment}\n"
         f"static const uint64_t {name}[{len(words)}] __attribute__((aligned({8 * count}))) = {{\n  {lines}}};\n"
         "#endif",
     )

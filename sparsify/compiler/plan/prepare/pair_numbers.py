@@ -45,6 +45,7 @@ class PairView:
     """The entries of an operand as pairs of neighbours along a mode, in the same memory.
 
     Attributes:
+        result: name of the pairs.
         declared: declaration of the operand.
         mode: mode of the pairs; the last one of a dense operand.
         pair_extent: name of the number of pairs.
