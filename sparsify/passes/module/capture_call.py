@@ -332,8 +332,7 @@ def check_pruning(module: "SparseModule", call: calls.Call) -> None:
     if not pruning.is_guess:
         return
     pruning.is_guess = False
-    run = lambda _: module.run_source(calls.copied(call))  # noqa: E731
-    read = product_weights(module._source, run, can_copy=False)
+    read = product_weights(module._source, lambda _: module.run_source(calls.copied(call)), can_copy=False)
     if read is None:
         return
     ties = aliases(module._source)
