@@ -62,7 +62,7 @@ def _few(product: Panels, rows: int | None, lanes: int, sizes: Sizes) -> Iterato
         yield sparse_linear_row.bits(product, lanes, part)
     elif rows == 1 and not product.loops.block:
         if lanes > 1 and product.is_long(lanes, sizes):
-            yield sparse_linear_row.gathered(product, lanes, part)
+            yield sparse_linear_row.entries(product, lanes, part, in_lanes=True)
         yield sparse_linear_row.entries(product, SETS if product.is_long(SETS, sizes) else SETS // 2, part)
 
 

@@ -61,12 +61,12 @@ def bits(product: Panels, lanes: int, part: int) -> d.Schedule:
     return d.Schedule((*steps, d.Parallel(first[0], "dynamic", chunks=4)))
 
 
-def gathered(product: Panels, lanes: int, part: int) -> d.Schedule:
-    """Vectors of entries of a row of W, with the elements of X at their columns."""
+def entries(product: Panels, count: int, part: int, *, in_lanes: bool = False) -> d.Schedule:
+    """`count` entries of a row of W at a time, one accumulator each: scalars, or the lanes of a vector."""
     place, group, member = product.places()
     steps: list[d.Directive] = [
         d.Pos(product.loops.column, place, product.weight.name),
-        d.Split(place, group, member, lanes),
+        d.Split(place, group, member, count),
     ]
     split, shared, output = product.shared(part)
     first = [*shared, *product.leading, product.row]
@@ -78,34 +78,9 @@ def gathered(product: Panels, lanes: int, part: int) -> d.Schedule:
     steps += [
         d.Precompute(sums, "register", at=output, source=tile),
         d.Precompute(product.name("apart"), "register", source=sums, over=member),
-        *_widened(product),
-        d.Vector(member),
-        d.Parallel(first[0], "dynamic", chunks=4),
     ]
-    return d.Schedule(tuple(steps))
-
-
-def entries(product: Panels, sets: int, part: int) -> d.Schedule:
-    """The entries of a row of W in sets, one scalar accumulator each."""
-    place, group, member = product.places()
-    steps: list[d.Directive] = [
-        d.Pos(product.loops.column, place, product.weight.name),
-        d.Split(place, group, member, sets),
-    ]
-    split, shared, output = product.shared(part)
-    first = [*shared, *product.leading, product.row]
-    inside = [name for name in (product.loops.panel, output, group, member) if name]
-    steps += [*split, d.Order((*first, *inside))]
-    tile, collected = product.collect(d.Order((*first, output), product.result), product.row)
-    steps += collected
-    sums = product.name("sums")
-    steps += [
-        d.Precompute(sums, "register", at=output, source=tile),
-        d.Precompute(product.name("apart"), "register", source=sums, over=member),
-        d.Unroll(member),
-        d.Parallel(first[0], "dynamic", chunks=4),
-    ]
-    return d.Schedule(tuple(steps))
+    steps += [*_widened(product), d.Vector(member)] if in_lanes else [d.Unroll(member)]
+    return d.Schedule((*steps, d.Parallel(first[0], "dynamic", chunks=4)))
 
 
 def _widened(product: Panels) -> list[d.Directive]:
